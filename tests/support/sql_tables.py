@@ -1,4 +1,4 @@
-"""Tables of either store, as a program without Penstock sees them."""
+"""Tables of each kind, as a program without Penstock sees them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 
+import duckdb
 import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from pyiceberg.catalog import Catalog, load_catalog
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
@@ -21,6 +23,8 @@ NOW = penstock.Trigger.available_now()
 
 def named(url: str, table: str) -> str:
     """The table's name for Penstock; in PostgreSQL in the schema of the test."""
+    if url.startswith("iceberg"):
+        return f"shop.{table}"
     if url.startswith(("sqlite", "delta")):
         return table
     schema = parse_qs(urlsplit(url).query)["schema"][0]
@@ -51,7 +55,28 @@ def rows(url: str, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
         stored = QueryBuilder().register("stored", DeltaTable(f"{url.removeprefix('delta://')}/{table}"))
         found = pa.table(stored.execute(f"select {columns} from stored").read_all())
         return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
+    if url.startswith("iceberg"):
+        stored = iceberg_catalog(url).load_table(("shop", table)).scan().to_arrow()
+        if columns != "*":
+            stored = duckdb.sql(f"select {columns} from stored").to_arrow_table()
+        return sorted((tuple(row.values()) for row in stored.to_pylist()), key=repr)
     return sorted(query(url, f"select {columns} from {sql_name(url, table)}"), key=repr)
+
+
+def iceberg_url(folder: Path) -> str:
+    """The URL of a SQLite catalog of Iceberg tables in a folder, which has to exist."""
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+    }
+    named = {f"property.{name}": value for name, value in properties.items()}
+    return f"iceberg:lake?{urlencode(named, quote_via=quote)}"
+
+
+def iceberg_catalog(url: str) -> Catalog:
+    properties = {name.removeprefix("property."): value for name, value in parse_qsl(urlsplit(url).query)}
+    return load_catalog("lake", **properties)
 
 
 class Feed:

@@ -81,7 +81,7 @@ def test_commits_with_the_same_time_are_ordered_by_version(
     assert rows(url, "t", "id, v") == [(1, 3)]
 
 
-@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+@pytest.mark.parametrize("url", ["sqlite", "delta", "iceberg"], indirect=True)
 def test_a_sequence_that_restarts_in_each_commit_is_refused_as_overall_order(
     spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path
 ) -> None:
@@ -89,12 +89,12 @@ def test_a_sequence_that_restarts_in_each_commit_is_refused_as_overall_order(
         run(spark, feed, url, tmp_path, sequence_by="step")
 
 
-@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+@pytest.mark.parametrize("url", ["sqlite", "delta", "iceberg"], indirect=True)
 def test_the_column_that_orders_changes_cannot_be_left_out(
     spark: SparkSession, feed: penstock.QueueFeed, url: str
 ) -> None:
     def refusal(df: DataFrame) -> Exception | None:
-        return penstock.TableSink("t", ["id"], url, apply_changes=True).refusal(df, "append")
+        return penstock.TableSink(named(url, "t"), ["id"], url, apply_changes=True).refusal(df, "append")
 
     changes = penstock.changes.read_stream(spark, feed)
     found = refusal(changes.drop("step"))

@@ -213,7 +213,7 @@ def test_a_user_defined_contract_can_name_omitted_values(written: Written, spark
     assert written.rows(columns="id, n, text") == [(1, 2, "1é")]
 
 
-@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+@pytest.mark.parametrize("url", ["sqlite", "delta", "iceberg"], indirect=True)
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
 def test_columns_taken_from_a_feed_of_several_tables(
     written: Written, spark: SparkSession, tmp_path: Path

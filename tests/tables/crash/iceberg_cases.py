@@ -1,10 +1,12 @@
-"""A case whose sink is an Iceberg table, in each output mode."""
+"""A case whose sink is an Iceberg table, in each output mode and with changes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.support.crash.chains import at_length
+from tests.support.crash.children import Fault
 from tests.support.crash.queries import Row
 from tests.tables.crash.cases import TABLES, TableCase
 
@@ -30,8 +32,13 @@ class IcebergCase(TableCase):
 
         kind = TABLES[self.kind]
         properties = "&".join(f"property.{name}={value}" for name, value in self.properties.items())
-        keys = () if kind.mode == "append" else kind.keys
-        sink = penstock.TableSink(f"shop.{self.name}", keys, f"iceberg:lake?{properties}")
+        sink = penstock.TableSink(
+            f"shop.{self.name}",
+            () if kind.mode == "append" and not kind.changes else kind.keys,
+            f"iceberg:lake?{properties}",
+            apply_changes=kind.changes,
+            scd_type=kind.scd_type,
+        )
         return stream.write(sink, guarantee=self.guarantee, output_mode=kind.mode)
 
     @property
@@ -48,3 +55,14 @@ class IcebergCase(TableCase):
         except (NoSuchTableError, NoSuchNamespaceError):
             return Counter()
         return Counter(tuple(row.values()) for row in found)
+
+
+def every_state(case: IcebergCase) -> list[Fault]:
+    """Every state of each micro-batch, with one more between the files that are written and the commit."""
+    plan = []
+    for fault in at_length(case):
+        if fault.state == "COMMITTED" and (TABLES[case.kind].changes or TABLES[case.kind].mode == "update"):
+            plan.append(Fault("REWRITTEN", fault.batch))
+        if fault.state != "HALF":
+            plan.append(fault)
+    return plan

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash.cases import check_complete
-from tests.support.crash.chains import at_length, run_chain
-from tests.support.crash.children import Children, Fault
+from tests.support.crash.chains import run_chain
+from tests.support.crash.children import Children, Fault, failed_with, release
 from tests.tables.crash.cases import CHUNKS, TABLES
-from tests.tables.crash.iceberg_cases import IcebergCase
+from tests.tables.crash.iceberg_cases import IcebergCase, every_state
 
 MODULE = "tests.tables.crash.iceberg_child"
-MODES = [kind for kind, table in TABLES.items() if not table.changes]
 
 
 def make_case(folder: Path, kind: str, *, chunks: int = 1) -> IcebergCase:
@@ -28,7 +27,13 @@ def make_case(folder: Path, kind: str, *, chunks: int = 1) -> IcebergCase:
 @pytest.mark.timeout(900)
 def test_a_kill_before_and_after_the_commit_leaves_no_trace(tmp_path: Path, children: Children) -> None:
     """Each case uses another moment at which the same child stops, so that one kill serves them all."""
-    moments = {"append": Fault("COMMITTED"), "update": Fault("STAGED"), "complete": Fault("COMMITTED")}
+    moments = {
+        "append": Fault("COMMITTED"),
+        "update": Fault("STAGED"),
+        "complete": Fault("COMMITTED"),
+        "changes": Fault("COMMITTED"),
+        "history": Fault("REWRITTEN"),
+    }
     cases = [make_case(tmp_path, kind) for kind in moments]
     children.kill_at(cases, {case.name: moments[case.kind] for case in cases}, module=MODULE)
     for case in cases:
@@ -43,8 +48,26 @@ def test_a_kill_before_and_after_the_commit_leaves_no_trace(tmp_path: Path, chil
 @pytest.mark.crash_full
 @pytest.mark.timeout(7200)
 def test_every_mode_survives_a_kill_after_every_state(tmp_path: Path, children: Children) -> None:
-    cases = [make_case(tmp_path, kind) for kind in MODES]
-    plans = [[fault for fault in at_length(case) if fault.state != "HALF"] for case in cases]
-    run_chain(children, [*zip(cases, plans, strict=True)], master="local[8]", module=MODULE)
+    cases = [make_case(tmp_path, kind) for kind in TABLES]
+    run_chain(children, [(case, every_state(case)) for case in cases], master="local[8]", module=MODULE)
     for case in cases:
+        check_complete(case, CHUNKS)
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(900)
+def test_an_overtaken_driver_adds_nothing(tmp_path: Path, children: Children) -> None:
+    """It is about to commit its micro-batch when the second one comes, and commits when that is done with
+    it.
+    """
+    moments = {"append": "STAGED", "update": "STAGED", "changes": "REWRITTEN", "history": "REWRITTEN"}
+    cases = [make_case(tmp_path, kind, chunks=2) for kind in moments]
+    slow = children.start(cases, {case.name: Fault(moments[case.kind]) for case in cases}, module=MODULE)
+    assert children.reached(slow, cases), slow.output
+    children.run(cases, module=MODULE)
+    for case in cases:
+        release(case)
+    assert slow.wait() == 0
+    for case in cases:
+        assert failed_with(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
         check_complete(case, CHUNKS)

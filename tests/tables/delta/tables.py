@@ -24,9 +24,15 @@ class DeltaTables:
     def table(self, name: str) -> DeltaTable:
         return DeltaTable(str(self.folder / name))
 
+    def version(self, name: str) -> int:
+        return self.table(name).version()
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(name).to_pyarrow_table().to_pylist()
+        return found
+
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        found = self.table(name).to_pyarrow_table().to_pylist()
-        return sorted((tuple(row.values()) for row in found), key=repr)
+        return sorted((tuple(row.values()) for row in self.lines(name)), key=repr)
 
     def staged(self, name: str) -> list[str]:
         return [path.name for path in (self.folder / name / "_penstock").glob("*.parquet")]

@@ -1,6 +1,4 @@
-"""Change rows applied to a Delta table, with current rows alone or every version of them: what a
-user's query sees.
-"""
+"""Change rows applied to Delta tables that others make, replace or clean up."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError
-from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed
 from tests.tables.change_tables import SCHEMA, change
@@ -41,156 +37,6 @@ def applied(tables: DeltaTables) -> list[Path]:
     return list(tables.folder.glob("people/_penstock/applied-*"))
 
 
-def test_inserts_updates_and_deletes_are_applied_once(tables: DeltaTables) -> None:
-    feed = tables.feed
-    feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1), change(3, "cyd", "insert", 1))
-    feed.run(people(tables))
-    assert tables.rows("people") == [(1, "ada"), (2, "bob"), (3, "cyd")]
-    feed.add(
-        change(1, "ada", "update_preimage", 2),
-        change(1, "eve", "update_postimage", 2),
-        change(2, "bob", "delete", 3),
-        change(3, "cyd", "update_preimage", 3),
-        change(4, "cyd", "update_postimage", 3),
-    )
-    feed.run(people(tables))
-    assert tables.rows("people") == [(1, "eve"), (4, "cyd")], "a row whose key changed leaves its old key"
-    version = tables.table("people").version()
-    replay_last_batch(feed.folder / "ck")
-    feed.run(people(tables))
-    assert tables.table("people").version() == version
-    assert tables.staged("people") == []
-    assert feed.store.consumer("c").lag("in").rows == 0
-
-
-def test_the_last_change_of_a_key_wins_even_if_others_arrive_late_or_again(
-    tables: DeltaTables,
-) -> None:
-    feed = tables.feed
-    feed.add(
-        change(1, "third", "update_postimage", 3),
-        change(1, "first", "insert", 1),
-        change(2, "gone", "insert", 1),
-        change(1, "second", "update_postimage", 2),
-        change(2, "gone", "delete", 2),
-        change(3, None, "delete", 5),
-        change(1, "third", "update_postimage", 3),
-    )
-    feed.run(people(tables))
-    assert tables.rows("people") == [(1, "third")]
-    version = tables.table("people").version()
-    feed.add(change(1, "second", "update_postimage", 2), change(3, "late", "insert", 4)).run(people(tables))
-    feed.add(change(1, "third", "update_postimage", 3), change(3, None, "delete", 5)).run(people(tables))
-    assert tables.rows("people") == [(1, "third")]
-    assert tables.table("people").version() == version, "what is old makes no version"
-    feed.add(change(3, "again", "insert", 6)).run(people(tables))
-    assert tables.rows("people") == [(1, "third"), (3, "again")]
-
-
-def test_deletes_of_absent_keys_are_remembered(tables: DeltaTables) -> None:
-    feed = tables.feed
-    feed.add(change(1, None, "delete", 5)).run(people(tables))
-    assert tables.rows("people") == []
-    feed.add(change(1, "late", "insert", 4)).run(people(tables))
-    assert tables.rows("people") == []
-
-
-def test_every_version_of_a_row_is_kept(tables: DeltaTables) -> None:
-    feed, sink = tables.feed, people(tables, 2)
-    feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1)).run(sink)
-    feed.add(
-        change(1, "ada", "update_preimage", 2),
-        change(1, "eve", "update_postimage", 2),
-        change(2, "bob", "delete", 3),
-        change(2, "bea", "insert", 5),
-        change(1, "eve", "update_preimage", 6),
-        change(3, "eve", "update_postimage", 6),
-    )
-    feed.run(sink)
-    history = [
-        (1, "ada", 1, 2),
-        (1, "eve", 2, 6),
-        (2, "bea", 5, None),
-        (2, "bob", 1, 3),
-        (3, "eve", 6, None),
-    ]
-    assert tables.rows("people") == history
-    version = tables.table("people").version()
-    replay_last_batch(feed.folder / "ck")
-    feed.run(sink)
-    feed.add(change(1, "eve", "update_postimage", 2), change(2, "bob", "delete", 3)).run(sink)
-    assert tables.rows("people") == history
-    assert tables.table("people").version() == version
-
-
-def test_a_late_change_is_inserted_at_its_position(tables: DeltaTables) -> None:
-    feed, sink = tables.feed, people(tables, 2)
-    feed.add(change(1, None, "delete", 7), change(1, "e", "update_postimage", 5)).run(sink)
-    assert tables.rows("people") == [(1, "e", 5, 7)]
-    feed.add(change(1, "a", "insert", 1), change(1, None, "delete", 3), change(2, None, "delete", 4))
-    feed.run(sink)
-    assert tables.rows("people") == [(1, "a", 1, 3), (1, "e", 5, 7)]
-    feed.add(change(1, "f", "insert", 6), change(2, "x", "insert", 2), change(1, "c", "insert", 3))
-    feed.run(sink)
-    assert tables.rows("people") == [
-        (1, "a", 1, 3),
-        (1, "c", 3, 5),
-        (1, "e", 5, 6),
-        (1, "f", 6, 7),
-        (2, "x", 2, 4),
-    ]
-
-
-@pytest.mark.parametrize("scd_type", [1, 2])
-def test_several_keys_of_any_name_with_a_user_defined_order_column(
-    tables: DeltaTables, scd_type: int
-) -> None:
-    def odd(frame: Any) -> Any:
-        return frame.selectExpr(
-            "id as `a.b`",
-            'cast(id % 2 as decimal(4, 1)) as `say "k"`',
-            "name as `Größe ☃`",
-            "named_struct('n', name) as nested",
-            "_change_type",
-            "date_from_unix_date(_commit_version) as `at.`",
-        ).drop("_commit_version")
-
-    sink = people(tables, scd_type, "A.B", 'say "k"', sequence_by="at.")
-    tables.feed.add(change(1, "a", "insert", 1), change(2, "b", "insert", 1)).run(sink, odd)
-    tables.feed.add(change(1, "c", "update_postimage", 2), change(2, "b", "delete", 2)).run(sink, odd)
-    found = tables.table("people").to_pyarrow_table().to_pylist()
-    current = [row for row in found if row.get("_valid_to") is None and row["Größe ☃"] != "b"]
-    assert [(row["a.b"], row["Größe ☃"], row["nested"], str(row["at."])) for row in current] == [
-        (1, "c", {"n": "c"}, "1970-01-03")
-    ]
-    assert len(found) == {1: 1, 2: 3}[scd_type]
-
-
-@pytest.mark.parametrize("scd_type", [1, 2])
-def test_different_changes_with_the_same_position_are_refused(tables: DeltaTables, scd_type: int) -> None:
-    feed = tables.feed
-    feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
-    with pytest.raises(TableRefusedError, match=r"'id' = 1.* name a column as sequence_by") as caught:
-        feed.run(people(tables, scd_type))
-    assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
-    assert tables.rows("people") == []
-
-
-@pytest.mark.parametrize(
-    ("row", "condition"),
-    [
-        (change(1, "x", "upsert", 1), "TABLE_REFUSED.UNKNOWN_CHANGE_TYPE"),
-        ({"id": 1, "_change_type": "insert"}, "TABLE_REFUSED.NULL_SEQUENCE"),
-        ({"_change_type": "delete", "_commit_version": 1}, "TABLE_REFUSED.NULL_KEY"),
-    ],
-)
-def test_an_invalid_change_is_refused(tables: DeltaTables, row: dict[str, Any], condition: str) -> None:
-    tables.feed.add(change(1, "later", "insert", 9), row)
-    with pytest.raises(TableRefusedError) as caught:
-        tables.feed.run(people(tables))
-    assert caught.value.condition == condition
-
-
 def test_a_replaced_table_starts_over_and_a_vacuumed_one_continues(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(change(1, "ada", "insert", 5)).run(people(tables))
@@ -212,27 +58,3 @@ def test_a_table_created_by_the_user_keeps_its_other_columns(tables: DeltaTables
         people(tables)
     )
     assert tables.rows("people") == [("mine", "ada", 1), ("stays", "z", 7), (None, "bob", 2)]
-
-
-def test_mismatches_are_reported_when_the_query_starts(tables: DeltaTables) -> None:
-    feed = tables.feed
-    feed.add(change(1, "ada", "insert", 1)).run(people(tables, 2))
-    with pytest.raises(SchemaMismatchError, match=r"TABLE_DIFFERS\].*'_valid_from'.*scd_type=2"):
-        feed.run(people(tables), checkpoint="b")
-    with pytest.raises(SchemaMismatchError, match=r"KEYS_CHANGED\].*keep keys and sequence_by"):
-        feed.run(people(tables, 2, "name"), checkpoint="b")
-    with pytest.raises(SchemaMismatchError, match="no column 'more'"):
-        feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "1 as more"), checkpoint="b")
-    with pytest.raises(SchemaMismatchError, match="'_valid_from' is long in the table and string"):
-        feed.run(
-            people(tables, 2, sequence_by="_change_type"),
-            checkpoint="b",
-        )
-    with pytest.raises(InvalidInputError, match=r"COLUMN_NAME\].*withColumnRenamed"):
-        feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "id as _valid_to"), checkpoint="b")
-    with pytest.raises(InvalidInputError, match=r"CHANGE_COLUMN_MISSING\].*have no _change_type"):
-        feed.run(people(tables), lambda frame: frame.drop("_change_type"), checkpoint="b")
-    with pytest.raises(InvalidInputError, match=r"INPUT.COLUMN_TYPE\].*cast it"):
-        feed.run(
-            people(tables, sequence_by="f"), lambda frame: frame.selectExpr("*", "1.5f as f"), checkpoint="b"
-        )

@@ -39,9 +39,19 @@ class IcebergTables:
     def table(self, name: str) -> Table:
         return self.catalog.load_table(("shop", name))
 
+    def version(self, name: str) -> int:
+        """The number of the last snapshot, of any branch."""
+        return self.table(name).metadata.last_sequence_number
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(name).scan().to_arrow().to_pylist()
+        return found
+
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        found = self.table(name).scan().to_arrow().to_pylist()
-        return sorted((tuple(row.values()) for row in found), key=repr)
+        return sorted((tuple(row.values()) for row in self.lines(name)), key=repr)
+
+    def staged(self, name: str) -> list[str]:
+        return self.orphans(name)
 
     def files(self, name: str) -> list[DataFile]:
         """The data files of the current snapshot."""

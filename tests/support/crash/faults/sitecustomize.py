@@ -244,9 +244,11 @@ def patch_delta_applied(module: ModuleType) -> None:
 
 
 def patch_iceberg_commits(module: ModuleType) -> None:
-    """Stop before and after the commit to the catalog, which takes the ledger's place."""
+    """Stop before and after the commit to the catalog, which takes the ledger's place, and between the tasks
+    that write files for it and the request to the catalog.
+    """
     commit = module.Commit
-    run = commit.run
+    run, send = commit.run, commit._send
 
     def running(self: Any) -> None:
         name = self.target.place.identifier[-1]
@@ -254,7 +256,11 @@ def patch_iceberg_commits(module: ModuleType) -> None:
         run(self)
         stop(name, "COMMITTED", in_batch(self.batch_id))
 
-    commit.run = running
+    def sending(self: Any, *arguments: Any) -> Any:
+        stop(self.target.place.identifier[-1], "REWRITTEN", in_batch(self.batch_id))
+        return send(self, *arguments)
+
+    commit.run, commit._send = running, sending
 
 
 def patch_iceberg_writer(module: ModuleType) -> None:
