@@ -12,6 +12,7 @@ from unittest.mock import MagicMock, patch
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
+from pyspark import cloudpickle
 from pyspark.sql import types as spark
 
 from penstock.arrow.schema import canonical_schema
@@ -33,6 +34,8 @@ class _Result:
     def mapInArrow(  # noqa: N802 - Spark's name
         self, task: Callable[..., Iterator[pa.RecordBatch]], _schema: object
     ) -> _Result:
+        # As Spark sends it to its workers.
+        task = cloudpickle.loads(cloudpickle.dumps(task))
         parts = ([batch.slice(0, 1), batch.slice(1)] for batch in self._batches)
         return _Result([found for task_parts in parts for found in task(iter(task_parts))])
 

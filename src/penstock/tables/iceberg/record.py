@@ -202,32 +202,6 @@ class Record:
                 return True
         return False
 
-    def written(self, target: FileTarget, lines: pa.Table) -> DataFile:
-        """Write lines of the record, which are in its columns' order, to a file that no snapshot has yet."""
-        schema = sanitize_column_names(self.schema)
-        arrow = schema_to_pyarrow(schema)
-        rows = lines.rename_columns(arrow.names).cast(arrow)
-        path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
-        with target.io.new_output(path).create(overwrite=True) as out:
-            pq.write_table(rows, out, compression="zstd")
-            size = out.tell()
-        lows, highs = _bounds(schema, rows)
-        return DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=path,
-            file_format=FileFormat.PARQUET,
-            # Rows of the record are in no partition, even if a key is one.
-            partition=Partition(*[None] * len(target.metadata.spec().fields)),
-            record_count=rows.num_rows,
-            file_size_in_bytes=size,
-            lower_bounds=lows,
-            upper_bounds=highs,
-            sort_order_id=None,
-            spec_id=target.metadata.default_spec_id,
-            equality_ids=None,
-            key_metadata=None,
-        )
-
 
 @dataclass(frozen=True)
 class RecordChange:
@@ -266,6 +240,33 @@ class RecordChange:
         number = 0 if snapshot is None else snapshot.sequence_number or 0
         named = Named(record._keys, str(record.sequence), record.history, recorded, main, number)
         return {PROPERTY: json.dumps(asdict(named))}
+
+
+def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataFile:
+    """Write lines of a record, which are in the order of its columns, to a file that no snapshot has yet."""
+    schema = sanitize_column_names(columns)
+    arrow = schema_to_pyarrow(schema)
+    rows = lines.rename_columns(arrow.names).cast(arrow)
+    path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+    with target.io.new_output(path).create(overwrite=True) as out:
+        pq.write_table(rows, out, compression="zstd")
+        size = out.tell()
+    lows, highs = _bounds(schema, rows)
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        # Rows of the record are in no partition, even if a key is one.
+        partition=Partition(*[None] * len(target.metadata.spec().fields)),
+        record_count=rows.num_rows,
+        file_size_in_bytes=size,
+        lower_bounds=lows,
+        upper_bounds=highs,
+        sort_order_id=None,
+        spec_id=target.metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+    )
 
 
 def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:

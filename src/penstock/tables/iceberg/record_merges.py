@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
@@ -20,7 +21,7 @@ from penstock.tables.changes.merge_plan import distinct_events
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.reading import live_rows
-from penstock.tables.iceberg.record import Record, RecordChange
+from penstock.tables.iceberg.record import Record, RecordChange, written_lines
 from penstock.tables.iceberg.reports import from_report, to_report
 from penstock.tables.iceberg.rewriting import identity
 
@@ -64,7 +65,7 @@ class RecordWriter:
         return [file.file_path for *_, file in self._known]
 
     def _written(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> DataFile:
-        task = MergeTask(target, self.record, self.events, files, lines)
+        task = MergeTask(target, self.record.schema, self.events, files, lines)
         if lines.num_rows + sum(each.file.record_count for each in files) <= _SMALL_ROWS:
             result = task.translated(0)
         else:
@@ -80,21 +81,22 @@ class MergeTask(NumberedTask):
     """Writes some files of the record, and new lines, to one file: sorted, without outdated lines."""
 
     target: FileTarget = field(repr=False)
-    record: Record
+    columns: Schema
+    """Those of the record."""
     events: EventLayout = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
     lines: pa.Table = field(repr=False)
     what = "the record of applied events cannot be written"
 
     def result(self, number: int) -> bytes:
-        target, columns = self.target, self.record.schema
+        target, columns = self.target, self.columns
         schema = schema_to_pyarrow(columns, include_field_ids=False)
         stored = (
             batch for file in self.files for batch in live_rows(target.io, target.metadata, file, columns)
         )
         old = pa.Table.from_batches(stored, schema).rename_columns(self.lines.column_names)
         lines = pa.concat_tables([self.lines, old.cast(self.lines.schema)])
-        return to_report(target, [self.record.written(target, distinct_events(self.events, lines))])
+        return to_report(target, [written_lines(target, columns, distinct_events(self.events, lines))])
 
 
 def _merged(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
