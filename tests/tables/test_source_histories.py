@@ -8,19 +8,22 @@ and trade keys.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from tests.support.sql_tables import query, sql_name
+from penstock.testing import temporary_store_url
 from tests.tables.change_tables import ChangeTable
-from tests.tables.histories import History
+from tests.tables.delta.driver import Driver as DeltaDriver
+from tests.tables.histories import Event, History
+from tests.tables.iceberg.changes_driver import ChangesDriver as IcebergDriver
 
 State = dict[str, int]
 Row = tuple[str, int, int, int]
@@ -92,20 +95,42 @@ def reads(draw: st.DrawFn, commits: int) -> list[tuple[int, int]]:
     return found
 
 
+class Applied(Protocol):
+    """A table of any kind that applies changes."""
+
+    def apply(self, batch_id: int, events: Iterable[Event], /) -> None: ...
+
+    def rows(self) -> list[tuple[Any, ...]]: ...
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "delta", "iceberg"])
+def new_table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], Applied]]:
+    """`new_table(scd_type)`: an empty table, of a kind."""
+    numbers = count()
+    if request.param in ("delta", "iceberg"):
+        driver = DeltaDriver if request.param == "delta" else IcebergDriver
+        yield lambda scd_type: driver(tmp_path / f"lake-{next(numbers)}", scd_type)
+        return
+    url = request.getfixturevalue("pg_url") if request.param == "postgresql" else None
+    with temporary_store_url(url) as found:
+        store = penstock.connect(found, create=True)
+        kinds = {1: ChangeTable, 2: History}
+        yield lambda scd_type: kinds[scd_type](store, found, f"t{next(numbers)}")
+        store.close()
+
+
 @pytest.mark.parametrize("scd_type", [1, 2])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
 def test_the_table_equals_the_source_after_every_micro_batch(
-    store: penstock.Store,
-    store_url: str,
+    new_table: Callable[[int], Applied],
     scd_type: int,
     source: Source,
     data: st.DataObject,
     whole: bool,
     seed: int,
 ) -> None:
-    query(store_url, f"drop table if exists {sql_name(store_url, 't')}")
-    table = (ChangeTable if scd_type == 1 else History)(store, store_url)
+    table = new_table(scd_type)
     shuffle, newest = random.Random(seed), 0
     for number, (after, upto) in enumerate(data.draw(reads(len(source.rewritten)))):
         rows = [row for version in range(after + 1, upto + 1) for row in source.changes(version, whole)]
@@ -120,10 +145,9 @@ def test_the_table_equals_the_source_after_every_micro_batch(
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans())
 def test_the_table_equals_the_source_after_all_commits_in_any_order(
-    store: penstock.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool
+    new_table: Callable[[int], Applied], scd_type: int, source: Source, data: st.DataObject, whole: bool
 ) -> None:
-    query(store_url, f"drop table if exists {sql_name(store_url, 't')}")
-    table = (ChangeTable if scd_type == 1 else History)(store, store_url)
+    table = new_table(scd_type)
     last = len(source.rewritten)
     for number, version in enumerate(data.draw(st.permutations(range(1, last + 1)))):
         rows = list(source.changes(version, whole))
