@@ -21,7 +21,10 @@ from penstock.errors import (
     TableRefusedError,
 )
 from penstock.feeds.iceberg import IcebergFeed
+from penstock.tables.iceberg.commit import Commit, FileChanges
+from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.record import BRANCH, PROPERTY
+from penstock.tables.iceberg.transactions import CommitConflict
 from tests.support.feed_reading import changes
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
 from tests.tables.iceberg.changes_driver import ChangesDriver
@@ -294,6 +297,41 @@ def test_other_writers_that_are_always_faster_are_reported(
     assert driver.rows() == []
     left = [name for name in driver.orphans if name.endswith(".parquet")]
     assert len(left) == 2, "rows and record, which the catalog was asked to commit, and no staged events"
+
+
+@pytest.mark.parametrize("of", ["rows", "record"])
+def test_files_that_are_gone_when_a_suspended_driver_wakes_are_not_committed(
+    tmp_path: Path, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tables.iceberg.commit._OLD_SECONDS", -1.0)
+    driver = ChangesDriver(tmp_path)
+    send = Commit._send
+
+    def cleaned_up(commit: Commit, transaction: Any, changes: FileChanges) -> Any:
+        assert changes.record is not None
+        for file in changes.added if of == "rows" else changes.record.added:
+            Path(file.file_path.removeprefix("file://")).unlink()
+        monkeypatch.setattr(Commit, "_send", send)
+        raise CommitConflict
+
+    monkeypatch.setattr(Commit, "_send", cleaned_up)
+    with pytest.raises(CommitRefusedError, match="missing") as caught:
+        driver.apply(0, FIRST)
+    assert caught.value.condition == "COMMIT_REFUSED.STAGED_FILES_MISSING"
+    assert driver.rows() == []
+    ChangesDriver(tmp_path).apply(0, FIRST)
+    assert driver.rows() == FOLDS[1](FIRST)
+
+
+@TYPES
+def test_a_table_is_compacted_beside_its_record(tmp_path: Path, scd_type: int) -> None:
+    driver = ChangesDriver(tmp_path, scd_type)
+    driver.apply(0, START)
+    driver.catalog.faults = [also(lambda: compact(driver.place, 1 << 20, 2))]
+    driver.apply(1, FIRST)
+    compact(driver.place, 1 << 20, 2)
+    driver.apply(2, SECOND)
+    assert driver.rows() == FOLDS[scd_type]([*START, *EVENTS])
 
 
 def test_a_dropped_table_starts_over(tmp_path: Path) -> None:

@@ -107,33 +107,33 @@ class ChangesCommit(Commit):
         self.record.require(table.metadata)
         target = self.target.files(table, transaction, self.token)
         recorded = self.record.files(table)
-        near = self.record.near(recorded, self._recorded_lines.keys)
-        known = pa.concat_tables(
-            [
-                self.events.recorded.empty_table(),
-                *self._recorded_lines.lines(target, near, self.record.schema),
-            ]
-        )
-        versions: list[tuple[FileScanTask, pa.Table]] = []
-
-        def stored() -> pa.Table:
-            versions.extend(self._stored_versions(table, target))
-            return pa.concat_tables([self.events.versions.empty_table(), *(lines for _, lines in versions)])
-
-        known = distinct_events(self.events, known)
-        plan, refused = plan_events(self.events, self._staged, known, stored)
-        require_stored(refused, self.events, self.target.place.shown)
+        versions = self._stored_versions(table, target) if self.events.history else []
+        plan = self._plan(target, recorded, [lines for _, lines in versions])
         if plan.is_empty:
             return None
         written = self._write(table, target, plan)
-        rewritten = (
-            []
-            if written.rewriter is None
-            else written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
-        )
+        rewritten = []
+        if written.rewriter is not None:
+            rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
         record = self._record_writer.change(target, recorded, plan.recorded)
         new = [file for each in rewritten for file in each.new]
         return FileChanges([each.old for each in rewritten], [*written.rows, *new], record)
+
+    def _plan(
+        self, target: FileTarget, recorded: Sequence[FileScanTask], versions: Sequence[pa.Table]
+    ) -> MergePlan:
+        """Return what the events change, by the record and the stored versions of their keys."""
+        near = self.record.near(recorded, self._recorded_lines.keys)
+        lines = self._recorded_lines.lines(target, near, self.record.schema)
+        known = distinct_events(self.events, pa.concat_tables([self.events.recorded.empty_table(), *lines]))
+        plan, refused = plan_events(
+            self.events,
+            self._staged,
+            known,
+            lambda: pa.concat_tables([self.events.versions.empty_table(), *versions]),
+        )
+        require_stored(refused, self.events, self.target.place.shown)
+        return plan
 
     def _stored_versions(self, table: Table, target: FileTarget) -> list[tuple[FileScanTask, pa.Table]]:
         """Return the stored versions of the keys, for each data file."""

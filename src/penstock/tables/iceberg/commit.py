@@ -25,6 +25,7 @@ from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, 
 from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, OneTry
 
 _TRIES = 10
+_OLD_SECONDS = 1800.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 
 
@@ -58,6 +59,10 @@ class FileChanges:
     record: RecordChange | None = None
     """What it records of applied events."""
 
+    @property
+    def new_files(self) -> list[DataFile]:
+        return [*self.added, *(self.record.added if self.record is not None else [])]
+
 
 @dataclass
 class Commit:
@@ -76,6 +81,7 @@ class Commit:
     """None if the table does not record micro-batches."""
     rewriter: Rewriter | None = None
     """In output mode update."""
+    begun: float = field(default_factory=time.time)
     _sent: dict[int, set[str]] = field(default_factory=dict)
     """The snapshots that the catalog was asked to commit, with their data files."""
     _referred: set[str] = field(default_factory=set)
@@ -156,10 +162,13 @@ class Commit:
         table.catalog = cast("Catalog", OneTry(table.catalog))
         transaction = table.transaction()
         self._require_same_columns(self.target.layout(transaction))
-        self._require_files(table)
+        self._require_files(table, self._needed_files())
         changes = self._changes(table, transaction)
         if changes is None:
             return set()
+        if time.time() - self.begun > _OLD_SECONDS:
+            # The driver may have been suspended, and a clean-up may have taken it for dead.
+            self._require_files(table, [file.file_path for file in changes.new_files])
         with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
             return self._send(transaction, changes)
 
@@ -180,8 +189,7 @@ class Commit:
         if changes.record is not None and recorded is not None:
             properties |= changes.record.properties(transaction, recorded, producer.snapshot_id)
         transaction.set_properties(properties)
-        files = [*changes.added, *(changes.record.added if changes.record is not None else [])]
-        self._sent[producer.snapshot_id] = {file.file_path for file in files}
+        self._sent[producer.snapshot_id] = {file.file_path for file in changes.new_files}
         self._sure = False
         transaction.commit_transaction()
         return self._sent[producer.snapshot_id]
@@ -212,10 +220,10 @@ class Commit:
         rewritten = self.rewriter.paths if self.rewriter is not None else []
         return {*self._needed_files(), *rewritten}
 
-    def _require_files(self, table: Table) -> None:
+    def _require_files(self, table: Table, paths: Sequence[str]) -> None:
         """Refuse to commit when data files are missing."""
         with self.target.place.translating_errors("its data files cannot be found"):
-            exist = in_parallel(lambda path: table.io.new_input(path).exists(), self._needed_files())
+            exist = in_parallel(lambda path: table.io.new_input(path).exists(), paths)
         if not all(exist):
             raise CommitRefusedError(
                 f"some data files that the tasks wrote for batch {self.batch_id} are missing in the location "
