@@ -1,1 +1,1 @@
-"""SQL and Delta tables as sinks of streaming queries."""
+"""SQL, Delta and Iceberg tables as sinks of streaming queries."""

@@ -1,4 +1,4 @@
-"""Checks of the rows that a table takes, and the errors that SQL and Delta tables share."""
+"""Checks of the rows that a table takes, and the errors that all kinds of table share."""
 
 from __future__ import annotations
 

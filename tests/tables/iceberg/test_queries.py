@@ -278,11 +278,6 @@ def test_wrong_arguments_are_refused_with_a_remedy(tables: IcebergTables, tmp_pa
         feed.run(tables.sink("t", "f"), lambda frame: frame.selectExpr("double(v) as f", "id"), mode="update")
     with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*exactly_once"):
         feed.run(tables.sink("t"), guarantee="idempotent")
-    with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*a SQL table or a Delta table"):
-        feed.run(
-            tables.sink("t", "id", apply_changes=True),
-            lambda frame: frame.selectExpr("*", "'insert' as _change_type", "1L as _commit_version"),
-        )
     with pytest.raises(ContinuousRefusedError, match="is an Iceberg table"):
         feed.pipeline(tables.sink("t")).start(
             checkpoint=tmp_path / "ck2", trigger=penstock.Trigger.continuous("1 second")
