@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.table import Table
+from pyiceberg.types import StringType
+from pyspark.sql import types as spark
 
 from penstock.errors import (
     CheckpointMismatchError,
@@ -21,6 +23,8 @@ from penstock.errors import (
     TableRefusedError,
 )
 from penstock.feeds.iceberg import IcebergFeed
+from penstock.tables.iceberg.changes_commit import ChangesCommit
+from penstock.tables.iceberg.changes_writer import ChangesWriter
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.record import BRANCH, PROPERTY
@@ -159,6 +163,38 @@ def test_rows_that_others_write_during_a_commit_stay(tmp_path: Path, scd_type: i
     driver.apply(1, EVENTS)
     assert driver.rows() == FOLDS[scd_type]([*START, *EVENTS, ("own", 1, 5, 1)])
     assert driver.orphans == []
+
+
+@TYPES
+@pytest.mark.parametrize("when", ["before the commit", "in the commit"])
+def test_columns_that_are_added_and_moved_during_a_micro_batch_get_their_own_values(
+    tmp_path: Path, scd_type: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both columns are text, so values in the wrong one would not be refused."""
+    schema = spark.StructType([spark.StructField(name, spark.StringType()) for name in ("k", "a", "b")])
+    schema = schema.add("_change_type", spark.StringType()).add("_commit_version", spark.LongType())
+    driver, other = (ChangesDriver(tmp_path, scd_type, app, schema=schema) for app in ("one", "other"))
+    driver.write(0, [("k1", "a1", "b1", 1, 1), ("k2", "a2", "b2", 1, 1)])
+
+    def alter() -> None:
+        with other.table.update_schema() as update:
+            update.move_first("b").add_column("x", StringType()).move_first("x")
+
+    if when == "in the commit":
+        driver.catalog.faults = [also(alter), conflict]
+    else:
+        new_commit = ChangesWriter._new_commit
+
+        def altered(*values: Any) -> ChangesCommit:
+            alter()
+            return new_commit(*values)
+
+        monkeypatch.setattr(ChangesWriter, "_new_commit", altered)
+    driver.write(1, [("k1", "a3", "b3", 2, 1), ("k3", "a4", "b4", 2, 1)])
+    found = driver.table.scan().to_arrow().select(["k", "a", "b", "x"]).to_pylist()
+    old = [("k1", "a1", "b1", None)] if scd_type == 2 else []
+    new = [("k1", "a3", "b3", None), ("k2", "a2", "b2", None), ("k3", "a4", "b4", None)]
+    assert sorted(tuple(row.values()) for row in found) == sorted([*old, *new])
 
 
 def test_a_record_that_is_dropped_during_a_commit_is_not_made_anew(tmp_path: Path) -> None:

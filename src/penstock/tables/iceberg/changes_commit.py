@@ -38,6 +38,7 @@ from penstock.tables.iceberg.rewriting import (
     identity,
     rows_with_keys,
 )
+from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.unchanged_values import column_numbers
 
 
@@ -111,7 +112,7 @@ class ChangesCommit(Commit):
         plan = self._plan(target, recorded, [lines for _, lines in versions])
         if plan.is_empty:
             return None
-        written = self._write(table, target, plan)
+        written = self._write(table, target, self.target.layout(transaction), plan)
         rewritten = []
         if written.rewriter is not None:
             rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
@@ -141,8 +142,11 @@ class ChangesCommit(Commit):
         lines = self._versions.lines(target, files, self._columns([VALID_FROM, VALID_TO]))
         return list(zip(files, lines, strict=True))
 
-    def _write(self, table: Table, target: FileTarget, plan: MergePlan) -> Written:
-        """Have tasks write the rows of a plan, unless they have."""
+    def _write(self, table: Table, target: FileTarget, layout: TableLayout, plan: MergePlan) -> Written:
+        """Have tasks write the rows of a plan, unless they have.
+
+        ``layout`` is that of the table now: columns may have been added or moved since events were staged.
+        """
         events = None if self.events.unchanged is None else incomplete(self._staged, plan.taken)
         sources = [] if not events else self._files(table, self._stored_keys(events))
         filled_from = list(map(identity, sources))
@@ -152,7 +156,7 @@ class ChangesCommit(Commit):
         stored = [] if not events else self._stored_values(target, sources, events)
         edit = self._edit(plan)
         parts = divided(self.event_files)
-        task = EventRowsTask(target, self.events, self.layout, parts, plan.taken, _ends(plan), stored)
+        task = EventRowsTask(target, self.events, layout, parts, plan.taken, _ends(plan), stored)
         rewriter = None if edit is None else Rewriter(self.spark, edit)
         written = Written(plan, filled_from, [], rewriter)
         self._written.append(written)
