@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import EqualTo
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.sql import types as spark
 
-from penstock.errors import SchemaMismatchError
+from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.tables.iceberg import event_rows, lookups, record_merges
 from penstock.tables.iceberg.record import BRANCH
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
@@ -209,6 +210,23 @@ def test_other_keys_another_order_and_another_type_of_history_are_refused(tmp_pa
     assert caught.value.condition == "SCHEMA_MISMATCH.TABLE_DIFFERS"
     with pytest.raises(SchemaMismatchError, match="keeps history"):
         ChangesDriver(tmp_path, 1)
+
+
+def test_a_value_left_out_of_a_row_that_another_writer_has_deleted_is_not_made_null(tmp_path: Path) -> None:
+    """The record still has the key, so only the stored rows can tell."""
+    text = spark.StructField("text", spark.StringType(), metadata={"penstock.value": "text"})
+    names = spark.StructField("u", spark.ArrayType(spark.StringType()), metadata={"penstock.unchanged": True})
+    schema = spark.StructType([spark.StructField("k", spark.StringType()), text, names])
+    schema = schema.add("_change_type", spark.StringType()).add("_commit_version", spark.LongType())
+    driver = ChangesDriver(tmp_path, schema=schema)
+    driver.write(0, [(key, "long", 1, 1, None) for key in "ab"])
+    driver.table.delete(EqualTo("k", "a"))
+    with pytest.raises(TableRefusedError, match="no row with the key 'k' = 'a'") as caught:
+        driver.write(1, [(key, None, 2, 1, ",1,") for key in "ab"])
+    assert caught.value.condition == "TABLE_REFUSED.UNKNOWN_VALUE"
+    assert driver.rows() == [("b", "long")]
+    driver.write(1, [("a", "whole", 2, 1, None), ("b", None, 2, 1, ",1,")], "other")
+    assert driver.rows() == [("a", "whole"), ("b", "long")]
 
 
 STEPS = st.lists(

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.arrow.arrays import grouped
-from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
-from penstock.tables.changes.merge_plan import fill
+from penstock.tables.changes.events import PRESENT, SEQUENCE, UNKNOWN, EventLayout, require_stored
+from penstock.tables.changes.merge_plan import fill, without_row
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.event_files import EventFile
@@ -83,6 +83,7 @@ class EventRowsTask(NumberedTask):
     def _completed(self, rows: pa.Table, taken: pa.BooleanArray, at: int) -> pa.Table:
         events = self.events
         if events.unchanged is not None:
+            self._require_stored(rows)
             rows = fill(rows, list(events.keys), self._stored)
         if self.ends is not None:
             ends = self.ends.slice(at, len(taken)).filter(taken)
@@ -91,6 +92,13 @@ class EventRowsTask(NumberedTask):
             # A delete sets no row.
             rows = rows.filter(pc.equal(rows[PRESENT], 1))
         return rows.select(events.table.names).cast(events.table)
+
+    def _require_stored(self, rows: pa.Table) -> None:
+        """Refuse values that no stored row has: the record has the key, but others may delete rows."""
+        left_out = rows.filter(pc.is_valid(rows[UNKNOWN]))
+        if self.ends is None and left_out.num_rows:
+            missing = without_row(list(self.events.keys), left_out, self._values)
+            require_stored(missing, self.events, self.target.table)
 
     def _stored(self, keys: pa.Table, names: Sequence[str]) -> pa.Table:
         more = [name for name in (VALID_FROM, VALID_TO) if self.events.history]
