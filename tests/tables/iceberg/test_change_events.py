@@ -5,6 +5,7 @@ writers.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -227,6 +228,17 @@ def test_a_value_left_out_of_a_row_that_another_writer_has_deleted_is_not_made_n
     assert driver.rows() == [("b", "long")]
     driver.write(1, [("a", "whole", 2, 1, None), ("b", None, 2, 1, ",1,")], "other")
     assert driver.rows() == [("a", "whole"), ("b", "long")]
+
+
+def test_a_merge_of_the_record_has_a_limited_number_of_rows() -> None:
+    def file(rows: int) -> Any:
+        return SimpleNamespace(file=SimpleNamespace(record_count=rows))
+
+    largest = record_merges._LARGEST_ROWS
+    files = [file(rows) for rows in (*[largest // 2] * 6, largest // 4, largest // 4, largest // 8)]
+    chosen = record_merges._merged(files, largest // 8)
+    assert sum(each.file.record_count for each in chosen) + largest // 8 <= largest
+    assert len(chosen) == 3, "the smaller ones, which are still merged"
 
 
 STEPS = st.lists(

@@ -30,7 +30,7 @@ _MOST_FILES = 8
 _SMALL_ROWS = 65_536
 """Rows that the driver merges itself."""
 _LARGEST_ROWS = 1 << 24
-"""Files of more rows are not merged: a task has the rows of a merge in memory."""
+"""A merge has at most so many rows, since a task has them in memory."""
 
 
 @dataclass
@@ -105,8 +105,9 @@ def _merged(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
     if len(files) < _MOST_FILES:
         return chosen
     for file in sorted(files, key=lambda each: each.file.record_count):
-        if file.file.record_count > min(max(2 * rows, _SMALL_ROWS), _LARGEST_ROWS):
+        count = file.file.record_count
+        if count > max(2 * rows, _SMALL_ROWS) or rows + count > _LARGEST_ROWS:
             break
         chosen.append(file)
-        rows += file.file.record_count
+        rows += count
     return chosen
