@@ -127,6 +127,21 @@ def test_rows_that_come_meanwhile_are_kept(tmp_path: Path, between: Between) -> 
     assert (files(driver), (7, "new") in driver.rows()) == ([1, 6], True)
 
 
+def test_a_compaction_ends_beside_a_query_that_goes_on_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, batches = filled(tmp_path, *single_rows(6)), iter(range(1, 10))
+    merge = compaction.merge
+
+    def beside(*values: Any) -> Any:
+        driver.write(next(batches), *single_rows(6))
+        return merge(*values)
+
+    monkeypatch.setattr(compaction, "merge", beside)
+    assert compact(driver.place, FILE, 5) == TableCompaction(6, 1, 1)
+    assert files(driver) == [1] * 6 + [6], "the newer ones are for the next compaction"
+
+
 @pytest.mark.parametrize("by", ["position deletes", "update", "replacement", "another compaction"])
 def test_rows_that_are_deleted_or_changed_meanwhile_do_not_come_back(
     tmp_path: Path, between: Between, by: str

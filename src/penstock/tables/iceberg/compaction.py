@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -32,16 +32,23 @@ _MOST_FILES, _MOST_BYTES = 256, 4 << 30
 
 
 def compact(place: IcebergPlace, file_bytes: int, fewest: int) -> TableCompaction:
-    """Merge the small files of each partition, if there are so many of them or enough for a large file."""
+    """Merge the small files of each partition, if there are so many of them or enough for a large file.
+
+    Files that others add meanwhile are left to the next compaction: queries that go on writing would keep
+    this one from ending.
+    """
     table = place.find()
     if table is None:
         raise not_found(f"Iceberg table {place.shown}", place.shown)
     require_writable(place, table)
     delete_abandoned(place, table)
     done, conflicts = TableCompaction(), 0
-    while files := small_files(place, table, file_bytes * 3 // 4, file_bytes, fewest):
+    among = {task.file.file_path for task in _listed(place, table)}
+    while files := small_files(place, table, file_bytes * 3 // 4, file_bytes, fewest, among):
         try:
-            done += merge(place, table, files, file_bytes)
+            new = merge(place, table, files, file_bytes)
+            done += TableCompaction(len(files), len(new), 1)
+            among |= {file.file_path for file in new}
             conflicts = 0
         except CommitConflict as error:
             conflicts += 1
@@ -52,7 +59,12 @@ def compact(place: IcebergPlace, file_bytes: int, fewest: int) -> TableCompactio
 
 
 def small_files(
-    place: IcebergPlace, table: Table, small_bytes: int, file_bytes: int, fewest: int
+    place: IcebergPlace,
+    table: Table,
+    small_bytes: int,
+    file_bytes: int,
+    fewest: int,
+    among: Container[str] | None = None,
 ) -> list[FileScanTask]:
     """Return the files for one commit of a compaction, those of a partition one after another.
 
@@ -64,12 +76,12 @@ def small_files(
         if there are enough in a partition for a file of this size,
     fewest
         or so many.
+    among
+        The paths of the files to choose from; by default all of the table.
     """
-    with place.translating_errors("its manifests cannot be read"):
-        files = list(all_files(table))
     partitions: dict[object, list[FileScanTask]] = {}
-    for file in files:
-        if file.file.file_size_in_bytes < small_bytes:
+    for file in _listed(place, table):
+        if file.file.file_size_in_bytes < small_bytes and (among is None or file.file.file_path in among):
             partitions.setdefault((file.file.spec_id, file.file.partition), []).append(file)
     chosen: list[FileScanTask] = []
     for small in partitions.values():
@@ -81,10 +93,15 @@ def small_files(
     return chosen
 
 
+def _listed(place: IcebergPlace, table: Table) -> list[FileScanTask]:
+    with place.translating_errors("its manifests cannot be read"):
+        return list(all_files(table))
+
+
 def merge(
     place: IcebergPlace, table: Table, files: Sequence[FileScanTask], file_bytes: int
-) -> TableCompaction:
-    """Replace data files of a loaded table by fewer ones with the same rows, in one commit.
+) -> list[DataFile]:
+    """Replace data files of a loaded table by fewer ones with the same rows, in one commit; return those.
 
     The new files are never deleted after the catalog was asked to commit them, since it may have done so
     whatever it answered: a clean-up deletes them a day later, unless a snapshot has them.
@@ -112,7 +129,7 @@ def merge(
         with suppress(CommitConflict):
             _commit(place, now, files, new)
             attempt.end(place, table)
-            return TableCompaction(len(files), len(new), 1)
+            return new
     raise CommitConflict(f"other writers were faster {_ATTEMPTS} times")
 
 
@@ -120,8 +137,7 @@ def _changed(place: IcebergPlace, before: Table, now: Table, files: Sequence[Fil
     """Return how files have changed since a table was loaded, by which rows would come back."""
     if before.metadata.current_snapshot_id == now.metadata.current_snapshot_id:
         return None
-    with place.translating_errors("its manifests cannot be read"):
-        current = {task.file.file_path: _deletes(task) for task in all_files(now)}
+    current = {task.file.file_path: _deletes(task) for task in _listed(place, now)}
     if any(current.get(task.file.file_path) != _deletes(task) for task in files):
         return "rows of the files were deleted, or the files merged by another"
     return None
