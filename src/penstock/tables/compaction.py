@@ -85,9 +85,9 @@ def not_found(kind: str, table: str) -> TableRefusedError:
     )
 
 
-def given_up(kind: str, table: str, attempts: int, error: Exception) -> CommitRefusedError:
+def given_up(kind: str, table: str, attempts: int, reason: str) -> CommitRefusedError:
     return CommitRefusedError(
-        f"other writers changed {kind} at each of {attempts} attempts to merge files ({error}). No row is "
+        f"other writers changed {kind} at each of {attempts} attempts to merge files ({reason}). No row is "
         "lost or repeated: compact it when it is written less",
         condition="COMMIT_REFUSED.TABLE_CHANGED",
         table=table,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 import penstock
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidUrlError, TableRefusedError
@@ -76,6 +77,17 @@ def test_writers_that_are_always_faster_are_reported(
     with pytest.raises(CommitRefusedError, match="at each of 10 attempts to merge files"):
         penstock.compact_table("orders", f"delta://{tmp_path}")
     assert _rows(path) == [2, 2, 3, 3]
+
+
+def test_the_reason_of_a_conflict_is_told_on_one_line_without_secrets(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise CommitFailedError("Transaction failed for key geheim\n  0: a cause\n  1: another")
+
+    monkeypatch.setattr("deltalake.table.TableOptimizer.compact", fail)
+    with pytest.raises(CommitRefusedError, match=r"\(Transaction failed for key …\)\. No row"):
+        penstock.compact_table("orders", f"delta://{tmp_path}?storage.AWS_SECRET_ACCESS_KEY=geheim")
 
 
 def test_wrong_arguments_are_refused(path: str, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from tests.tables.iceberg.driver import Driver
 from tests.tables.iceberg.faults import (
     Fault,
     Killed,
-    conflict,
     killed,
     killed_after,
     lost_reply,
@@ -127,10 +126,16 @@ def test_other_writers_that_are_always_faster_are_reported(
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     driver = Driver(tmp_path)
-    driver.catalog.faults = [conflict] * 10
-    with pytest.raises(CommitRefusedError, match="at each of the 10 times") as caught:
+    driver.place.__dict__["properties"] = {**driver.place.properties, "token": "geheimeswort"}
+
+    def refuse(commit: Callable[[], Any]) -> Any:
+        raise CommitFailedException("Requirement failed for geheimeswort: branch main has changed")
+
+    driver.catalog.faults = [refuse] * 10
+    with pytest.raises(CommitRefusedError, match=r"at each of the 10 times .* for …: branch main") as caught:
         driver.write(0, [(1, "a")])
     assert caught.value.condition == "COMMIT_REFUSED.TABLE_CHANGED"
+    assert "geheimeswort" not in str(caught.value)
     driver.write(0, [(1, "a")])
     assert driver.rows() == [(1, "a")]
     now = time.time()

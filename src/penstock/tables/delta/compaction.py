@@ -12,7 +12,7 @@ _ATTEMPTS = 10
 def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
     """Merge the small files of each partition, until there is at most one that is."""
     conflict = library("deltalake.exceptions").CommitFailedError
-    last: Exception | None = None
+    last = ""
     for _ in range(_ATTEMPTS):
         table = place.find()
         if table is None:
@@ -21,9 +21,8 @@ def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
             with committing(place):
                 done = table.optimize.compact(target_size=file_bytes)
         except conflict as error:
-            last = error
+            last = place.message(error)
         else:
             removed, added = done["numFilesRemoved"], done["numFilesAdded"]
             return TableCompaction(removed, added, 1 if removed else 0)
-    assert last is not None
     raise given_up(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last)

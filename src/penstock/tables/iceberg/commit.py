@@ -14,6 +14,7 @@ from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table, Transaction
 
 from penstock.errors import CommitRefusedError, PenstockError
+from penstock.lake.storage import without_secrets
 from penstock.parallel import in_parallel
 from penstock.tables.iceberg.attempts import delete_files
 from penstock.tables.iceberg.data_files import FileTarget
@@ -119,7 +120,7 @@ class Commit:
     def _committed(self) -> set[str]:
         """Return the files that the table has after the commit; none if another run had committed it."""
         place = self.target.place
-        last_conflict: Exception | None = None
+        last_conflict = ""
         for number in range(_TRIES + 1):
             if number:
                 time.sleep(random.uniform(0, min(_LONGEST_WAIT, _FIRST_WAIT * 2**number)))
@@ -132,7 +133,7 @@ class Commit:
             try:
                 return self._publish(table)
             except CommitConflict as error:
-                last_conflict = error
+                last_conflict = without_secrets(error.__cause__ or error, place.properties)
             except PenstockError:
                 # The catalog may have committed it, and only the reply is lost.
                 if not self._sent or (landed := self._landed(place.open())) is None:

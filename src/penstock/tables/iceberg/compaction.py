@@ -53,7 +53,8 @@ def compact(place: IcebergPlace, file_bytes: int, fewest: int) -> TableCompactio
         except CommitConflict as error:
             conflicts += 1
             if conflicts == _ATTEMPTS:
-                raise given_up(f"the Iceberg table {place.shown}", place.shown, _ATTEMPTS, error) from None
+                shown = f"the Iceberg table {place.shown}"
+                raise given_up(shown, place.shown, _ATTEMPTS, str(error)) from None
         table = place.open()
     return done
 
