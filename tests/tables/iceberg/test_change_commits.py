@@ -73,6 +73,29 @@ def test_a_commit_whose_reply_is_lost_is_found(tmp_path: Path, scd_type: int, fa
 
 
 @TYPES
+def test_files_of_a_commit_that_is_not_recorded_stay_when_its_reply_is_lost_and_its_snapshot_expires(
+    tmp_path: Path, scd_type: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With guarantee at_least_once only the record says that the events are applied."""
+    monkeypatch.setattr("tests.tables.iceberg.changes_driver.MicroBatch", lambda *_: None)
+    driver, other = ChangesDriver(tmp_path, scd_type), ChangesDriver(tmp_path, scd_type)
+
+    def expired(commit: Callable[[], Any]) -> Any:
+        commit()
+        other.table.append(other.table.scan().to_arrow().slice(0, 0))
+        table = other.table
+        kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        old = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in kept]
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+        return conflict(commit)
+
+    driver.catalog.faults = [expired]
+    driver.apply(0, EVENTS)
+    assert driver.rows() == FOLDS[scd_type](EVENTS)
+    assert len(driver.recorded()) == len(set(driver.recorded()))
+
+
+@TYPES
 def test_a_request_that_is_lost_fails_the_query_and_the_next_run_applies_the_events(
     tmp_path: Path, scd_type: int
 ) -> None:

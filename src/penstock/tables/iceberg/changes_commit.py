@@ -111,6 +111,8 @@ class ChangesCommit(Commit):
         versions = self._stored_versions(table, target) if self.events.history else []
         plan = self._plan(target, recorded, [lines for _, lines in versions])
         if plan.is_empty:
+            # A clean-up finds out which files of earlier tries the table has.
+            self._again |= bool(self._sent)
             return None
         written = self._write(table, target, self.target.layout(transaction), plan)
         rewritten = []

@@ -166,7 +166,8 @@ class Commit:
         self._require_files(table, self._needed_files())
         changes = self._changes(table, transaction)
         if changes is None:
-            return set()
+            # An earlier try may have changed it all, although it looked like a conflict.
+            return self._data_paths() if self._sent else set()
         if time.time() - self.begun > _OLD_SECONDS:
             # The driver may have been suspended, and a clean-up may have taken it for dead.
             self._require_files(table, [file.file_path for file in changes.new_files])
