@@ -60,22 +60,29 @@ def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 class Driver:
     """A query that applies changes to a table, without Spark."""
 
-    def __init__(self, folder: Path, scd_type: int, app_id: str = "app") -> None:
+    def __init__(
+        self, folder: Path, scd_type: int, app_id: str = "app", schema: spark.StructType = ROWS
+    ) -> None:
         self.scd_type, self.app_id = scd_type, app_id
         self.place = DeltaPlace.of(f"delta://{folder}", "t")
-        frame = cast(Any, SimpleNamespace(schema=ROWS))
+        frame = cast(Any, SimpleNamespace(schema=schema))
         self.writer: ChangesWriter = changes_writer(
             frame, self.place, ["k"], "_commit_version", scd_type, "exactly_once", "", app_id
         )
 
     def apply(self, batch_id: int, events: Iterable[Event]) -> None:
+        schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
+        schema = schema.append(pa.field("present", pa.int32())).append(pa.field("ambiguous", pa.bool_()))
+        self.write(
+            batch_id, table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
+        )
+
+    def write(self, batch_id: int, rows: pa.Table) -> None:
+        """Apply events that Spark has collapsed."""
         transaction = AppTransaction(self.app_id, batch_id, 7)
         if transaction.committed(self.place, self.place.open()):
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
-        schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
-        schema = schema.append(pa.field("present", pa.int32())).append(pa.field("ambiguous", pa.bool_()))
-        rows = table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
         file = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
         self.writer._commit(stage, [] if file is None else [file], transaction)
         stage.drop()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
+from pyspark.sql import types as spark
 
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.tables.changes.merge_plan import plan_history, plan_latest
@@ -192,6 +193,35 @@ def test_deletes_that_change_no_row_are_remembered(tmp_path: Path, scd_type: int
     driver.apply(0, [("a", 5, 5, 0)])
     driver.apply(1, [("a", 4, 4, 1)])
     assert driver.rows() == FOLDS[scd_type]([("a", 5, 5, 0), ("a", 4, 4, 1)])
+
+
+INCOMPLETE = pa.schema(
+    [
+        *(("c0", pa.string()), ("c1", pa.string()), ("sequence", pa.int64()), ("present", pa.int32())),
+        *(("unknown", pa.string()), ("ambiguous", pa.bool_())),
+    ]
+)
+
+
+def test_a_value_left_out_of_a_row_that_another_writer_has_deleted_is_not_made_null(tmp_path: Path) -> None:
+    """The record still has the key, so only the stored rows can tell."""
+    text = spark.StructField("text", spark.StringType(), metadata={"penstock.value": "text"})
+    names = spark.StructField("u", spark.ArrayType(spark.StringType()), metadata={"penstock.unchanged": True})
+    schema = spark.StructType([spark.StructField("k", spark.StringType()), text, names])
+    schema = schema.add("_change_type", spark.StringType()).add("_commit_version", spark.LongType())
+    driver = Driver(tmp_path, 1, schema=schema)
+
+    def write(batch_id: int, *events: tuple[object, ...]) -> None:
+        driver.write(batch_id, table_of([(*event, False) for event in events], INCOMPLETE))
+
+    write(0, *((key, "long", 1, 1, None) for key in "ab"))
+    DeltaTable(driver.place.path).delete("k = 'a'")
+    with pytest.raises(TableRefusedError, match="no row with the key 'k' = 'a'") as caught:
+        write(1, *((key, None, 2, 1, ",1,") for key in "ab"))
+    assert caught.value.condition == "TABLE_REFUSED.UNKNOWN_VALUE"
+    assert driver.rows() == [("b", "long")]
+    write(1, ("a", "whole", 2, 1, None), ("b", None, 2, 1, ",1,"))
+    assert driver.rows() == [("a", "whole"), ("b", "long")]
 
 
 def test_a_table_whose_transactions_have_expired_is_refused(

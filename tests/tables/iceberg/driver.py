@@ -44,6 +44,8 @@ class _Result:
 
 
 class _Session:
+    sparkContext = SimpleNamespace(defaultParallelism=2)  # noqa: N815 - Spark's name
+
     def range(self, start: int, end: int, _step: int, _tasks: int) -> _Result:
         return _Result([pa.record_batch({"id": [number]}) for number in range(start, end)])
 

@@ -231,6 +231,18 @@ def test_a_record_that_is_dropped_during_a_commit_is_not_made_anew(tmp_path: Pat
     assert driver.rows() == FOLDS[1](START)
 
 
+def test_a_table_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    """As by CREATE OR REPLACE TABLE: its snapshots, its branches and its properties stay."""
+    driver = ChangesDriver(tmp_path)
+    driver.apply(0, EVENTS)
+    rows = driver.table.scan().to_arrow()
+    driver.table.manage_snapshots().remove_branch("main").commit()
+    driver.table.append(rows.slice(0, 1))
+    with pytest.raises(TableRefusedError) as caught:
+        driver.apply(1, START)
+    assert caught.value.condition == "TABLE_REFUSED.ROLLED_BACK"
+
+
 def without_property(table: Table) -> None:
     with table.transaction() as transaction:
         transaction.remove_properties(PROPERTY)

@@ -151,7 +151,18 @@ class ChangesWriter(DeltaWriter):
             self.events, staged, known, lambda: self._stored(table, touched)
         )
         require_stored(refused, self.events, self.place.shown)
+        if self.events.unchanged is not None and not self.events.history:
+            self._require_rows(table, merge_plan.incomplete(staged, plan.taken))
         return plan
+
+    def _require_rows(self, table: DeltaTable, left_out: pa.Table) -> None:
+        """Refuse values that no stored row has: the record has the key, but others may delete rows."""
+        if left_out.num_rows:
+            keys = list(self.events.keys)
+            schema = pa.schema([self.events.table.field(name) for name in keys])
+            stored = rows_with_keys(self.place, table, left_out.select(keys), schema)
+            missing = merge_plan.without_row(keys, left_out, stored)
+            require_stored(missing, self.events, self.place.shown)
 
     def _stored(self, table: DeltaTable, touched: pa.Table, more: Sequence[str] = ()) -> pa.Table:
         """Read the stored versions of some keys: the keys, when they are valid, and ``more`` columns."""

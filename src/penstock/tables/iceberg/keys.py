@@ -34,6 +34,7 @@ from pyspark.sql import types as spark_types
 from penstock.errors import TableRefusedError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import IcebergPlace, translated
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import first_repeated_key
@@ -86,7 +87,7 @@ def repeated_key(
         [spark_types.StructField(name, kind) for name, kind in zip(names, types, strict=True)]
     )
     read = _KeysTask(target, layout.key_schema, paths)
-    keys = spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, columns)
+    keys = spark.range(0, len(paths), 1, task_count(spark, len(paths))).mapInArrow(read, columns)
     partitions = max(1, min(len(paths), spark.sparkContext.defaultParallelism))
     counted = keys.repartition(partitions, *names).groupBy(*names).count()
     found = counted.where("count > 1").limit(1).collect()

@@ -15,8 +15,14 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.place import translated
 
+_TASKS_PER_CORE = 4
 _COLUMNS = "number bigint, result binary, attempt int"
 _REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt", pa.int32())])
+
+
+def task_count(spark: SparkSession, count: int) -> int:
+    """Return in how many tasks to divide work of some parts: each task loads what it has to know of all."""
+    return max(1, min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
 
 
 class NumberedTask(ABC):
@@ -57,5 +63,5 @@ class NumberedTask(ABC):
         """Run a task for each number below ``count``, and return what they report."""
         if not count:
             return []
-        numbers = spark.range(0, count, 1, count)
+        numbers = spark.range(0, count, 1, task_count(spark, count))
         return sorted(numbers.mapInArrow(self, _COLUMNS).collect(), key=lambda report: report.number)

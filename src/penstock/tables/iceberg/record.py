@@ -270,13 +270,17 @@ def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataF
 
 
 def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:
-    """Whether the table is not a later version of the one that was named, as far as snapshots are kept."""
+    """Whether the table is not a later version of the one that was named, as far as snapshots are kept.
+
+    One that was replaced (``CREATE OR REPLACE TABLE``) keeps its snapshots, and begins with one that has no
+    parent.
+    """
     for snapshot in ancestors_of(metadata.current_snapshot(), metadata):
         if snapshot.snapshot_id == named.main:
             return False
         if (snapshot.sequence_number or 0) < named.number:
             return True
-    return metadata.current_snapshot() is None
+    return metadata.current_snapshot() is None or metadata.snapshot_by_id(named.main) is not None
 
 
 def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int, bytes]]:

@@ -28,6 +28,7 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
+from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import translated
 from penstock.tables.iceberg.reading import live_rows
 from penstock.tables.iceberg.reports import from_report, to_report
@@ -143,7 +144,7 @@ class Rewriter:
         unknown = [file for file in files if identity(file) not in self._known]
         if unknown:
             task = RewriteTask(target, self.edit, unknown)
-            numbers = self.spark.range(0, len(unknown), 1, len(unknown))
+            numbers = self.spark.range(0, len(unknown), 1, task_count(self.spark, len(unknown)))
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
