@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TableRefusedError
-from penstock.export.delta_table import with_columns_of
+from penstock.export.table import with_columns_of
 from penstock.lake.parquet import Piece, completed, fitted, read_piece
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
@@ -29,7 +29,7 @@ def exported_frame(spark: SparkSession, place: DeltaPlace, version: int, rows: p
     """Return the rows of a version, with its columns, in the types of a queue's rows."""
     table = place.open(version)
     _require_plain(place, table)
-    schema = with_columns_of(table, rows)
+    schema = with_columns_of(pa.schema(table.schema().to_arrow()), rows)
     paths = [(unquote(path),) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
     tasks = max(1, min(len(paths), 4 * spark.sparkContext.defaultParallelism))
     listed = spark.createDataFrame(paths, "path string").repartition(tasks)

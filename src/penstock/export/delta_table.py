@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
+from penstock.export.table import MOST_SMALL, QueueId, TableChangedError, with_columns_of
 from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace, library
 from penstock.parallel import ahead
@@ -88,7 +88,7 @@ class DeltaExportTable:
         versions = {self._name: self._queue.generation}
         versions |= {self._part(part): end for part, end in ends.items()}
         deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
-        complete = with_columns_of(self._loaded, schema)
+        complete = with_columns_of(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _Source(rows, complete)
         try:
             with self._place.translating_errors(beside=(conflict,)):
@@ -141,14 +141,3 @@ class _Source:
         except Exception as error:
             self.error = error
             raise
-
-
-def with_columns_of(table: DeltaTable, rows: pa.Schema) -> pa.Schema:
-    """Return the table's columns, in its order, with the types of the rows where they have the column."""
-    own = {field.name.lower(): field for field in rows}
-    return pa.schema(
-        [
-            own.get(field.name.lower(), field).with_name(field.name).with_nullable(True)
-            for field in pa.schema(table.schema().to_arrow())
-        ]
-    )

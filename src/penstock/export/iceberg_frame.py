@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import FileScanTask
 
 from penstock.errors import TableRefusedError
+from penstock.export.table import with_columns_of
 from penstock.lake.parquet import fitted
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import all_files
+from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import IcebergPlace, translated
 from penstock.tables.iceberg.reading import live_rows
 
@@ -29,20 +31,11 @@ def exported_frame(spark: SparkSession, place: IcebergPlace, snapshot: int, rows
     with place.translating_errors("its files cannot be listed"):
         # What is left of a filter, which there is none of, does not reach the tasks.
         files = [FileScanTask(task.file, task.delete_files) for task in all_files(table, snapshot)]
-    schema = _columns(table, rows)
-    tasks = max(1, min(len(files), 4 * spark.sparkContext.defaultParallelism))
+    schema = with_columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False), rows)
+    tasks = task_count(spark, len(files))
     source = FileTarget.of(place.shown, table.io, table.metadata, "")
     return spark.range(0, len(files), 1, tasks).mapInArrow(
         ReadFiles(source, files, schema), to_struct(schema)
-    )
-
-
-def _columns(table: Table, rows: pa.Schema) -> pa.Schema:
-    """Return the table's columns, in its order, with the types of the rows where they have the column."""
-    own = {field.name.lower(): field for field in rows}
-    stored = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    return pa.schema(
-        [own.get(field.name.lower(), field).with_name(field.name).with_nullable(True) for field in stored]
     )
 
 

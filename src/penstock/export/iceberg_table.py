@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
@@ -20,12 +20,11 @@ from penstock.tables.iceberg.compaction import merge, small_files
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import RowLayout, add_columns, match_table, rows_layout, table_schema
-from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
 from penstock.tables.names import digest
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table, Transaction
 
 _ATTEMPTS = 10
@@ -118,10 +117,7 @@ class IcebergExportTable:
         def converted() -> Iterator[pa.Table]:
             for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
                 part = pa.Table.from_batches([completed(batch, rows.schema) for batch in group])
-                yield in_schema(
-                    target,
-                    [pa.nulls(part.num_rows) if at is None else part.column(at) for at in layout.places],
-                )
+                yield in_schema(target, layout.values(part))
 
         return written(target, converted())
 
@@ -183,7 +179,7 @@ class IcebergExportTable:
     @contextmanager
     def _sending(self, table: Table) -> Iterator[Transaction]:
         """Yield a transaction, and commit it once."""
-        table.catalog = cast("Catalog", OneTry(table.catalog))
+        commit_once(table)
         with self._place.translating_errors("the commit failed", beside=(CommitConflict,)):
             transaction = table.transaction()
             yield transaction

@@ -95,3 +95,11 @@ def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict
             queue=queue.name,
         )
     return table.positions(partitions)
+
+
+def with_columns_of(stored: pa.Schema, rows: pa.Schema) -> pa.Schema:
+    """Return a table's columns, in its order, with the types of the rows where they have the column."""
+    own = {field.name.lower(): field for field in rows}
+    return pa.schema(
+        [own.get(field.name.lower(), field).with_name(field.name).with_nullable(True) for field in stored]
+    )

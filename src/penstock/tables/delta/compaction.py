@@ -1,4 +1,4 @@
-"""TableCompaction of a Delta table, by deltalake."""
+"""Compaction of a Delta table, by deltalake."""
 
 from __future__ import annotations
 

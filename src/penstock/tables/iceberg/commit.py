@@ -6,9 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table, Transaction
@@ -23,7 +21,7 @@ from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.record import RecordChange
 from penstock.tables.iceberg.rewriting import Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
-from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, OneTry
+from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, commit_once
 
 _TRIES = 10
 _OLD_SECONDS = 1800.0
@@ -160,7 +158,7 @@ class Commit:
         return self._data_paths() if found.attempt == self.token else set()
 
     def _publish(self, table: Table) -> set[str]:
-        table.catalog = cast("Catalog", OneTry(table.catalog))
+        commit_once(table)
         transaction = table.transaction()
         self._require_same_columns(self.target.layout(transaction))
         self._require_files(table, self._needed_files())

@@ -1,10 +1,10 @@
-"""TableCompaction of an Iceberg table: small data files replaced by large ones with the same rows."""
+"""Compaction of an Iceberg table: small data files replaced by large ones with the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
@@ -16,11 +16,10 @@ from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reading import live_rows
-from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
     from pyiceberg.table import FileScanTask, Table
 
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
@@ -149,7 +148,7 @@ def _deletes(task: FileScanTask) -> set[str]:
 
 
 def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new: Sequence[DataFile]) -> None:
-    table.catalog = cast("Catalog", OneTry(table.catalog))
+    commit_once(table)
     with place.translating_errors("the commit failed", beside=(CommitConflict,)):
         transaction = table.transaction()
         with transaction.update_snapshot().overwrite() as update:

@@ -119,8 +119,4 @@ class EventRowsTask(NumberedTask):
         return found.cast(pa.schema(types.items()))
 
     def _converted(self, group: Sequence[pa.RecordBatch]) -> pa.Table:
-        table = pa.Table.from_batches(group)
-        columns = [
-            pa.nulls(table.num_rows) if place is None else table.column(place) for place in self.layout.places
-        ]
-        return in_schema(self.target, columns)
+        return in_schema(self.target, self.layout.values(pa.Table.from_batches(group)))

@@ -17,11 +17,10 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
@@ -39,7 +38,7 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import bounds
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import TableLayout
-from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 
 BRANCH, PROPERTY = "penstock_applied", "penstock.changes"
 _SEQUENCE_ID, _PRESENT_ID = 2_000_000_001, 2_000_000_002
@@ -107,7 +106,7 @@ class Record:
         return table
 
     def _begin(self, table: Table) -> None:
-        table.catalog = cast("Catalog", OneTry(table.catalog))
+        commit_once(table)
         transaction = table.transaction()
         # The first snapshot of a table has to be on its main branch.
         main = transaction.update_snapshot().fast_append()

@@ -76,6 +76,10 @@ class TableLayout:
     def key_schema(self) -> Schema:
         return Schema(*(self.schema.find_field(key) for key in self.keys))
 
+    def values(self, rows: pa.Table) -> list[pa.ChunkedArray | pa.Array]:
+        """Return the values of each column of the table; nulls of one that the rows lack."""
+        return [pa.nulls(rows.num_rows) if place is None else rows.column(place) for place in self.places]
+
 
 def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> RowLayout:
     """Return the layout of a query's schema."""

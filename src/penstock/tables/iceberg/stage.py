@@ -53,9 +53,7 @@ class StageTask:
         # Rows arrive with the columns c0, c1 and so on.
         table = pa.Table.from_batches(group).rename_columns(self.rows.names)
         table = conform(table, self.rows)
-        columns = [
-            pa.nulls(table.num_rows) if place is None else table.column(place) for place in self.layout.places
-        ]
+        columns = self.layout.values(table)
         ids = [column.field_id for column in self.layout.schema.fields]
         for key, name in zip(self.layout.keys, self.layout.key_names, strict=True):
             require_key_value(columns[ids.index(key)], name, f"the Iceberg table {self.target.table}")
