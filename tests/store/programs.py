@@ -4,6 +4,7 @@ ARGUMENT…``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -82,6 +83,15 @@ def with_little_room(url: str, limit: str) -> None:
     print("rows", queue.info().rows, queue.read(0, 0).num_rows)
 
 
+def unrelated(store: penstock.Store, queue: penstock.Queue) -> penstock.Queue:
+    """Another queue; in a SQLite store, one that does not share the queue's wakeup file."""
+    from penstock.store.sqlite.wakeups import wakeup_file
+
+    own = wakeup_file("", queue.record.queue_id)
+    others = (store.create_queue(f"other{n}", SCHEMA) for n in itertools.count())
+    return next(each for each in others if wakeup_file("", each.record.queue_id) != own)
+
+
 def wakeups_of(url: str) -> None:
     """Print what wakes those who listen to a queue of a SQLite store."""
     from penstock.store.sqlite import wakeups
@@ -89,7 +99,8 @@ def wakeups_of(url: str) -> None:
 
     file = url.removeprefix("sqlite:///")
     with penstock.connect(url) as store:
-        queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
+        queue = store.create_queue("q", SCHEMA)
+        other = unrelated(store, queue)
         queue.append([{"n": 0}])
         print("files before anybody listens:", len(list(Path(file).parent.glob("*wakeup*"))))
         events = wakeups.listen(file, queue.record.queue_id, StoreFiles(file))

@@ -20,7 +20,7 @@ from penstock.store.postgres import watch as postgres_watch
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite import watch as sqlite_watch
 from tests.store.forking import in_a_fork
-from tests.store.programs import SCHEMA
+from tests.store.programs import SCHEMA, unrelated
 from tests.store.waits import LONG, NEVER, later, ready
 from tests.support.processes import ChildProcess
 from tests.support.queues import hurried
@@ -145,7 +145,8 @@ def test_appends_to_other_queues_of_a_busy_file_cause_few_lookups(store: penstoc
     """Each lookup in the store costs time; a watch of a quiet queue makes few, however busy the other queues
     are.
     """
-    queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
+    queue = store.create_queue("q", SCHEMA)
+    other = unrelated(store, queue)
     appends = 300
     with queue.watch() as watch:
         positions = ready(watch, queue)
