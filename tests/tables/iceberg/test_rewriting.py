@@ -18,6 +18,7 @@ from pyiceberg.manifest import DataFileContent
 from pyspark.sql import types as spark
 
 from penstock.errors import TableRefusedError
+from penstock.tables.iceberg import position_deletes
 from tests.tables.iceberg.deletes import delete_rows
 from tests.tables.iceberg.driver import Driver, Row
 from tests.tables.iceberg.faults import conflict, lost_reply, lost_request
@@ -181,11 +182,18 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.parametrize("by_position", [False, True])
 @settings(max_examples=12, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_the_table_equals_a_dictionary_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, dict[int, str], int, Any]]
+    tmp_path_factory: pytest.TempPathFactory,
+    by_position: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[tuple[str, dict[int, str], int, Any]],
 ) -> None:
+    if by_position:
+        monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 0)
+        monkeypatch.setattr(position_deletes, "_LARGEST_SHARE", 1.0)
     folder = tmp_path_factory.mktemp("model")
     driver, held, batch_id, last = Driver(folder, "update", "k"), {}, 0, {}
     for kind, rows, tasks, fault in steps:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from penstock.errors import condition_of
@@ -167,12 +167,11 @@ def _files(io: FileIO, folder: str) -> Iterator[str]:
 
 
 def _referred_files(table: Table) -> set[str]:
-    """Return the names of all data files that a snapshot has; they contain random numbers."""
+    """Return the names of all files that a snapshot has, delete files too; they contain random numbers."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
         for manifest in snapshot.manifests(table.io)
-        if manifest.content == ManifestContent.DATA
     }
     return {
         _name(entry.data_file.file_path)

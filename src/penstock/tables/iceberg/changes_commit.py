@@ -119,8 +119,7 @@ class ChangesCommit(Commit):
         if written.rewriter is not None:
             rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
         record = self._record_writer.change(target, recorded, plan.recorded)
-        new = [file for each in rewritten for file in each.new]
-        return FileChanges([each.old for each in rewritten], [*written.rows, *new], record)
+        return FileChanges.of(rewritten, written.rows, record)
 
     def _plan(
         self, target: FileTarget, recorded: Sequence[FileScanTask], versions: Sequence[pa.Table]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update.snapshot import _MergeAppendFiles
 
 from penstock.errors import CommitRefusedError, PenstockError
 from penstock.lake.storage import without_secrets
@@ -19,7 +20,8 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import files_with_keys, ranges_of_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.record import RecordChange
-from penstock.tables.iceberg.rewriting import Rewriter
+from penstock.tables.iceberg.rewriting import Rewriter, Rewritten
+from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
 from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, commit_once
 
@@ -55,12 +57,28 @@ class FileChanges:
     removed: Sequence[DataFile]
     """The data files that leave the table."""
     added: Sequence[DataFile]
+    deletes: Sequence[DataFile] = ()
+    """New delete files."""
     record: RecordChange | None = None
     """What it records of applied events."""
 
+    @classmethod
+    def of(
+        cls, rewritten: Sequence[Rewritten], added: Sequence[DataFile], record: RecordChange | None = None
+    ) -> FileChanges:
+        """Return the changes that put files in, beside what becomes of stored ones."""
+        removed = [each.old for each in rewritten if each.deletes is None]
+        new = [file for each in rewritten for file in each.new]
+        deletes = [each.deletes for each in rewritten if each.deletes is not None]
+        return cls(removed, [*added, *new], deletes, record)
+
+    @property
+    def is_append(self) -> bool:
+        return not self.removed and not self.deletes
+
     @property
     def new_files(self) -> list[DataFile]:
-        return [*self.added, *(self.record.added if self.record is not None else [])]
+        return [*self.added, *self.deletes, *(self.record.added if self.record is not None else [])]
 
 
 @dataclass
@@ -178,11 +196,15 @@ class Commit:
         if self.batch is not None:
             summary, properties = self.batch.summary(self.token), self.batch.properties(self.token)
         recorded = None if changes.record is None else changes.record.commit(transaction)
-        update = transaction.update_snapshot(snapshot_properties=summary)
-        is_append = not changes.removed and self.target.mode != "complete"
-        producer = update.merge_append() if is_append else update.overwrite()
-        for file in changes.removed:
-            producer.delete_data_file(file)
+        producer: RowDelta | _MergeAppendFiles
+        if changes.is_append and self.target.mode != "complete":
+            producer = transaction.update_snapshot(snapshot_properties=summary).merge_append()
+        else:
+            producer = RowDelta(transaction, summary)
+            for file in changes.removed:
+                producer.delete_data_file(file)
+            for file in changes.deletes:
+                producer.append_delete_file(file)
         for file in changes.added:
             producer.append_data_file(file)
         producer.commit()
@@ -204,8 +226,7 @@ class Commit:
         ranges = ranges_of_files(table.schema(), self.layout.key_schema, self.staged)
         files = files_with_keys(self.target.place, table, ranges)
         rewritten = self.rewriter.rewrite(self.target.files(table, transaction, self.token), files)
-        new = [file for each in rewritten for file in each.new]
-        return FileChanges([each.old for each in rewritten], [*self.staged, *new])
+        return FileChanges.of(rewritten, self.staged)
 
     def _needed_files(self) -> list[str]:
         """Return the files that tasks have written of the micro-batch's rows."""

@@ -16,6 +16,7 @@ from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
 
@@ -151,7 +152,7 @@ def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new:
     commit_once(table)
     with place.translating_errors("the commit failed", beside=(CommitConflict,)):
         transaction = table.transaction()
-        with transaction.update_snapshot().overwrite() as update:
+        with RowDelta(transaction) as update:
             for task in old:
                 update.delete_data_file(task.file)
             for file in new:

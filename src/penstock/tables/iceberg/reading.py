@@ -54,6 +54,11 @@ def live_rows(
             yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
+def live_positions(io: FileIO, task: FileScanTask) -> Positions:
+    """Return the positions in a data file of its rows that are not deleted."""
+    return np.delete(np.arange(task.file.record_count), _deleted(io, task))
+
+
 def _deleted(io: FileIO, task: FileScanTask) -> Positions:
     """Return the positions of the deleted rows of a file, in order."""
     path = task.file.file_path

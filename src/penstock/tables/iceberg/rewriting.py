@@ -1,16 +1,19 @@
-"""Copies of data files without the rows that a micro-batch replaces, or with other values in some of them:
-copy on write.
+"""Changes of stored rows: copies of data files without the rows that a micro-batch replaces, or with other
+values in some of them; or position deletes.
 
-The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file,
-and if the micro-batch changes one of its rows, all its columns, and writes the rows to a new file. The commit
-takes the old file out of the table and puts the new one in, in the same snapshot as the new rows.
+The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file.
+If the micro-batch removes a few rows of a large file, the task lists their positions in a delete file, which
+the commit adds. Otherwise it reads all columns, and writes the rows to a new file: the commit takes the old
+file out of the table and puts the new one in. Both are in the same snapshot as the new rows.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +33,13 @@ from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
 from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import translated
-from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.position_deletes import PositionDeletes, delete_by_position, written_deletes
+from penstock.tables.iceberg.reading import live_positions, live_rows
 from penstock.tables.iceberg.reports import from_report, to_report
 
-_COLUMNS = "number bigint, touched boolean, files binary, attempt int"
+_COLUMNS = "number bigint, files binary, deletes string, attempt int"
 _REPORT = pa.schema(
-    [("number", pa.int64()), ("touched", pa.bool_()), ("files", pa.binary()), ("attempt", pa.int32())]
+    [("number", pa.int64()), ("files", pa.binary()), ("deletes", pa.string()), ("attempt", pa.int32())]
 )
 _ROW, _OTHER = "_penstock_row", "_penstock_other"
 
@@ -122,15 +126,23 @@ def _without(stored: pa.Table, keys: pa.Table) -> Edited | None:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A data file in which a micro-batch changes rows, and what replaces it: no file if no row stays."""
+    """A data file in which a micro-batch changes rows."""
 
     old: DataFile
     new: tuple[DataFile, ...]
+    """What replaces it: no file if no row stays."""
+    deletes: DataFile | None
+    """If nothing replaces it: the delete file with the positions of rows that it loses."""
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that were written."""
+        return [file.file_path for file in (*self.new, self.deletes) if file is not None]
 
 
 @dataclass
 class Rewriter:
-    """The rewritten files of a micro-batch: those of an earlier plan are kept if the table still has them."""
+    """The changed files of a micro-batch: those of an earlier plan are kept if the table still has them."""
 
     spark: SparkSession
     edit: Edit
@@ -148,14 +160,20 @@ class Rewriter:
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
-                new = tuple(from_report(target, report.files))
-                self._known[identity(file)] = Rewritten(file.file, new) if report.touched else None
+                self._known[identity(file)] = _reported(target, file.file, report)
         return [known for file in files if (known := self._known[identity(file)]) is not None]
 
     @property
     def paths(self) -> list[str]:
         """All files that were written, also for plans that were not committed."""
-        return [file.file_path for known in self._known.values() if known for file in known.new]
+        return [path for known in self._known.values() if known for path in known.paths]
+
+
+def _reported(target: FileTarget, old: DataFile, report: Any) -> Rewritten | None:
+    """Return what a task reports of a file; None if it stays as it is."""
+    if report.deletes is not None:
+        return Rewritten(old, (), PositionDeletes(**json.loads(report.deletes)).of(old))
+    return None if report.files is None else Rewritten(old, tuple(from_report(target, report.files)), None)
 
 
 def identity(file: FileScanTask) -> tuple[str, frozenset[str]]:
@@ -179,7 +197,7 @@ class RewriteTask:
         assert context is not None
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             try:
-                files = self._rewritten(self.files[number])
+                files, deletes = self._changed(self.files[number])
             except PenstockError:
                 raise
             except Exception as error:
@@ -187,14 +205,14 @@ class RewriteTask:
                 raise translated(error, self.target.table, what, self.target.io.properties) from None
             report = {
                 "number": [number],
-                "touched": [files is not None],
-                "files": [to_report(self.target, files or [])],
+                "files": [None if files is None else to_report(self.target, files)],
+                "deletes": [None if deletes is None else json.dumps(asdict(deletes))],
                 "attempt": [context.attemptNumber()],
             }
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
-    def _rewritten(self, file: FileScanTask) -> list[DataFile] | None:
-        """Write the file again as it is edited; None if it stays as it is."""
+    def _changed(self, file: FileScanTask) -> tuple[list[DataFile] | None, PositionDeletes | None]:
+        """Write the file again as it is edited, or the positions of its removed rows; or neither."""
         target = self.target
         stored = pa.Table.from_batches(
             live_rows(target.io, target.metadata, file, self.edit.columns),
@@ -202,8 +220,13 @@ class RewriteTask:
         )
         edited = self.edit.of(target.io, stored)
         if edited is None:
-            return None
-        return written(target, self._rows(file, edited)) if edited.kept.any() else []
+            return None, None
+        removed = np.flatnonzero(~edited.kept)
+        if edited.values is None and delete_by_position(target, file, len(edited.kept), len(removed)):
+            positions = live_positions(target.io, file)
+            _require_rows(len(edited.kept), len(positions))
+            return None, written_deletes(target, file.file, positions[removed])
+        return written(target, self._rows(file, edited)) if edited.kept.any() else [], None
 
     def _rows(self, file: FileScanTask, edited: Edited) -> Iterator[pa.Table]:
         target, start = self.target, 0
@@ -216,8 +239,12 @@ class RewriteTask:
                 columns[ids.index(edited.field_id)] = edited.values.slice(start, batch.num_rows)
             start += batch.num_rows
             yield in_schema(target, [column.filter(mask) for column in columns])
-        if start != len(edited.kept):
-            raise RuntimeError(f"it had {len(edited.kept)} rows, and {start} when it was read again")
+        _require_rows(len(edited.kept), start)
+
+
+def _require_rows(expected: int, found: int) -> None:
+    if found != expected:
+        raise RuntimeError(f"it had {expected} rows, and {found} when it was read again")
 
 
 def rows_with_keys(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64]:

@@ -1,0 +1,93 @@
+"""Position deletes: a small file that says which rows of a data file are gone, instead of a copy of the file
+without them (merge on read; https://iceberg.apache.org/spec, "Position Delete Files").
+
+A copy costs as much as the file has rows, a delete file as much as the micro-batch changes. Readers pay for
+each delete file, so a data file gets a limited number of them for a limited share of its rows, and is copied
+then.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import FileScanTask
+
+from penstock.feeds.iceberg.scan import Positions
+from penstock.tables.iceberg.data_files import FileTarget
+
+MODE = "write.merge.mode"
+"""The table's property that chooses; by default only large files get position deletes."""
+COPY, MERGE = "copy-on-write", "merge-on-read"
+_LEAST_BYTES = 4 << 20
+"""Smaller files are copied soon enough."""
+_MOST_FILES = 8
+_LARGEST_SHARE = 0.1
+PATH_ID, _POSITION_ID = 2147483546, 2147483545
+"""Ids of fields that the table format reserves."""
+
+
+def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+    return pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(field_id)})
+
+
+_SCHEMA = pa.schema([_column("file_path", pa.string(), PATH_ID), _column("pos", pa.int64(), _POSITION_ID)])
+
+
+@dataclass(frozen=True)
+class PositionDeletes:
+    """A file that a task has written with the positions of deleted rows of one data file."""
+
+    path: str
+    rows: int
+    size: int
+
+    def of(self, file: DataFile) -> DataFile:
+        """Return what a snapshot needs to know of it; ``file`` is the data file."""
+        # Equal bounds say that no other data file has such rows.
+        bounds = {PATH_ID: file.file_path.encode()}
+        deletes = DataFile.from_args(
+            content=DataFileContent.POSITION_DELETES,
+            file_path=self.path,
+            file_format=FileFormat.PARQUET,
+            partition=file.partition,
+            record_count=self.rows,
+            file_size_in_bytes=self.size,
+            lower_bounds=bounds,
+            upper_bounds=bounds,
+            sort_order_id=None,
+            equality_ids=None,
+            key_metadata=None,
+        )
+        deletes.spec_id = file.spec_id
+        return deletes
+
+
+def delete_by_position(target: FileTarget, file: FileScanTask, live: int, removed: int) -> bool:
+    """Whether some of the live rows of a file are deleted by position; else the file is copied."""
+    mode, data = target.metadata.properties.get(MODE), file.file
+    if mode == COPY or removed == live:
+        return False
+    is_large = mode == MERGE or data.file_size_in_bytes >= _LEAST_BYTES
+    gone = data.record_count - live + removed
+    return is_large and len(file.delete_files) < _MOST_FILES and gone <= _LARGEST_SHARE * data.record_count
+
+
+def written_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
+    """Write the positions, in ascending order, of rows to delete."""
+    path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+    paths = pa.DictionaryArray.from_arrays(pa.array([0] * len(positions), pa.int32()), [file.file_path])
+    rows = pa.table([paths.cast(pa.string()), pa.array(positions)], schema=_SCHEMA)
+    with target.io.new_output(path).create(overwrite=True) as out:
+        pq.write_table(rows, out, compression="zstd")
+        return PositionDeletes(path, len(positions), out.tell())
+
+
+def only_data_file(deletes: DataFile) -> str | None:
+    """Return the data file whose rows a delete file lists; None if they may be of several."""
+    low, high = ((bounds or {}).get(PATH_ID) for bounds in (deletes.lower_bounds, deletes.upper_bounds))
+    is_one = deletes.content == DataFileContent.POSITION_DELETES and low is not None and low == high
+    return low.decode(errors="replace") if is_one and low is not None else None
