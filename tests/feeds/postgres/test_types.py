@@ -197,8 +197,9 @@ def test_a_value_that_fits_no_type_can_be_read_as_text_or_null(
         first, *others = read(invalid_values="null")
     assert first is not None
     assert others == [None, None]
-    (record,) = caplog.records
-    assert (record.action, record.values, record.column) == ("invalid_values", 2, "v")  # type: ignore[attr-defined] # by extra
+    # Another one may say that the slot waits for an autovacuum.
+    found = [vars(record) for record in caplog.records if vars(record)["action"] == "invalid_values"]
+    assert [(record["values"], record["column"]) for record in found] == [(2, "v")]
 
 
 def test_a_numeric_column_as_double(source: Source) -> None:
