@@ -157,6 +157,7 @@ def test_large_micro_batches_are_looked_up_merged_and_written_by_several_tasks(
     tmp_path: Path, scd_type: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookups, "_FEW_ROWS", 0)
+    monkeypatch.setattr(lookups, "_PART_ROWS", 100)
     monkeypatch.setattr(record_merges, "_SMALL_ROWS", 2)
     monkeypatch.setattr(event_rows, "_TASK_BYTES", 1)
     driver, events = ChangesDriver(tmp_path, scd_type), []

@@ -26,7 +26,7 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.event_files import EventFile, read_events
 from penstock.tables.iceberg.event_rows import EventRowsTask, divided
 from penstock.tables.iceberg.keys import files_with_keys, ranges_of_keys
-from penstock.tables.iceberg.lookups import Lookup, ValuesTask
+from penstock.tables.iceberg.lookups import FilePart, Lookup, ValuesTask
 from penstock.tables.iceberg.record import Record
 from penstock.tables.iceberg.record_merges import RecordWriter
 from penstock.tables.iceberg.reports import from_report
@@ -175,7 +175,11 @@ class ChangesCommit(Commit):
         names = [*more, *(self.events.rows.names[number] for number in numbers)]
         keys = list(self.events.keys)
         task = ValuesTask(
-            target, self._stored_keys(events), self._columns(names), files, names=[*keys, *names]
+            target,
+            self._stored_keys(events),
+            self._columns(names),
+            [FilePart(file) for file in files],
+            names=[*keys, *names],
         )
         found = []
         for report in task.reports(self.spark, len(files)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,11 +15,13 @@ from pyspark.sql import SparkSession
 
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
-from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.reading import WHOLE, Part, live_rows
 from penstock.tables.iceberg.rewriting import identity, rows_with_keys
 
 _FEW_ROWS = 65_536
 """Rows that the driver looks through itself."""
+_PART_ROWS = 1 << 21
+"""How many rows a task looks through, at least, if there are more."""
 
 
 @dataclass
@@ -36,26 +38,43 @@ class Lookup:
     def lines(self, target: FileTarget, files: Sequence[FileScanTask], columns: Schema) -> list[pa.Table]:
         """Return the lines in each of some files; ``columns`` has the stored columns, with the keys first."""
         unknown = [file for file in files if identity(file) not in self._known]
-        task = LookupTask(target, self.keys, columns, unknown)
+        parts = [part for file in unknown for part in _divided(file)]
+        task = LookupTask(target, self.keys, columns, parts)
         if sum(file.file.record_count for file in unknown) <= _FEW_ROWS:
-            found = [task.translated(number) for number in range(len(unknown))]
+            found = [task.translated(number) for number in range(len(parts))]
         else:
-            found = [report.result for report in task.reports(self.spark, len(unknown))]
-        for file, lines in zip(unknown, found, strict=True):
+            found = [report.result for report in task.reports(self.spark, len(parts))]
+        by_file: dict[object, list[pa.Table]] = {}
+        for part, lines in zip(parts, found, strict=True):
             stored = pa.ipc.open_stream(lines).read_all()
-            self._known[identity(file)] = stored.rename_columns(self.schema.names).cast(self.schema)
+            in_part = stored.rename_columns(self.schema.names).cast(self.schema)
+            by_file.setdefault(identity(part.file), []).append(in_part)
+        self._known |= {file: pa.concat_tables(tables) for file, tables in by_file.items()}
         return [self._known[identity(file)] for file in files]
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A part of a data file in which keys are looked up."""
+
+    file: FileScanTask
+    part: Part = WHOLE
+
+
+def _divided(file: FileScanTask) -> list[FilePart]:
+    count = max(1, file.file.record_count // _PART_ROWS)
+    return [FilePart(file, Part(number, count)) for number in range(count)]
 
 
 @dataclass
 class LookupTask(NumberedTask):
-    """Takes numbers of files, and returns the lines in them as an Arrow stream."""
+    """Takes numbers of parts, and returns the lines in them as an Arrow stream."""
 
     target: FileTarget = field(repr=False)
     keys: pa.Table = field(repr=False)
     columns: Schema = field(repr=False)
     """The columns of the lines, with the keys first."""
-    files: Sequence[FileScanTask] = field(repr=False)
+    parts: Sequence[FilePart] = field(repr=False)
     what = "stored keys cannot be read"
 
     def result(self, number: int) -> bytes:
@@ -66,34 +85,41 @@ class LookupTask(NumberedTask):
         return bytes(sink.getvalue())
 
     def found(self, number: int) -> pa.Table:
-        """Return the rows of a file that have one of the keys."""
-        target, count = self.target, self.keys.num_columns
-        keys = Schema(*self.columns.fields[:count])
-        stored = self._read(number, keys)
-        places = rows_with_keys(stored, self.keys)
-        if not len(places):
-            return schema_to_pyarrow(self.columns, include_field_ids=False).empty_table()
-        if len(self.columns.fields) == count:
-            return stored.take(places)
-        parts, start = [], 0
-        for batch in live_rows(target.io, target.metadata, self.files[number], self.columns):
-            here = places[(places >= start) & (places < start + batch.num_rows)] - start
-            start += batch.num_rows
-            parts.append(batch.take(pa.array(here)))
-        return pa.Table.from_batches(parts)
+        """Return the rows of a part that have one of the keys."""
+        keys = list(range(self.keys.num_columns))
+        batches = []
+        for batch in self._rows(number, self.columns):
+            places = rows_with_keys(pa.Table.from_batches([batch]).select(keys), self.keys)
+            if len(places):
+                batches.append(batch.take(pa.array(places)))
+        return pa.Table.from_batches(batches, schema_to_pyarrow(self.columns, include_field_ids=False))
 
-    def _read(self, number: int, columns: Schema) -> pa.Table:
-        rows = live_rows(self.target.io, self.target.metadata, self.files[number], columns)
-        return pa.Table.from_batches(rows, schema_to_pyarrow(columns, include_field_ids=False))
+    def _rows(self, number: int, columns: Schema) -> Iterator[pa.RecordBatch]:
+        part, target = self.parts[number], self.target
+        return live_rows(target.io, target.metadata, part.file, columns, part.part)
 
 
 @dataclass
 class ValuesTask(LookupTask):
-    """Takes numbers of files, and writes the rows in them to a file each; returns its path, empty if none."""
+    """Takes numbers of files, and writes the rows in them to a file each; returns its path, empty if none.
+
+    Their values may be long, so they are read only from files that have one of the keys.
+    """
 
     names: Sequence[str] = ()
     """The columns' names in the file."""
     what = "stored values cannot be read"
+
+    def found(self, number: int) -> pa.Table:
+        key_columns = Schema(*self.columns.fields[: self.keys.num_columns])
+        schema = schema_to_pyarrow(key_columns, include_field_ids=False)
+        places = rows_with_keys(pa.Table.from_batches(self._rows(number, key_columns), schema), self.keys)
+        batches, start = [], 0
+        for batch in self._rows(number, self.columns) if len(places) else ():
+            here = places[(places >= start) & (places < start + batch.num_rows)] - start
+            start += batch.num_rows
+            batches.append(batch.take(pa.array(here)))
+        return pa.Table.from_batches(batches, schema_to_pyarrow(self.columns, include_field_ids=False))
 
     def result(self, number: int) -> bytes:
         rows = self.found(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +23,24 @@ from penstock.lake.iceberg_columns import current_column
 _BATCH_ROWS = 131_072
 
 
+@dataclass(frozen=True)
+class Part:
+    """One of several parts of a data file: some of its row groups."""
+
+    number: int = 0
+    count: int = 1
+
+    def of(self, file: pq.FileMetaData) -> tuple[range, int]:
+        """Return the row groups, and the position of their first row."""
+        ends = [file.num_row_groups * number // self.count for number in (self.number, self.number + 1)]
+        return range(*ends), sum(file.row_group(group).num_rows for group in range(ends[0]))
+
+
+WHOLE = Part()
+
+
 def live_rows(
-    io: FileIO, metadata: TableMetadata, task: FileScanTask, columns: Schema
+    io: FileIO, metadata: TableMetadata, task: FileScanTask, columns: Schema, part: Part = WHOLE
 ) -> Iterator[pa.RecordBatch]:
     """Yield top-level columns of a data file's rows that are not deleted, always in the same order."""
     if task.file.file_format != FileFormat.PARQUET:
@@ -43,8 +60,8 @@ def live_rows(
         )
         stored = {field.field_id: field for field in in_file.fields}
         names = [field.name for wanted in columns.fields if (field := stored.get(wanted.field_id))]
-        start = 0
-        for batch in file.iter_batches(_BATCH_ROWS, columns=names):
+        groups, start = part.of(file.metadata)
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names):
             kept = _without(batch, deleted, start)
             start += batch.num_rows
             arrays = [
