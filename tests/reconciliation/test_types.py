@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.postgres_source import Source
 from tests.support.reconciled import CopiedTable, copied
 
@@ -38,53 +36,76 @@ VALUES = {
 }
 
 
+COLUMNS = [f"c{number}" for number in range(len(VALUES))]
+OTHERS = {
+    name: (kind, str(other))
+    for name, (kind, (_, other)) in zip(COLUMNS, VALUES.items(), strict=True)
+    if other is not None
+}
+
+
 @contextmanager
-def values(source: Source, kind: str, folder: Path, column: str) -> Iterator[CopiedTable]:
-    table = source.table(f"id int PRIMARY KEY, v {column}", "v")
-    for number, value in enumerate([*VALUES[column][0], "NULL"]):
-        source.run(f"INSERT INTO {table} VALUES ({number}, {value})")
+def values(source: Source, kind: str, folder: Path, *columns: str) -> Iterator[CopiedTable]:
+    """A table with a column for each type, and a row for each of their values and for NULL; and a copy."""
+    listed = ", ".join(f"c{number} {column}" for number, column in enumerate(columns))
+    table = source.table(f"id int PRIMARY KEY, {listed}", "v")
+    lists = [VALUES[column][0] for column in columns]
+    for number in range(max(map(len, lists)) + 1):
+        row = [each[number] if number < len(each) else "NULL" for each in lists]
+        source.run(f"INSERT INTO {table} VALUES ({number}, {', '.join(row)})")
     with copied(source, table, kind, folder) as made:
         yield made
 
 
-@pytest.mark.parametrize("column", VALUES)
-def test_a_copy_with_the_same_values_is_equal(source: Source, kind: str, tmp_path: Path, column: str) -> None:
-    with values(source, kind, tmp_path, column) as made:
+@contextmanager
+def one_row_each(source: Source, kind: str, folder: Path) -> Iterator[CopiedTable]:
+    """A table with a column for each type: two rows for each of them, with and without values; and a copy."""
+    listed = ", ".join(f"{name} {column}" for name, column in zip(COLUMNS, VALUES, strict=True))
+    table = source.table(f"id int PRIMARY KEY, {listed}", "v")
+    first = ", ".join(each[0] for each, _ in VALUES.values())
+    for number in range(len(VALUES)):
+        source.run(f"INSERT INTO {table} VALUES ({number}, {first})")
+        source.run(f"INSERT INTO {table} (id) VALUES ({number + len(VALUES)})")
+    with copied(source, table, kind, folder) as made:
+        yield made
+
+
+def test_a_copy_with_the_same_values_is_equal(source: Source, kind: str, tmp_path: Path) -> None:
+    with values(source, kind, tmp_path, *VALUES) as made:
         assert made.compare().equal
 
 
-@pytest.mark.parametrize("column", VALUES)
 def test_null_instead_of_a_value_and_a_value_instead_of_null_are_found(
-    source: Source, kind: str, tmp_path: Path, column: str
+    source: Source, kind: str, tmp_path: Path
 ) -> None:
-    with values(source, kind, tmp_path, column) as made:
-        count = len(VALUES[column][0])
-        made.update("v", "NULL", "id = 0")
-        source.run(f"UPDATE {made.table} SET v = {VALUES[column][0][0]} WHERE id = {count}")
-        found = made.compare()
-        assert [row.key["id"] for row in sorted(found.differing_rows, key=repr)] == [0, count]
-        assert {row.columns for row in found.differing_rows} == {("v",)}
-        assert made.compare(repair=True).repaired == 2
+    with one_row_each(source, kind, tmp_path) as made:
+        damaged = {}
+        for number, (name, (listed, _)) in enumerate(zip(COLUMNS, VALUES.values(), strict=True)):
+            without = number + len(VALUES)
+            made.update(name, "NULL", f"id = {number}")
+            source.run(f"UPDATE {made.table} SET {name} = {listed[0]} WHERE id = {without}")
+            damaged |= {number: (name,), without: (name,)}
+        found = made.compare(most_rows=100)
+        assert {row.key["id"]: row.columns for row in found.differing_rows} == damaged
+        assert made.compare(repair=True).repaired == len(damaged)
         assert made.compare().equal
 
 
-@pytest.mark.parametrize("column", [name for name, (_, other) in VALUES.items() if other])
-def test_another_value_is_found(source: Source, kind: str, tmp_path: Path, column: str) -> None:
-    with values(source, kind, tmp_path, column) as made:
-        value = str(VALUES[column][1])
-        cast = {"numeric(10, 2)": f"CAST({value} AS DECIMAL(10, 2))"} if kind == "delta" else {}
-        made.update(
-            "v",
-            f"'{value}'" if column == "numeric(10, 2)" and kind == "sqlite" else cast.get(column, value),
-            "id = 0",
-        )
+def test_another_value_is_found(source: Source, kind: str, tmp_path: Path) -> None:
+    with one_row_each(source, kind, tmp_path) as made:
+        for name, (column, value) in OTHERS.items():
+            is_decimal = column == "numeric(10, 2)"
+            cast = f"CAST({value} AS DECIMAL(10, 2))" if is_decimal and kind == "delta" else value
+            text = f"'{value}'" if is_decimal and kind == "sqlite" else cast
+            made.update(name, text, f"id = {COLUMNS.index(name)}")
         found = made.compare()
-        assert [(row.key["id"], row.columns) for row in found.differing_rows] == [(0, ("v",))]
+        damaged = {COLUMNS.index(name): (name,) for name in OTHERS}
+        assert {row.key["id"]: row.columns for row in found.differing_rows} == damaged
 
 
 def test_the_scale_of_a_numeric_without_one_counts(source: Source, kind: str, tmp_path: Path) -> None:
     with values(source, kind, tmp_path, "numeric") as made:
-        made.update("v", "'1.500'", "id = 0")
+        made.update("c0", "'1.500'", "id = 0")
         assert made.compare().different == 1
 
 
