@@ -100,7 +100,7 @@ class RowDelta(_OverwriteFiles):
     def _one_written(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
         with _DeleteManifest(
             self.spec(spec_id),
-            self.schema(),
+            self._transaction.table_metadata.schema(),
             self.new_manifest_output(),
             self._snapshot_id,
             self._compression,
