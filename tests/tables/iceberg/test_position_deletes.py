@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
+from pyspark.sql import types as spark
 
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.tables.iceberg import position_deletes
@@ -21,6 +22,7 @@ from penstock.tables.iceberg.position_deletes import MODE
 from tests.support.feed_reading import changes
 from tests.tables.iceberg.changes_driver import ChangesDriver
 from tests.tables.iceberg.deletes import delete_rows
+from tests.tables.iceberg.driver import ROWS as COLUMNS
 from tests.tables.iceberg.driver import Driver, Row, Run
 from tests.tables.iceberg.faults import Killed, conflict, killed, killed_after, lost_reply, lost_request
 
@@ -92,9 +94,10 @@ def test_by_default_only_large_files_get_them(tmp_path: Path, monkeypatch: pytes
     assert driver.rows() == expected({7: "new", 8: "new"})
 
 
-def test_a_table_may_ask_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["copy-on-write", "COPY-ON-WRITE"])
+def test_a_table_may_ask_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 1)
-    driver = filled(tmp_path, "copy-on-write")
+    driver = filled(tmp_path, mode)
     driver.write(1, [(7, "new")])
     assert delete_files(driver.table) == []
     assert driver.rows() == expected({7: "new"})
@@ -164,6 +167,39 @@ def test_delete_files_of_a_partition_are_in_it_also_under_an_older_partitioning(
     assert len(driver.rows()) == 2 * ROWS
     driver.write(3, [(number, "b") for number in range(ROWS, ROWS + 60)])
     assert {file.spec_id for file in delete_files(driver.table)} == {0}
+
+
+def test_a_partitioning_may_get_more_fields(tmp_path: Path) -> None:
+    schema = spark.StructType([*COLUMNS, spark.StructField("w", spark.StringType())])
+    set_mode(Driver(tmp_path, "update", "k", schema=schema))
+    for batch_id, column in enumerate("vw"):
+        with Run(tmp_path).table.update_spec() as update:
+            update.add_field(column, IdentityTransform(), column)
+        driver = Driver(tmp_path, "update", "k", schema=schema)
+        keys = [7] if batch_id else range(ROWS)
+        driver.write(batch_id, [(key, "a", column) for key in keys])
+    assert [(file.spec_id, tuple(file.partition)) for file in delete_files(driver.table)] == [(1, ("a",))]
+    assert sorted(driver.rows()) == [(key, "a", "w" if key == 7 else "v") for key in range(ROWS)]
+    snapshot = driver.table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary["changed-partition-count"] == "2"
+
+
+def test_manifests_whose_delete_files_all_stay_are_not_written_again(tmp_path: Path) -> None:
+    driver = filled(tmp_path)
+    driver.write(1, [(7, "new"), (900, "new")])
+    before = delete_manifests(driver.table)
+    driver.write(2, [(900, "newer")])
+    assert delete_manifests(driver.table) == before
+    assert driver.rows() == expected({7: "new", 900: "newer"})
+
+
+def delete_manifests(table: Table) -> list[str]:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    listed = snapshot.manifests(table.io)
+    return [each.manifest_path for each in listed if each.content == ManifestContent.DELETES]
 
 
 def test_other_writers_go_on_as_before(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class PositionDeletes:
 
 def delete_by_position(target: FileTarget, file: FileScanTask, live: int, removed: int) -> bool:
     """Whether some of the live rows of a file are deleted by position; else the file is copied."""
-    mode, data = target.metadata.properties.get(MODE), file.file
+    mode, data = target.metadata.properties.get(MODE, "").lower(), file.file
     if mode == COPY or removed == live:
         return False
     is_large = mode == MERGE or data.file_size_in_bytes >= _LEAST_BYTES

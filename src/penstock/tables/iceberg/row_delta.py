@@ -1,12 +1,13 @@
 """A snapshot that replaces data files and deletes rows of others by position; pyiceberg commits no delete
 files itself.
 
-Delete files are listed in manifests of their own. When there are many of those, or a data file leaves the
-table, they are written anew as one, without the delete files of data files that are gone.
+Delete files are listed in manifests of their own. When there are many of those, they are written anew as one.
+When a data file leaves the table, so are those that list its delete files, without these.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pyiceberg.manifest import (
@@ -17,10 +18,16 @@ from pyiceberg.manifest import (
     ManifestFile,
     ManifestWriterV2,
 )
-from pyiceberg.table import Transaction
-from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table import TableProperties, Transaction
+from pyiceberg.table.snapshots import (
+    Operation,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.utils.properties import property_as_int
 
 from penstock.tables.iceberg.position_deletes import only_data_file
 
@@ -60,22 +67,35 @@ class RowDelta(_OverwriteFiles):
         return data + self._delete_manifests([each for each in manifests if each not in data])
 
     def _delete_manifests(self, stored: Sequence[ManifestFile]) -> list[ManifestFile]:
+        """Return the manifests of delete files: one is written anew for each partitioning that changes."""
         self._removed_deletes = []
-        new = [
-            ManifestEntry.from_args(
+        written, unchanged = self._added_entries(), []
+        counts = Counter(manifest.partition_spec_id for manifest in stored)
+        many = {spec for spec in written if counts[spec] >= _MOST_MANIFESTS}
+        for manifest in stored:
+            spec = manifest.partition_spec_id
+            entries = self._kept(manifest) if spec in many or self._deleted_data_files else []
+            if spec in many or any(entry.status == ManifestEntryStatus.DELETED for entry in entries):
+                written.setdefault(spec, []).extend(entries)
+            else:
+                unchanged.append(manifest)
+        return [*(self._written(spec, entries) for spec, entries in written.items() if entries), *unchanged]
+
+    def _added_entries(self) -> dict[int, list[ManifestEntry]]:
+        """Return the entries of the new delete files, by the number of their partitioning."""
+        found: dict[int, list[ManifestEntry]] = {}
+        for file in self._new_deletes:
+            entry = ManifestEntry.from_args(
                 status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
             )
-            for file in self._new_deletes
-        ]
-        if stored and (self._deleted_data_files or len(stored) >= _MOST_MANIFESTS):
-            return self._written([*self._kept(stored), *new])
-        return [*self._written(new), *stored]
+            found.setdefault(file.spec_id, []).append(entry)
+        return found
 
-    def _kept(self, stored: Sequence[ManifestFile]) -> list[ManifestEntry]:
-        """Return the entries of some manifests; those of delete files without a data file are removed."""
+    def _kept(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        """Return the entries of a manifest; those of delete files without a data file are removed."""
         gone = {file.file_path for file in self._deleted_data_files}
         entries = []
-        for entry in (each for manifest in stored for each in self.fetch_manifest_entry(manifest)):
+        for entry in self.fetch_manifest_entry(manifest):
             is_removed = only_data_file(entry.data_file) in gone
             if is_removed:
                 self._removed_deletes.append(entry.data_file)
@@ -90,14 +110,7 @@ class RowDelta(_OverwriteFiles):
             )
         return entries
 
-    def _written(self, entries: Sequence[ManifestEntry]) -> list[ManifestFile]:
-        """Write a manifest for each partitioning that delete files have."""
-        by_spec: dict[int, list[ManifestEntry]] = {}
-        for entry in entries:
-            by_spec.setdefault(entry.data_file.spec_id, []).append(entry)
-        return [self._one_written(spec_id, listed) for spec_id, listed in by_spec.items()]
-
-    def _one_written(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
+    def _written(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
         with _DeleteManifest(
             self.spec(spec_id),
             self._transaction.table_metadata.schema(),
@@ -110,10 +123,21 @@ class RowDelta(_OverwriteFiles):
         return writer.to_manifest_file()
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        added, removed = self._added_data_files, self._deleted_data_files
-        self._added_data_files = [*added, *self._new_deletes]
-        self._deleted_data_files = {*removed, *self._removed_deletes}
-        try:
-            return super()._summary(snapshot_properties)
-        finally:
-            self._added_data_files, self._deleted_data_files = added, removed
+        """Count delete files too; pyiceberg takes all that is added for files of the current partitioning."""
+        metadata = self._transaction.table_metadata
+        schema, specs, current = metadata.schema(), metadata.specs(), metadata.spec()
+        files = SnapshotSummaryCollector(
+            property_as_int(metadata.properties, TableProperties.WRITE_PARTITION_SUMMARY_LIMIT, 0) or 0
+        )
+        for file in self._added_data_files:
+            files.add_file(file, schema, current)
+        for file in self._new_deletes:
+            files.add_file(file, schema, specs[file.spec_id])
+        for file in (*self._deleted_data_files, *self._removed_deletes):
+            files.remove_file(file, schema, specs[file.spec_id])
+        before = self._parent_snapshot_id
+        previous = None if before is None else metadata.snapshot_by_id(before)
+        return update_snapshot_summaries(
+            Summary(self._operation, **files.build(), **snapshot_properties),
+            None if previous is None else previous.summary,
+        )
