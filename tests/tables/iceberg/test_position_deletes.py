@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import types as spark
 
-from penstock.feeds.iceberg import IcebergFeed
+from penstock.feeds.iceberg import IcebergFeed, planning
 from penstock.tables.iceberg import position_deletes
 from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.position_deletes import MODE
@@ -319,3 +319,26 @@ def test_a_feed_of_the_table_has_the_changes(tmp_path: Path) -> None:
         (7, "newer"): 1,
         (900, "new"): 1,
     }
+
+
+def test_a_feed_compares_a_delete_file_only_with_its_own_data_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the work grows with the square of the number of data files."""
+    driver, files = Driver(tmp_path, "update", "k"), 12
+    set_mode(driver)
+    driver.write(0, *([(number * 100 + row, "old") for row in range(20)] for number in range(files)))
+    driver.write(1, [(number * 100, "new") for number in range(files)])
+    assert len(delete_files(driver.table)) == files
+    compared = []
+
+    def counted(deletes: Any, data: Any) -> bool:
+        compared.append(data)
+        return applies(deletes, data)
+
+    applies = planning._applies
+    monkeypatch.setattr(planning, "_applies", counted)
+    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    newest = feed.newest(feed.oldest())
+    assert changes(feed, newest - 1, newest).num_rows == 2 * files
+    assert len(compared) <= 4 * files

@@ -8,7 +8,7 @@ its partition whose sequence number is not above its own, and a deletion vector 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
@@ -28,13 +28,33 @@ _PATH_FIELD = 2147483546
 """The column of a position delete file that names the data file; the table format reserves its id."""
 
 
+class _DeleteFiles:
+    """Position delete files and deletion vectors, found by the data file whose rows they list."""
+
+    def __init__(self) -> None:
+        self._of_one: dict[str, list[Entry]] = {}
+        self._of_several: list[Entry] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._of_one or self._of_several)
+
+    def add(self, entry: Entry) -> None:
+        only = _only_data_file(entry.file)
+        (self._of_several if only is None else self._of_one.setdefault(only, [])).append(entry)
+
+    def applying(self, data: Entry) -> tuple[DeleteFile, ...]:
+        """Return those that may apply to a data file; only their rows say whether they do."""
+        found = chain(self._of_one.get(data.file.file_path, ()), self._of_several)
+        return tuple(_delete_file(entry.file) for entry in found if _applies(entry, data))
+
+
 @dataclass(frozen=True)
 class _Deletes:
-    """Position delete files and deletion vectors before and after a snapshot."""
+    """The delete files before and after a snapshot."""
 
-    before: Sequence[Entry] = ()
-    after: Sequence[Entry] = ()
-    changed: Sequence[Entry] = ()
+    before: _DeleteFiles = field(default_factory=_DeleteFiles)
+    after: _DeleteFiles = field(default_factory=_DeleteFiles)
+    changed: _DeleteFiles = field(default_factory=_DeleteFiles)
     """Those that are only in one of the two."""
 
 
@@ -68,9 +88,9 @@ class Planner:
         deletes = self._deletes(all_manifests, snapshot, needed=bool(removed))
         for entry in own:
             if entry.status == ManifestEntryStatus.ADDED:
-                yield self._rows(change, entry, INSERT, exclude=_applying(deletes.after, entry))
+                yield self._rows(change, entry, INSERT, exclude=deletes.after.applying(entry))
         for entry in removed:
-            yield self._rows(change, entry, DELETE, exclude=_applying(deletes.before, entry))
+            yield self._rows(change, entry, DELETE, exclude=deletes.before.applying(entry))
         if deletes.changed:
             yield from self._touched(change, data, {entry.file.file_path for entry in own}, deletes)
 
@@ -114,9 +134,9 @@ class Planner:
         """Yield files that stay, whose deleted rows the snapshot changed."""
         for entry in entries(self._io, *written):
             stays = entry.status != ManifestEntryStatus.DELETED and entry.file.file_path not in own
-            if not stays or not _applying(deletes.changed, entry):
+            if not stays or not deletes.changed.applying(entry):
                 continue
-            before, after = _applying(deletes.before, entry), _applying(deletes.after, entry)
+            before, after = deletes.before.applying(entry), deletes.after.applying(entry)
             yield self._rows(change, entry, DELETE, only=after, exclude=before)
             if set(before) - set(after):
                 yield self._rows(change, entry, INSERT, only=before, exclude=after)
@@ -126,7 +146,7 @@ class Planner:
         delete_manifests = [manifest for manifest in written if manifest.content == ManifestContent.DELETES]
         if not needed and all(manifest.added_snapshot_id != snapshot for manifest in delete_manifests):
             return _Deletes()
-        before, after, changed = [], [], []
+        found = _Deletes()
         for manifest in delete_manifests:
             for entry in entries(self._io, manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
@@ -135,12 +155,12 @@ class Planner:
                 self._check_delete(entry.file)
                 existed = removed or entry.snapshot_id != snapshot
                 if existed:
-                    before.append(entry)
+                    found.before.add(entry)
                 if not removed:
-                    after.append(entry)
+                    found.after.add(entry)
                 if removed or not existed:
-                    changed.append(entry)
-        return _Deletes(before, after, changed)
+                    found.changed.add(entry)
+        return found
 
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
@@ -207,15 +227,24 @@ class Planner:
         )
 
 
-def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:
-    """Return the delete files that may apply to a data file; only their rows say whether they do."""
-    return tuple(_delete_file(entry.file) for entry in deletes if _applies(entry, data))
-
-
 def _delete_file(file: File) -> DeleteFile:
     if file.file_format != FileFormat.PUFFIN:
         return DeleteFile(file.file_path)
     return DeleteFile(file.file_path, file.content_offset or 0, file.content_size_in_bytes or 0)
+
+
+def _only_data_file(deletes: File) -> str | None:
+    """Return the data file whose rows a delete file lists; None if they may be of several."""
+    only: str | None = deletes.referenced_data_file
+    if only is not None:
+        return only
+    low, high = _path_bounds(deletes)
+    return None if low is None or low != high else low.decode(errors="replace")
+
+
+def _path_bounds(deletes: File) -> tuple[bytes | None, bytes | None]:
+    low, high = ((each or {}).get(_PATH_FIELD) for each in (deletes.lower_bounds, deletes.upper_bounds))
+    return low, high
 
 
 def _applies(delete: Entry, data: Entry) -> bool:
@@ -228,6 +257,5 @@ def _applies(delete: Entry, data: Entry) -> bool:
     if only is not None:
         return only == data_file.file_path
     path = data_file.file_path.encode()
-    low = (file.lower_bounds or {}).get(_PATH_FIELD)
-    high = (file.upper_bounds or {}).get(_PATH_FIELD)
+    low, high = _path_bounds(file)
     return (low is None or low <= path) and (high is None or path <= high)
