@@ -6,8 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
@@ -18,7 +21,7 @@ from pyspark.sql import types as spark
 from penstock.feeds.iceberg import IcebergFeed, planning
 from penstock.tables.iceberg import position_deletes
 from penstock.tables.iceberg.compaction import compact
-from penstock.tables.iceberg.position_deletes import MODE
+from penstock.tables.iceberg.position_deletes import MODE, written_deletes
 from tests.support.feed_reading import changes
 from tests.tables.iceberg.changes_driver import ChangesDriver
 from tests.tables.iceberg.deletes import delete_rows
@@ -200,6 +203,18 @@ def delete_manifests(table: Table) -> list[str]:
     assert snapshot is not None
     listed = snapshot.manifests(table.io)
     return [each.manifest_path for each in listed if each.content == ManifestContent.DELETES]
+
+
+def test_the_path_of_the_data_file_is_in_memory_once(tmp_path: Path) -> None:
+    """With 2 GiB of paths, Arrow would refuse the column."""
+    driver, count = Driver(tmp_path, "update", "k"), 30_000
+    target = driver.writer.target.files(driver.table, driver.table.transaction(), "token")
+    file: Any = SimpleNamespace(file_path="x" * 100_000)
+    written = written_deletes(target, file, np.arange(count))
+    stored = pq.ParquetFile(local(written.path))
+    assert (stored.metadata.num_rows, written.rows) == (count, count)
+    assert stored.schema_arrow.types == [pa.string(), pa.int64()]
+    assert written.size == Path(local(written.path)).stat().st_size < 1 << 20
 
 
 def test_other_writers_go_on_as_before(tmp_path: Path) -> None:

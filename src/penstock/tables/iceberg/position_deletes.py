@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -34,7 +35,13 @@ def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(field_id)})
 
 
-_SCHEMA = pa.schema([_column("file_path", pa.string(), PATH_ID), _column("pos", pa.int64(), _POSITION_ID)])
+_SCHEMA = pa.schema(
+    [
+        # The path is in memory once, not once for each row.
+        _column("file_path", pa.dictionary(pa.int32(), pa.string()), PATH_ID),
+        _column("pos", pa.int64(), _POSITION_ID),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,10 @@ def delete_by_position(target: FileTarget, file: FileScanTask, live: int, remove
 def written_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
     """Write the positions, in ascending order, of rows to delete."""
     path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
-    paths = pa.DictionaryArray.from_arrays(pa.array([0] * len(positions), pa.int32()), [file.file_path])
-    rows = pa.table([paths.cast(pa.string()), pa.array(positions)], schema=_SCHEMA)
+    paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path])
+    rows = pa.table([paths, pa.array(positions)], schema=_SCHEMA)
     with target.io.new_output(path).create(overwrite=True) as out:
-        pq.write_table(rows, out, compression="zstd")
+        pq.write_table(rows, out, compression="zstd", store_schema=False)
         return PositionDeletes(path, len(positions), out.tell())
 
 
