@@ -1,7 +1,7 @@
 """Position deletes: a small file that says which rows of a data file are gone, instead of a copy of the file
 without them (merge on read; https://iceberg.apache.org/spec, "Position Delete Files").
 
-A copy costs as much as the file has rows, a delete file as much as the micro-batch changes. Readers pay for
+For a copy all columns of the file are read and written, for a delete file its keys are read. Readers pay for
 each delete file, so a data file gets a limited number of them for a limited share of its rows, and is copied
 then.
 """
