@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -251,8 +252,35 @@ def rows_with_keys(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64]:
     """Return the places of the rows that have one of the keys, in order; the keys' columns are in the same
     order, and may have other names.
     """
+    places = _places_in_order(stored, keys)
+    if places is not None:
+        return places
     names = [f"k{number}" for number in range(stored.num_columns)]
     plain = stored.rename_columns(names)
     wanted = keys.rename_columns(names).cast(plain.schema)
     matched = numbered(plain, _ROW).join(wanted, keys=names, join_type="left semi")
     return np.sort(matched[_ROW].to_numpy())
+
+
+def _places_in_order(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64] | None:
+    """Look for keys of one column of numbers or times by bisection; None if the rows are not in their order.
+
+    Those of the record are, and often those of a table whose keys are numbered.
+    """
+    column, wanted = stored.column(0), keys.column(0)
+    kind = column.type
+    if stored.num_columns > 1 or column.null_count or not (pat.is_integer(kind) or pat.is_timestamp(kind)):
+        return None
+    values = column.cast(pa.int64()).to_numpy()
+    if (values[1:] < values[:-1]).any():
+        return None
+    looked_up = np.unique(wanted.drop_null().cast(kind).cast(pa.int64()).to_numpy())
+    if len(values):
+        low, high = np.searchsorted(looked_up, values[0]), np.searchsorted(looked_up, values[-1], "right")
+        looked_up = looked_up[low:high]
+    first, end = (np.searchsorted(values, looked_up, side) for side in ("left", "right"))
+    counts = end - first
+    # The places first, first + 1, … of each key.
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    found: NDArray[np.int64] = np.repeat(first, counts) + within
+    return found
