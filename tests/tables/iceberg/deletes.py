@@ -77,6 +77,17 @@ def delete_rows(
             producer.commit()
 
 
+def delete_listed(table: Table, positions: dict[str, list[int]]) -> None:
+    """Delete rows by the positions in their data files, with one delete file for all."""
+    pairs = [(path, place) for path in sorted(positions) for place in positions[path]]
+    paths, places = zip(*pairs, strict=True)
+    listed = pa.table({"file_path": paths, "pos": places})
+    with table.transaction() as transaction:
+        producer = _RowDelta(operation=Operation.DELETE, transaction=transaction, io=table.io)
+        producer.deletes = [_file(table, listed, DataFileContent.POSITION_DELETES)]
+        producer.commit()
+
+
 def _file(table: Table, listed: pa.Table, content: DataFileContent) -> DataFile:
     path = f"{table.location()}/data/deletes-{uuid.uuid4()}.parquet"
     local = Path(path.removeprefix("file://"))

@@ -24,7 +24,7 @@ from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.position_deletes import MODE, written_deletes
 from tests.support.feed_reading import changes
 from tests.tables.iceberg.changes_driver import ChangesDriver
-from tests.tables.iceberg.deletes import delete_rows
+from tests.tables.iceberg.deletes import delete_listed, delete_rows
 from tests.tables.iceberg.driver import ROWS as COLUMNS
 from tests.tables.iceberg.driver import Driver, Row, Run
 from tests.tables.iceberg.faults import Killed, conflict, killed, killed_after, lost_reply, lost_request
@@ -117,16 +117,56 @@ def test_a_file_that_loses_many_rows_is_copied(tmp_path: Path) -> None:
     assert driver.rows() == expected(dict.fromkeys(range(share + 1), "new"))
 
 
-def test_a_file_with_many_delete_files_is_copied_and_they_leave_the_table(tmp_path: Path) -> None:
-    driver, manifests = filled(tmp_path), []
-    for number in range(1, 30):
+def test_many_delete_files_of_a_data_file_are_merged_into_the_next(tmp_path: Path) -> None:
+    driver, manifests, listed = filled(tmp_path), [], []
+    (old,) = data_files(driver.table)
+    share = ROWS // 10
+    for number in range(1, share + 1):
         driver.write(number, [(number, "new")])
         found = delete_files(driver.table, manifests=manifests.append)
-        assert len(found) == (number - 1) % 9 + 1 if number % 9 else found == []
+        listed.append(sorted(file.record_count for file in found))
         assert driver.rows() == expected(dict.fromkeys(range(1, number + 1), "new"))
+        assert old.file_path in [file.file_path for file in data_files(driver.table)]
+    assert listed[7] == [1] * 8
+    assert listed[8] == [9], "the positions of all"
+    assert listed[15] == [*[1] * 7, 9]
+    assert listed[16] == [17]
     assert max(manifests) <= 9
     (removed,) = removed_deletes(driver.table, 9)
     assert removed == 8, "so that engines that expire snapshots delete them"
+    driver.write(share + 1, [(share + 1, "new")])
+    assert delete_files(driver.table) == [], "it has lost many rows"
+    assert driver.orphans == []
+
+
+def test_delete_files_that_list_rows_of_several_files_are_not_merged(tmp_path: Path) -> None:
+    driver = filled(tmp_path)
+    driver.write(1, [(number, "old") for number in range(ROWS, 2 * ROWS)])
+    one, other = data_files(driver.table)
+    delete_listed(driver.table, {one.file_path: [100, 101], other.file_path: [100]})
+    before = {file.file_path for file in delete_files(driver.table)}
+    gone = frozenset(key for key, _ in expected(dict.fromkeys(range(2 * ROWS), "old"))) - {
+        key for key, _ in driver.rows()
+    }
+    assert len(gone) == 3
+    for number in range(1, 12):
+        driver.write(number + 1, [(number, "new")])
+    after = {file.file_path: file.record_count for file in delete_files(driver.table)}
+    assert before < set(after)
+    assert sum(after.values()) == 3 + 11
+    held = dict.fromkeys(range(2 * ROWS), "old") | dict.fromkeys(range(1, 12), "new")
+    assert driver.rows() == expected(held, gone)
+
+
+def test_a_feed_has_no_changes_of_rows_whose_positions_are_merged(tmp_path: Path) -> None:
+    driver = filled(tmp_path)
+    for number in range(1, 10):
+        driver.write(number, [(number, "new")])
+    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    newest = feed.newest(feed.oldest())
+    found = changes(feed, newest - 1, newest).to_pylist()
+    rows = sorted((row["_change_type"], row["k"], row["v"]) for row in found)
+    assert rows == [("delete", 9, "old"), ("insert", 9, "new")]
 
 
 def removed_deletes(table: Table, batch_id: int) -> list[int]:

@@ -59,6 +59,8 @@ class FileChanges:
     added: Sequence[DataFile]
     deletes: Sequence[DataFile] = ()
     """New delete files."""
+    merged: Sequence[DataFile] = ()
+    """The delete files whose positions are in the new ones too."""
     record: RecordChange | None = None
     """What it records of applied events."""
 
@@ -70,7 +72,8 @@ class FileChanges:
         removed = [each.old for each in rewritten if each.deletes is None]
         new = [file for each in rewritten for file in each.new]
         deletes = [each.deletes for each in rewritten if each.deletes is not None]
-        return cls(removed, [*added, *new], deletes, record)
+        merged = [file for each in rewritten for file in each.merged]
+        return cls(removed, [*added, *new], deletes, merged, record)
 
     @property
     def is_append(self) -> bool:
@@ -205,6 +208,8 @@ class Commit:
                 producer.delete_data_file(file)
             for file in changes.deletes:
                 producer.append_delete_file(file)
+            for file in changes.merged:
+                producer.remove_delete_file(file)
         for file in changes.added:
             producer.append_data_file(file)
         producer.commit()

@@ -2,8 +2,8 @@
 without them (merge on read; https://iceberg.apache.org/spec, "Position Delete Files").
 
 For a copy all columns of the file are read and written, for a delete file its keys are read. Readers pay for
-each delete file, so a data file gets a limited number of them for a limited share of its rows, and is copied
-then.
+each delete file. So once a data file has many of them, the next one takes their place, and once it has lost a
+share of its rows, it is copied.
 """
 
 from __future__ import annotations
@@ -80,7 +80,20 @@ def delete_by_position(target: FileTarget, file: FileScanTask, live: int, remove
         return False
     is_large = mode == MERGE or data.file_size_in_bytes >= _LEAST_BYTES
     gone = data.record_count - live + removed
-    return is_large and len(file.delete_files) < _MOST_FILES and gone <= _LARGEST_SHARE * data.record_count
+    shared = len(file.delete_files) - len(_own(file))
+    return is_large and shared < _MOST_FILES and gone <= _LARGEST_SHARE * data.record_count
+
+
+def merged_deletes(file: FileScanTask) -> list[DataFile]:
+    """Return the delete files that the next one of a data file takes the place of: all, once there are many,
+    except for those that list rows of other data files too.
+    """
+    own = _own(file)
+    return own if len(own) >= _MOST_FILES else []
+
+
+def _own(file: FileScanTask) -> list[DataFile]:
+    return [each for each in file.delete_files if only_data_file(each) == file.file.file_path]
 
 
 def written_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +50,7 @@ def live_rows(
             condition="TABLE_REFUSED.FILE_FORMAT",
             file=task.file.file_path,
         )
-    deleted = _deleted(io, task)
+    deleted = listed_positions(io, task.file, task.delete_files)
     constants = _partition_values(metadata, task.file)
     target = schema_to_pyarrow(columns, include_field_ids=False)
     with io.new_input(task.file.file_path).open() as stream:
@@ -73,13 +73,12 @@ def live_rows(
 
 def live_positions(io: FileIO, task: FileScanTask) -> Positions:
     """Return the positions in a data file of its rows that are not deleted."""
-    return np.delete(np.arange(task.file.record_count), _deleted(io, task))
+    return np.delete(np.arange(task.file.record_count), listed_positions(io, task.file, task.delete_files))
 
 
-def _deleted(io: FileIO, task: FileScanTask) -> Positions:
-    """Return the positions of the deleted rows of a file, in order."""
-    path = task.file.file_path
-    listed = [positions(io, DeleteFile(file.file_path), path) for file in task.delete_files]
+def listed_positions(io: FileIO, data: DataFile, deletes: Iterable[DataFile]) -> Positions:
+    """Return the positions of a data file that are in some delete files, in order."""
+    listed = [positions(io, DeleteFile(file.file_path), data.file_path) for file in deletes]
     return np.unique(np.concatenate([NONE, *listed]))
 
 

@@ -34,8 +34,13 @@ from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
 from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import translated
-from penstock.tables.iceberg.position_deletes import PositionDeletes, delete_by_position, written_deletes
-from penstock.tables.iceberg.reading import live_positions, live_rows
+from penstock.tables.iceberg.position_deletes import (
+    PositionDeletes,
+    delete_by_position,
+    merged_deletes,
+    written_deletes,
+)
+from penstock.tables.iceberg.reading import listed_positions, live_positions, live_rows
 from penstock.tables.iceberg.reports import from_report, to_report
 
 _COLUMNS = "number bigint, files binary, deletes string, attempt int"
@@ -134,6 +139,8 @@ class Rewritten:
     """What replaces it: no file if no row stays."""
     deletes: DataFile | None
     """If nothing replaces it: the delete file with the positions of rows that it loses."""
+    merged: tuple[DataFile, ...] = ()
+    """Earlier delete files whose positions are in the new one too."""
 
     @property
     def paths(self) -> list[str]:
@@ -161,7 +168,7 @@ class Rewriter:
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
-                self._known[identity(file)] = _reported(target, file.file, report)
+                self._known[identity(file)] = _reported(target, file, report)
         return [known for file in files if (known := self._known[identity(file)]) is not None]
 
     @property
@@ -170,11 +177,14 @@ class Rewriter:
         return [path for known in self._known.values() if known for path in known.paths]
 
 
-def _reported(target: FileTarget, old: DataFile, report: Any) -> Rewritten | None:
+def _reported(target: FileTarget, file: FileScanTask, report: Any) -> Rewritten | None:
     """Return what a task reports of a file; None if it stays as it is."""
     if report.deletes is not None:
-        return Rewritten(old, (), PositionDeletes(**json.loads(report.deletes)).of(old))
-    return None if report.files is None else Rewritten(old, tuple(from_report(target, report.files)), None)
+        deletes = PositionDeletes(**json.loads(report.deletes)).of(file.file)
+        return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)))
+    if report.files is None:
+        return None
+    return Rewritten(file.file, tuple(from_report(target, report.files)), None)
 
 
 def identity(file: FileScanTask) -> tuple[str, frozenset[str]]:
@@ -226,7 +236,8 @@ class RewriteTask:
         if edited.values is None and delete_by_position(target, file, len(edited.kept), len(removed)):
             positions = live_positions(target.io, file)
             _require_rows(len(edited.kept), len(positions))
-            return None, written_deletes(target, file.file, positions[removed])
+            merged = listed_positions(target.io, file.file, merged_deletes(file))
+            return None, written_deletes(target, file.file, np.union1d(merged, positions[removed]))
         return written(target, self._rows(file, edited)) if edited.kept.any() else [], None
 
     def _rows(self, file: FileScanTask, edited: Edited) -> Iterator[pa.Table]:

@@ -2,7 +2,7 @@
 files itself.
 
 Delete files are listed in manifests of their own. When there are many of those, they are written anew as one.
-When a data file leaves the table, so are those that list its delete files, without these.
+When a data file leaves the table, or its delete files are merged, so are those that list them, without them.
 """
 
 from __future__ import annotations
@@ -57,10 +57,14 @@ class RowDelta(_OverwriteFiles):
             snapshot_properties=snapshot_properties,
         )
         self._new_deletes: list[DataFile] = []
+        self._merged: set[str] = set()
         self._removed_deletes: list[DataFile] = []
 
     def append_delete_file(self, file: DataFile) -> None:
         self._new_deletes.append(file)
+
+    def remove_delete_file(self, file: DataFile) -> None:
+        self._merged.add(file.file_path)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         data = [each for each in manifests if each.content == ManifestContent.DATA]
@@ -74,7 +78,8 @@ class RowDelta(_OverwriteFiles):
         many = {spec for spec in written if counts[spec] >= _MOST_MANIFESTS}
         for manifest in stored:
             spec = manifest.partition_spec_id
-            entries = self._kept(manifest) if spec in many or self._deleted_data_files else []
+            may_change = spec in many or self._deleted_data_files or self._merged
+            entries = self._kept(manifest) if may_change else []
             if spec in many or any(entry.status == ManifestEntryStatus.DELETED for entry in entries):
                 written.setdefault(spec, []).extend(entries)
             else:
@@ -92,11 +97,11 @@ class RowDelta(_OverwriteFiles):
         return found
 
     def _kept(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        """Return the entries of a manifest; those of delete files without a data file are removed."""
+        """Return the entries of a manifest, with those of delete files that leave the table as removed."""
         gone = {file.file_path for file in self._deleted_data_files}
         entries = []
         for entry in self.fetch_manifest_entry(manifest):
-            is_removed = only_data_file(entry.data_file) in gone
+            is_removed = only_data_file(entry.data_file) in gone or entry.data_file.file_path in self._merged
             if is_removed:
                 self._removed_deletes.append(entry.data_file)
             entries.append(
