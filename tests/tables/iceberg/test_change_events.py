@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatchError, TableRefusedError
-from penstock.tables.iceberg import event_rows, lookups, record_merges
+from penstock.tables.iceberg import event_rows, lookups, position_deletes, record_merges
 from penstock.tables.iceberg.record import BRANCH
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
 from tests.tables.histories import Event, deliveries
@@ -257,12 +257,19 @@ STEPS = st.lists(
 )
 
 
-@TYPES
+@pytest.mark.parametrize(("scd_type", "by_position"), [(1, False), (2, False), (2, True)])
 @settings(max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_the_table_equals_a_fold_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, scd_type: int, steps: list[tuple[str, list[Any], Any]]
+    tmp_path_factory: pytest.TempPathFactory,
+    scd_type: int,
+    by_position: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[tuple[str, list[Any], Any]],
 ) -> None:
+    if by_position:
+        monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 0)
+        monkeypatch.setattr(position_deletes, "_LARGEST_SHARE", 1.0)
     folder = tmp_path_factory.mktemp("model")
     driver, events, batches, others = ChangesDriver(folder, scd_type), [], [[]], 0
     for kind, places, fault in steps:

@@ -16,13 +16,16 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import StringType
 from pyspark.sql import types as spark
 
+from penstock.errors import StoreUnavailableError
 from penstock.feeds.iceberg import IcebergFeed, planning
 from penstock.tables.iceberg import position_deletes
 from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.position_deletes import MODE, written_deletes
 from tests.support.feed_reading import changes
+from tests.tables.delta.driver import FOLDS
 from tests.tables.iceberg.changes_driver import ChangesDriver
 from tests.tables.iceberg.deletes import delete_listed, delete_rows
 from tests.tables.iceberg.driver import ROWS as COLUMNS
@@ -348,13 +351,64 @@ def test_deletes_and_updates_of_changes_are_by_position(tmp_path: Path) -> None:
     assert driver.orphans == []
 
 
-def test_history_is_copied(tmp_path: Path) -> None:
+def test_rows_that_get_an_end_are_deleted_by_position_and_written_together(tmp_path: Path) -> None:
     driver = ChangesDriver(tmp_path, 2)
     set_mode(driver)
-    driver.apply(0, [(f"k{number}", 0, 1, 1) for number in range(ROWS)])
-    driver.apply(1, [("k7", 1, 2, 1)])
-    assert delete_files(driver.table) == []
-    assert [row for row in driver.rows() if row[0] == "k7"] == [("k7", 0, 1, 2), ("k7", 1, 2, None)]
+    events = [(f"k{number}", 0, 1, 1) for number in range(ROWS)]
+    driver.apply(0, events[::2])
+    driver.apply(1, events[1::2])
+    before = {file.file_path for file in data_files(driver.table)}
+    changed = [(f"k{number}", 1, 2, 1) for number in (7, 8, 9, 10)]
+    driver.apply(2, [*changed, ("k11", 0, 2, 0)])
+    assert driver.rows() == FOLDS[2]([*events, *changed, ("k11", 0, 2, 0)])
+    added = [file.record_count for file in data_files(driver.table) if file.file_path not in before]
+    assert 5 in added, "the rows of all files in one"
+    assert before <= {file.file_path for file in data_files(driver.table)}
+    assert sum(file.record_count for file in delete_files(driver.table)) == 5
+    assert driver.orphans == [], "no staged rows are left either"
+
+
+@pytest.mark.parametrize("fault", [conflict, lost_reply, lost_request])
+def test_ends_are_written_once_whatever_the_catalog_does(tmp_path: Path, fault: Any) -> None:
+    driver = ChangesDriver(tmp_path, 2)
+    set_mode(driver)
+    events = [(f"k{number}", 0, 1, 1) for number in range(ROWS)]
+    driver.apply(0, events)
+    driver.catalog.faults = [fault]
+    changed = [("k7", 1, 2, 1), ("k8", 1, 3, 0)]
+    if fault is lost_request:
+        with pytest.raises(StoreUnavailableError):
+            driver.apply(1, changed)
+    else:
+        driver.apply(1, changed)
+    again = ChangesDriver(tmp_path, 2)
+    again.apply(1, changed)
+    assert driver.rows() == FOLDS[2]([*events, *changed])
+    assert len(delete_files(driver.table)) == 1
+
+
+def test_ends_are_planned_anew_beside_a_faster_writer(tmp_path: Path) -> None:
+    driver, other = ChangesDriver(tmp_path, 2), ChangesDriver(tmp_path, 2, "other")
+    set_mode(driver)
+    events = [(f"k{number}", 0, 1, 1) for number in range(ROWS)]
+    driver.apply(0, events)
+    first, second = [("k7", 1, 2, 1), ("k8", 1, 2, 1)], [("k7", 2, 3, 1), ("k9", 1, 2, 0)]
+
+    def faster(commit: Callable[[], Any]) -> Any:
+        other.apply(0, first)
+        return commit()
+
+    def with_a_column(commit: Callable[[], Any]) -> Any:
+        with other.table.update_schema() as update:
+            update.add_column("x", StringType()).move_first("x")
+        return commit()
+
+    driver.catalog.faults = [faster, with_a_column]
+    driver.apply(1, second)
+    found = driver.table.scan().to_arrow().drop_columns(["x"]).to_pylist()
+    rows = sorted((tuple(row.values()) for row in found), key=repr)
+    assert rows == FOLDS[2]([*events, *first, *second])
+    assert driver.orphans == []
 
 
 def test_a_feed_of_the_table_has_the_changes(tmp_path: Path) -> None:

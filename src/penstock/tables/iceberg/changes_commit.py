@@ -84,7 +84,8 @@ class ChangesCommit(Commit):
         return {*rows, *rewritten, *self._record_writer.paths}
 
     def _paths(self) -> set[str]:
-        return {*self._data_paths(), *self._needed_files(), *self._values}
+        staged = [path for each in self._written if each.rewriter for path in each.rewriter.staged_paths]
+        return {*self._data_paths(), *self._needed_files(), *self._values, *staged}
 
     @cached_property
     def _staged(self) -> pa.Table:
@@ -115,11 +116,12 @@ class ChangesCommit(Commit):
             self._again |= bool(self._sent)
             return None
         written = self._write(table, target, self.target.layout(transaction), plan)
-        rewritten = []
+        rewritten, rows = [], written.rows
         if written.rewriter is not None:
             rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
+            rows = [*rows, *written.rewriter.moved(target, rewritten)]
         record = self._record_writer.change(target, recorded, plan.recorded)
-        return FileChanges.of(rewritten, written.rows, record)
+        return FileChanges.of(rewritten, rows, record)
 
     def _plan(
         self, target: FileTarget, recorded: Sequence[FileScanTask], versions: Sequence[pa.Table]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
 
-from penstock.arrow.arrays import grouped
 from penstock.tables.compaction import TableCompaction, given_up, not_found
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reading import live_rows
@@ -23,8 +22,6 @@ from penstock.tables.iceberg.writer import require_writable
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
 
-_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-"""How much is in memory at a time: a row group."""
 _SIZE = "write.target-file-size-bytes"
 _ATTEMPTS = 10
 _MOST_FILES, _MOST_BYTES = 256, 4 << 30
@@ -162,7 +159,7 @@ def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new:
 
 def _rows(table: Table, files: Sequence[FileScanTask]) -> Iterator[pa.Table]:
     batches = (batch for file in files for batch in live_rows(table.io, table.metadata, file, table.schema()))
-    return (pa.Table.from_batches(group) for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES))
+    return gathered(batches)
 
 
 def _groups(small: Sequence[FileScanTask], file_bytes: int) -> Iterator[list[FileScanTask]]:

@@ -6,7 +6,7 @@ No snapshot refers to a file until the driver commits it. Its name has the token
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,10 +30,12 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from penstock.arguments import in_quotes
+from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, SchemaMismatchError
 from penstock.tables.iceberg.partitioning import divided
 from penstock.tables.iceberg.place import translated
 
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 _OPEN_FILES = 64
 """Partitions of a task whose files are open at the same time."""
 
@@ -213,6 +215,12 @@ def written(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
         if isinstance(error, PenstockError) or not isinstance(error, Exception):
             raise
         raise translated(error, target.table, "a data file cannot be written", target.io.properties) from None
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield what is in memory at a time, and becomes a row group."""
+    for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
+        yield pa.Table.from_batches(group)
 
 
 def in_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Table:

@@ -2,9 +2,10 @@
 values in some of them; or position deletes.
 
 The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file.
-If the micro-batch removes a few rows of a large file, the task lists their positions in a delete file, which
-the commit adds. Otherwise it reads all columns, and writes the rows to a new file: the commit takes the old
-file out of the table and puts the new one in. Both are in the same snapshot as the new rows.
+If the micro-batch changes a few rows of a large file, the task lists their positions in a delete file, which
+the commit adds, and rows that get another value are written to other data files. Otherwise it reads all
+columns, and writes the rows to a new file: the commit takes the old file out of the table and puts the new
+one in. All of it is in the same snapshot as the new rows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
+from penstock.tables.iceberg.moved_rows import MoveTask, StagedRows, divided, staged
 from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import translated
 from penstock.tables.iceberg.position_deletes import (
@@ -43,9 +45,15 @@ from penstock.tables.iceberg.position_deletes import (
 from penstock.tables.iceberg.reading import listed_positions, live_positions, live_rows
 from penstock.tables.iceberg.reports import from_report, to_report
 
-_COLUMNS = "number bigint, files binary, deletes string, attempt int"
+_COLUMNS = "number bigint, files binary, deletes string, moved string, attempt int"
 _REPORT = pa.schema(
-    [("number", pa.int64()), ("files", pa.binary()), ("deletes", pa.string()), ("attempt", pa.int32())]
+    [
+        ("number", pa.int64()),
+        ("files", pa.binary()),
+        ("deletes", pa.string()),
+        ("moved", pa.string()),
+        ("attempt", pa.int32()),
+    ]
 )
 _ROW, _OTHER = "_penstock_row", "_penstock_other"
 
@@ -56,6 +64,8 @@ class Edited:
 
     kept: NDArray[np.bool_]
     """Whether each row stays."""
+    changed: NDArray[np.int64]
+    """The places of the rows that do not stay, or that get another value."""
     field_id: int | None = None
     """A column with other values."""
     values: pa.Array | None = None
@@ -114,11 +124,12 @@ class ChangedValues(Edit):
         both = left.join(right, keys=names, join_type="inner")
         if not both.num_rows:
             return None
-        source = np.arange(stored.num_rows)
-        source[both[_ROW].to_numpy()] = stored.num_rows + both[_OTHER].to_numpy()
+        source, places = np.arange(stored.num_rows), both[_ROW].to_numpy()
+        source[places] = stored.num_rows + both[_OTHER].to_numpy()
         values = pa.chunked_array([*stored[value].chunks, *changed[value].chunks], stored[value].type)
         field_id = self.columns.fields[-1].field_id
-        return Edited(np.ones(stored.num_rows, np.bool_), field_id, values.take(source).combine_chunks())
+        kept, values = np.ones(stored.num_rows, np.bool_), values.take(source).combine_chunks()
+        return Edited(kept, np.unique(places), field_id, values)
 
 
 def _without(stored: pa.Table, keys: pa.Table) -> Edited | None:
@@ -127,7 +138,7 @@ def _without(stored: pa.Table, keys: pa.Table) -> Edited | None:
         return None
     kept = np.ones(stored.num_rows, np.bool_)
     kept[removed] = False
-    return Edited(kept)
+    return Edited(kept, removed)
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,8 @@ class Rewritten:
     """If nothing replaces it: the delete file with the positions of rows that it loses."""
     merged: tuple[DataFile, ...] = ()
     """Earlier delete files whose positions are in the new one too."""
+    moved: StagedRows | None = None
+    """The rows that it loses since they get another value."""
 
     @property
     def paths(self) -> list[str]:
@@ -156,32 +169,55 @@ class Rewriter:
     edit: Edit
     repeated: bool = False
     """Whether a task was repeated."""
-    _known: dict[tuple[str, frozenset[str]], Rewritten | None] = field(default_factory=dict)
+    _known: dict[object, Rewritten | None] = field(default_factory=dict)
     """What became of each file with its delete files; None if the micro-batch changes none of its rows."""
+    _moved: dict[object, list[DataFile]] = field(default_factory=dict)
+    """The data files with the rows of each set of staged files."""
 
     def rewrite(self, target: FileTarget, files: Sequence[FileScanTask]) -> list[Rewritten]:
         """Rewrite the files of a plan in which the micro-batch changes rows."""
-        unknown = [file for file in files if identity(file) not in self._known]
+        schema_id = target.metadata.current_schema_id
+        unknown = [file for file in files if (schema_id, identity(file)) not in self._known]
         if unknown:
             task = RewriteTask(target, self.edit, unknown)
             numbers = self.spark.range(0, len(unknown), 1, task_count(self.spark, len(unknown)))
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
-                self._known[identity(file)] = _reported(target, file, report)
-        return [known for file in files if (known := self._known[identity(file)]) is not None]
+                self._known[schema_id, identity(file)] = _reported(target, file, report)
+        found = (self._known[schema_id, identity(file)] for file in files)
+        return [rewritten for rewritten in found if rewritten is not None]
+
+    def moved(self, target: FileTarget, rewritten: Sequence[Rewritten]) -> list[DataFile]:
+        """Return new data files with the rows that leave files since they get another value."""
+        staged = [each.moved for each in rewritten if each.moved is not None]
+        key = frozenset(each.path for each in staged)
+        if staged and key not in self._moved:
+            parts, files = divided(staged), []
+            for report in MoveTask(target, parts).reports(self.spark, len(parts)):
+                self.repeated |= report.attempt > 0
+                files += from_report(target, report.result)
+            self._moved[key] = files
+        return self._moved.get(key, [])
 
     @property
     def paths(self) -> list[str]:
         """All files that were written, also for plans that were not committed."""
-        return [path for known in self._known.values() if known for path in known.paths]
+        moved = [file.file_path for files in self._moved.values() for file in files]
+        return [*moved, *(path for known in self._known.values() if known for path in known.paths)]
+
+    @property
+    def staged_paths(self) -> list[str]:
+        """All files with staged rows."""
+        return [known.moved.path for known in self._known.values() if known and known.moved]
 
 
 def _reported(target: FileTarget, file: FileScanTask, report: Any) -> Rewritten | None:
     """Return what a task reports of a file; None if it stays as it is."""
     if report.deletes is not None:
         deletes = PositionDeletes(**json.loads(report.deletes)).of(file.file)
-        return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)))
+        moved = None if report.moved is None else StagedRows(**json.loads(report.moved))
+        return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)), moved)
     if report.files is None:
         return None
     return Rewritten(file.file, tuple(from_report(target, report.files)), None)
@@ -208,7 +244,7 @@ class RewriteTask:
         assert context is not None
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             try:
-                files, deletes = self._changed(self.files[number])
+                files, deletes, moved = self._changed(self.files[number])
             except PenstockError:
                 raise
             except Exception as error:
@@ -218,12 +254,17 @@ class RewriteTask:
                 "number": [number],
                 "files": [None if files is None else to_report(self.target, files)],
                 "deletes": [None if deletes is None else json.dumps(asdict(deletes))],
+                "moved": [None if moved is None else json.dumps(asdict(moved))],
                 "attempt": [context.attemptNumber()],
             }
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
-    def _changed(self, file: FileScanTask) -> tuple[list[DataFile] | None, PositionDeletes | None]:
-        """Write the file again as it is edited, or the positions of its removed rows; or neither."""
+    def _changed(
+        self, file: FileScanTask
+    ) -> tuple[list[DataFile] | None, PositionDeletes | None, StagedRows | None]:
+        """Write the file again as it is edited, or the positions of rows that change, and stage those that
+        get another value; or nothing.
+        """
         target = self.target
         stored = pa.Table.from_batches(
             live_rows(target.io, target.metadata, file, self.edit.columns),
@@ -231,21 +272,28 @@ class RewriteTask:
         )
         edited = self.edit.of(target.io, stored)
         if edited is None:
-            return None, None
-        removed = np.flatnonzero(~edited.kept)
-        if edited.values is None and delete_by_position(target, file, len(edited.kept), len(removed)):
-            positions = live_positions(target.io, file)
-            _require_rows(len(edited.kept), len(positions))
-            merged = listed_positions(target.io, file.file, merged_deletes(file))
-            return None, written_deletes(target, file.file, np.union1d(merged, positions[removed]))
-        return written(target, self._rows(file, edited)) if edited.kept.any() else [], None
+            return None, None, None
+        if not delete_by_position(target, file, len(edited.kept), len(edited.changed)):
+            rows = self._rows(file, edited, edited.kept)
+            return written(target, rows) if edited.kept.any() else [], None, None
+        positions = live_positions(target.io, file)
+        _require_rows(len(edited.kept), len(positions))
+        moved = None
+        if edited.values is not None:
+            changed = np.zeros(len(edited.kept), np.bool_)
+            changed[edited.changed] = True
+            moved = staged(target, self._rows(file, edited, changed))
+        merged = listed_positions(target.io, file.file, merged_deletes(file))
+        listed = np.union1d(merged, positions[edited.changed])
+        return None, written_deletes(target, file.file, listed), moved
 
-    def _rows(self, file: FileScanTask, edited: Edited) -> Iterator[pa.Table]:
+    def _rows(self, file: FileScanTask, edited: Edited, chosen: NDArray[np.bool_]) -> Iterator[pa.Table]:
+        """Yield the chosen rows of a file, as they are edited."""
         target, start = self.target, 0
         schema = target.metadata.schema()
         ids = [column.field_id for column in schema.fields]
         for batch in live_rows(target.io, target.metadata, file, schema):
-            mask = pa.array(edited.kept[start : start + batch.num_rows])
+            mask = pa.array(chosen[start : start + batch.num_rows])
             columns = list(batch.columns)
             if edited.values is not None and edited.field_id is not None:
                 columns[ids.index(edited.field_id)] = edited.values.slice(start, batch.num_rows)
