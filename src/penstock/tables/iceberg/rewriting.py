@@ -190,10 +190,10 @@ class Rewriter:
 
     def moved(self, target: FileTarget, rewritten: Sequence[Rewritten]) -> list[DataFile]:
         """Return new data files with the rows that leave files since they get another value."""
-        staged = [each.moved for each in rewritten if each.moved is not None]
-        key = frozenset(each.path for each in staged)
-        if staged and key not in self._moved:
-            parts, files = divided(staged), []
+        leaving = [each.moved for each in rewritten if each.moved is not None]
+        key = frozenset(each.path for each in leaving)
+        if leaving and key not in self._moved:
+            parts, files = divided(leaving), []
             for report in MoveTask(target, parts).reports(self.spark, len(parts)):
                 self.repeated |= report.attempt > 0
                 files += from_report(target, report.result)
