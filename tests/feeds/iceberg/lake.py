@@ -21,7 +21,6 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    ManifestWriterV2,
 )
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
@@ -30,6 +29,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.protocol import OpenFeed
+from penstock.tables.iceberg.row_delta import DeleteManifest
 from tests.support.feed_reading import changes
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
@@ -108,15 +108,6 @@ def states(table: Table) -> dict[int, Counter[Row]]:
     return dict(sorted(found.items()))
 
 
-class _DeleteManifest(ManifestWriterV2):
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
-
-
 class _RowDelta(_FastAppendFiles):
     """A commit of delete files, and of data files if there are any; it may take delete files out again."""
 
@@ -144,7 +135,7 @@ class _RowDelta(_FastAppendFiles):
             for entry in self._dropped(manifest)
         ]
         for spec_id in {each.spec_id for each in self.deletes} | {each.data_file.spec_id for each in dropped}:
-            with _DeleteManifest(
+            with DeleteManifest(
                 self._transaction.table_metadata.specs()[spec_id],
                 self._transaction.table_metadata.schema(),
                 self.new_manifest_output(),

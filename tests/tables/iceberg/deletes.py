@@ -14,25 +14,16 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
-    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    ManifestWriterV2,
 )
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.types import LongType
 
-
-class _Manifest(ManifestWriterV2):
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
+from penstock.tables.iceberg.row_delta import DeleteManifest
 
 
 class _RowDelta(_FastAppendFiles):
@@ -40,7 +31,7 @@ class _RowDelta(_FastAppendFiles):
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         metadata = self._transaction.table_metadata
-        with _Manifest(
+        with DeleteManifest(
             metadata.spec(),
             metadata.schema(),
             self.new_manifest_output(),

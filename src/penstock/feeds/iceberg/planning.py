@@ -22,10 +22,8 @@ from penstock.feeds.file_commits import Column, grouped
 from penstock.feeds.iceberg.history import Change, Entry, File, Manifest, entries, manifests
 from penstock.feeds.iceberg.scan import DeleteFile, FileRows, ReadTask, TableView, columns_of
 from penstock.feeds.urls import row_id_forms
+from penstock.lake.iceberg_deletes import only_data_file, path_bounds
 from penstock.lake.parquet import Piece, pieces
-
-_PATH_FIELD = 2147483546
-"""The column of a position delete file that names the data file; the table format reserves its id."""
 
 
 class _DeleteFiles:
@@ -236,15 +234,7 @@ def _delete_file(file: File) -> DeleteFile:
 def _only_data_file(deletes: File) -> str | None:
     """Return the data file whose rows a delete file lists; None if they may be of several."""
     only: str | None = deletes.referenced_data_file
-    if only is not None:
-        return only
-    low, high = _path_bounds(deletes)
-    return None if low is None or low != high else low.decode(errors="replace")
-
-
-def _path_bounds(deletes: File) -> tuple[bytes | None, bytes | None]:
-    low, high = ((each or {}).get(_PATH_FIELD) for each in (deletes.lower_bounds, deletes.upper_bounds))
-    return low, high
+    return only_data_file(deletes) if only is None else only
 
 
 def _applies(delete: Entry, data: Entry) -> bool:
@@ -257,5 +247,5 @@ def _applies(delete: Entry, data: Entry) -> bool:
     if only is not None:
         return only == data_file.file_path
     path = data_file.file_path.encode()
-    low, high = _path_bounds(file)
+    low, high = path_bounds(file)
     return (low is None or low <= path) and (high is None or path <= high)

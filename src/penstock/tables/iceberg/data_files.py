@@ -75,6 +75,10 @@ class FileTarget:
     def locations(self) -> LocationProvider:
         return load_location_provider(self.metadata.location, self.metadata.properties)
 
+    def new_path(self, key: PartitionKey | None = None) -> str:
+        """Return the location of a new file, whose name has the token of the attempt."""
+        return self.locations.new_data_location(f"{self.token}-{uuid.uuid4().hex}.parquet", key)
+
     def number(self, name: str, default: int) -> int:
         return int(self.metadata.properties.get(name, default))
 
@@ -134,8 +138,7 @@ class DataFileWriter:
 class _OpenFile:
     def __init__(self, target: FileTarget, key: PartitionKey | None) -> None:
         self._target, self._key = target, key
-        name = f"{target.token}-{uuid.uuid4().hex}.parquet"
-        self.path = target.locations.new_data_location(name, key)
+        self.path = target.new_path(key)
         self._out = target.io.new_output(self.path).create(overwrite=True)
         try:
             self._writer = pq.ParquetWriter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +93,7 @@ class EventTask:
         if first is None:
             return None
         target, rows, batch = self.target, 0, first
-        path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+        path = target.new_path()
         try:
             with target.io.new_output(path).create(overwrite=True) as out:
                 with pq.ParquetWriter(out, self.events.staged, compression="zstd") as writer:

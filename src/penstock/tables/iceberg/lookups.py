@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -126,7 +125,7 @@ class ValuesTask(LookupTask):
         if not rows.num_rows:
             return b""
         target = self.target
-        path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+        path = target.new_path()
         with target.io.new_output(path).create(overwrite=True) as out:
             pq.write_table(rows.rename_columns(list(self.names)), out, compression="zstd")
         return path.encode()

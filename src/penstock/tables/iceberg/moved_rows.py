@@ -6,7 +6,6 @@ data files, so that few files come of changes in many.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +30,7 @@ class StagedRows:
 
 def staged(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRows:
     """Stage rows in the target's Arrow schema."""
-    path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+    path = target.new_path()
     rows = 0
     with (
         target.io.new_output(path).create(overwrite=True) as out,

@@ -8,7 +8,6 @@ share of its rows, it is copied.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask
 
 from penstock.feeds.iceberg.scan import Positions
+from penstock.lake.iceberg_deletes import PATH_FIELD, only_data_file
 from penstock.tables.iceberg.data_files import FileTarget
 
 MODE = "write.merge.mode"
@@ -27,8 +27,8 @@ _LEAST_BYTES = 4 << 20
 """Smaller files are copied soon enough."""
 _MOST_FILES = 8
 _LARGEST_SHARE = 0.1
-PATH_ID, _POSITION_ID = 2147483546, 2147483545
-"""Ids of fields that the table format reserves."""
+_POSITION_FIELD = 2147483545
+"""The id of the column of positions, which the table format reserves."""
 
 
 def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -38,8 +38,8 @@ def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 _SCHEMA = pa.schema(
     [
         # The path is in memory once, not once for each row.
-        _column("file_path", pa.dictionary(pa.int32(), pa.string()), PATH_ID),
-        _column("pos", pa.int64(), _POSITION_ID),
+        _column("file_path", pa.dictionary(pa.int32(), pa.string()), PATH_FIELD),
+        _column("pos", pa.int64(), _POSITION_FIELD),
     ]
 )
 
@@ -55,7 +55,7 @@ class PositionDeletes:
     def of(self, file: DataFile) -> DataFile:
         """Return what a snapshot needs to know of it; ``file`` is the data file."""
         # Equal bounds say that no other data file has such rows.
-        bounds = {PATH_ID: file.file_path.encode()}
+        bounds = {PATH_FIELD: file.file_path.encode()}
         deletes = DataFile.from_args(
             content=DataFileContent.POSITION_DELETES,
             file_path=self.path,
@@ -98,16 +98,9 @@ def _own(file: FileScanTask) -> list[DataFile]:
 
 def written_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
     """Write the positions, in ascending order, of rows to delete."""
-    path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+    path = target.new_path()
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path])
     rows = pa.table([paths, pa.array(positions)], schema=_SCHEMA)
     with target.io.new_output(path).create(overwrite=True) as out:
         pq.write_table(rows, out, compression="zstd", store_schema=False)
         return PositionDeletes(path, len(positions), out.tell())
-
-
-def only_data_file(deletes: DataFile) -> str | None:
-    """Return the data file whose rows a delete file lists; None if they may be of several."""
-    low, high = ((bounds or {}).get(PATH_ID) for bounds in (deletes.lower_bounds, deletes.upper_bounds))
-    is_one = deletes.content == DataFileContent.POSITION_DELETES and low is not None and low == high
-    return low.decode(errors="replace") if is_one and low is not None else None

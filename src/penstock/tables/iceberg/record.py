@@ -13,7 +13,6 @@ or moved, or that was rolled back: its record is that of other rows.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -246,7 +245,7 @@ def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataF
     schema = sanitize_column_names(columns)
     arrow = schema_to_pyarrow(schema)
     rows = lines.rename_columns(arrow.names).cast(arrow)
-    path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+    path = target.new_path()
     with target.io.new_output(path).create(overwrite=True) as out:
         pq.write_table(rows, out, compression="zstd")
         size = out.tell()

@@ -8,7 +8,7 @@ When a data file leaves the table, or its delete files are merged, so are those 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from pyiceberg.manifest import (
     DataFile,
@@ -29,12 +29,12 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.properties import property_as_int
 
-from penstock.tables.iceberg.position_deletes import only_data_file
+from penstock.lake.iceberg_deletes import only_data_file
 
 _MOST_MANIFESTS = 8
 
 
-class _DeleteManifest(ManifestWriterV2):
+class DeleteManifest(ManifestWriterV2):
     """A writer of a manifest that lists delete files."""
 
     def content(self) -> ManifestContent:
@@ -74,12 +74,13 @@ class RowDelta(_OverwriteFiles):
         """Return the manifests of delete files: one is written anew for each partitioning that changes."""
         self._removed_deletes = []
         written, unchanged = self._added_entries(), []
+        gone = {file.file_path for file in self._deleted_data_files}
         counts = Counter(manifest.partition_spec_id for manifest in stored)
         many = {spec for spec in written if counts[spec] >= _MOST_MANIFESTS}
         for manifest in stored:
             spec = manifest.partition_spec_id
-            may_change = spec in many or self._deleted_data_files or self._merged
-            entries = self._kept(manifest) if may_change else []
+            may_change = spec in many or gone or self._merged
+            entries = self._kept(manifest, gone) if may_change else []
             if spec in many or any(entry.status == ManifestEntryStatus.DELETED for entry in entries):
                 written.setdefault(spec, []).extend(entries)
             else:
@@ -96,9 +97,11 @@ class RowDelta(_OverwriteFiles):
             found.setdefault(file.spec_id, []).append(entry)
         return found
 
-    def _kept(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        """Return the entries of a manifest, with those of delete files that leave the table as removed."""
-        gone = {file.file_path for file in self._deleted_data_files}
+    def _kept(self, manifest: ManifestFile, gone: Container[str | None]) -> list[ManifestEntry]:
+        """Return the entries of a manifest, with those of delete files that leave the table as removed.
+
+        ``gone`` are the data files that do.
+        """
         entries = []
         for entry in self.fetch_manifest_entry(manifest):
             is_removed = only_data_file(entry.data_file) in gone or entry.data_file.file_path in self._merged
@@ -116,7 +119,7 @@ class RowDelta(_OverwriteFiles):
         return entries
 
     def _written(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
-        with _DeleteManifest(
+        with DeleteManifest(
             self.spec(spec_id),
             self._transaction.table_metadata.schema(),
             self.new_manifest_output(),
