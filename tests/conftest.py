@@ -47,29 +47,68 @@ _LONGEST_FIRST = (
 
 
 _ABOVE_STORES = (
-    "cli", "continuous", "feeds", "golden", "limits", "peek", "pipeline", "pump", "spark", "ui",
+    "cli", "continuous", "feeds", "golden", "limits", "peek", "pipeline", "pump", "reconciliation", "spark",
+    "ui",
 )  # fmt: skip
 """Folders of code that asks a store, of whichever kind, only through its interface."""
 _KINDS = re.compile(r"(?<=[\[-])(sqlite|postgresql|delta|iceberg)(?=[\]-])")
 """A kind of store, or of table, among the parameters of a test."""
+_FAMILIES = {"sqlite": "sql", "postgresql": "sql", "delta": "lake", "iceberg": "lake"}
+"""Kinds of tables that share most of their code."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave further kinds of stores to the soak run, for code above the stores and for tests that are marked;
-    and short files for the end, so that no worker waits long for the last one.
+    """Leave cases that are much like others to the soak run: further kinds of stores for code above the
+    stores, a second kind of each family of tables, and what tests that are marked have of them.
+    """
+    _leave_to_soak(items, _kind_apart, lambda item: 1)
+    _leave_to_soak(items, _function, _few)
+    # Short files at the end, so that no worker waits long for the last one.
+    places = {name: place for place, name in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(_folder(item), len(places)))
+
+
+def _leave_to_soak(
+    items: list[pytest.Item],
+    group: Callable[[pytest.Item], str | None],
+    count: Callable[[pytest.Item], int],
+) -> None:
+    """Mark all but some tests of each group: by chance, so that each kind has its share, but always the same
+    ones.
     """
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if _folder(item) in _ABOVE_STORES or item.get_closest_marker("one_kind"):
-            alike.setdefault(_KINDS.sub("*", item.nodeid), []).append(item)
-    for name, others in alike.items():
-        # By chance, so that each kind has its share, but always the same one.
-        del others[zlib.crc32(name.encode()) % len(others)]
-        for item in others:
+        name = None if item.get_closest_marker("soak") else group(item)
+        if name is not None:
+            alike.setdefault(name, []).append(item)
+    for others in alike.values():
+        others.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in others[count(others[0]) :]:
             item.add_marker(pytest.mark.soak)
-    places = {name: place for place, name in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(_folder(item), len(places)))
+
+
+def _kind_apart(item: pytest.Item) -> str | None:
+    """The test but for the kind of store or table; None if all kinds are run."""
+    if item.get_closest_marker("all_kinds"):
+        return None
+    if _folder(item) in _ABOVE_STORES or item.get_closest_marker("one_kind"):
+        return _KINDS.sub("*", item.nodeid)
+    if _folder(item) == "tables":
+        return _KINDS.sub(lambda kind: _FAMILIES[kind[0]], item.nodeid)
+    return None
+
+
+def _function(item: pytest.Item) -> str | None:
+    """The test but for its parameters, if a few of its cases are enough."""
+    return item.nodeid.partition("[")[0] if item.get_closest_marker("few") else None
+
+
+def _few(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("few")
+    assert marker is not None
+    count: int = marker.args[0]
+    return count
 
 
 def _folder(item: pytest.Item) -> str:

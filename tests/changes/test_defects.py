@@ -107,6 +107,7 @@ def test_a_delay_allows_a_commit_to_arrive_in_parts(spark: SparkSession, tmp_pat
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("files_a_batch", [1, 3])
 @pytest.mark.parametrize("window", ["commit", "4 minutes"])
 def test_defect_3_net_changes_do_not_depend_on_micro_batches(

@@ -42,6 +42,7 @@ def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> lis
     return tuples(chosen.whole(ChangeRows(table(first, model.SCHEMA), layout)).table)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("flags", ["", "C", "U", "CU", "CIU", "IU"])
 @given(updates=st.booleans(), layout=st.sampled_from([LAYOUT, BY_DATA]), data=st.data())
 def test_replaying_a_feed_gives_its_table(
@@ -80,6 +81,7 @@ def test_rows_that_are_undecided_within_a_part_are_decided_on_the_whole() -> Non
         done(chosen, uneven, LAYOUT)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("flags", ["I", "CI", "IU", "CIU"])
 @given(data=st.data())
@@ -246,6 +248,7 @@ def test_rows_without_a_key_are_identified_by_all_columns_including_nulls() -> N
 KEYLESS = replace(BY_DATA, row_id=DATA, nullable_row_id=True, keyless=True)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("window", [None, "commit", "3 seconds"])
 @pytest.mark.parametrize("flags", ["I", "CIU"])
 @given(data=st.data())

@@ -95,6 +95,7 @@ def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
         assert done.stdout == "141\n"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "words", ["queue list", "queue list --json", "--version", "--help", "queue create q"]
@@ -171,6 +172,7 @@ def test_a_password_anywhere_in_a_url_is_warned_about(
     assert ("every user of this machine can read a password" in capsys.readouterr().err) == warned
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "warned"),
     [

@@ -101,6 +101,7 @@ ALIKE: dict[str, Transform] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("transform", ALIKE.values(), ids=list(ALIKE))
 def test_rows_equal_those_of_the_plain_dataframe_and_all_markers_are_kept(
     spark: SparkSession, plain: DataFrame, transform: Transform

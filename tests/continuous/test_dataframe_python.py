@@ -85,6 +85,7 @@ def functions() -> Json:
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_function_after_a_filter_does_not_see_rows_that_were_filtered_out(
     spark: SparkSession, plain: DataFrame, kind: str

@@ -166,6 +166,7 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["micro-batches", "continuous"])
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first", "the offsets"])
 def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(

@@ -50,6 +50,7 @@ def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:
     assert query.state is State.ACTIVE
 
 
+@pytest.mark.few(12)
 @steps
 @consumers
 @pytest.mark.parametrize("more", [0, 4])

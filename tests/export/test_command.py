@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
 
+@pytest.mark.few(2)
 def test_a_run_says_what_it_did(store: penstock.Store, store_url: str, lake: Lake) -> None:
     store.create_queue("orders", SCHEMA).append([{"n": 1}, {"n": 2}])
     table = lake.named("orders")

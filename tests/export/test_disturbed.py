@@ -104,6 +104,7 @@ def test_a_table_that_is_deleted_while_an_export_follows_is_created_again(
     wait_until(lambda: lake.count("orders") == 2)
 
 
+@pytest.mark.few(2)
 def test_rows_that_keep_coming_do_not_make_commits_more_often(
     queue: penstock.Queue, following: Begin
 ) -> None:

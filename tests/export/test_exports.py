@@ -147,6 +147,7 @@ def test_a_backlog_becomes_several_commits(queue: penstock.Queue, export: Export
     assert lake.numbers("orders") == list(range(3000))
 
 
+@pytest.mark.few(2)
 def test_small_files_are_merged(queue: penstock.Queue, export: Export, lake: Lake) -> None:
     for n in range(40):
         append(queue, n)
@@ -155,6 +156,7 @@ def test_small_files_are_merged(queue: penstock.Queue, export: Export, lake: Lak
     assert lake.files("orders") < 20
 
 
+@pytest.mark.few(2)
 def test_rows_are_exported_as_they_come_and_one_export_takes_over_from_another(
     queue: penstock.Queue, following: Begin, lake: Lake, export: Export
 ) -> None:

@@ -48,6 +48,7 @@ def _both(export: penstock.QueueExport, lake: Lake) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.few(2)
 def test_each_row_is_there_once_before_and_after_an_export(
     spark: SparkSession, queue: penstock.Queue, export: penstock.QueueExport, lake: Lake
 ) -> None:

@@ -37,6 +37,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
     return inputs(spark, tmp_path_factory.mktemp("streams"))
 
 
+@pytest.mark.few(66)
 @pytest.mark.parametrize("cell", [pytest.param(cell, marks=_marks(cell), id=str(cell)) for cell in CELLS])
 def test_the_check_allows_what_spark_starts(
     cell: Cell, spark: SparkSession, streams: Inputs, tmp_path: Path

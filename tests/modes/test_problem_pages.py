@@ -75,6 +75,7 @@ def test_each_section_has_a_verdict_a_reason_and_advice() -> None:
     assert set(SECTIONS) - set(PROGRAMS) == _WITHOUT_PROGRAM
 
 
+@pytest.mark.few(30)
 @as_in_the_docs
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_a_program_reproduces_the_problem_and_runs_after_the_fix(

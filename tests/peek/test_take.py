@@ -372,6 +372,7 @@ def content(frame: DataFrame | penstock.TakeResult) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in rows)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [5, 20_000])
 @pytest.mark.parametrize("mode", ["none", "dropCarryovers"])
 @one_store

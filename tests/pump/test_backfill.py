@@ -171,6 +171,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("grown", KINDS, indirect=True)
 def test_a_table_that_is_added_comes_with_its_rows_while_it_changes(
     grown: tuple[Source, Kind], store_url: str

@@ -61,6 +61,7 @@ DEATHS: dict[str, tuple[Any, str, bool]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_recovery_that_dies_is_completed_by_the_next_process(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, death: str
@@ -112,7 +113,7 @@ def test_recoveries_that_are_killed_at_random_moments_are_completed(
     recover(store_url)
     command = [sys.executable, "-m", "penstock", "-v", "pump", "run", shop.feed(snapshot="initial").url]
     with changing(shop.url, shop.name), ExitStack() as stack:
-        for number in range(4):
+        for number in range(2):
             child = start([*command, "--url", store_url], os.environ, tmp_path / f"pump{number}.log")
             stack.callback(child.kill_tree)
             child.wait_for_line("starts")

@@ -168,6 +168,7 @@ def test_a_table_that_leaves_the_publication_ends_the_pump_after_its_rows(
     assert "last" in {row["item"] for row in change_rows(store_url, f"{copied.name}.stock")}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["refuse", "evolve", "ignore"])
 @pytest.mark.parametrize(
     ("more", "condition"),

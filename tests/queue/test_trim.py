@@ -82,6 +82,7 @@ def test_invalid_trims_are_refused(store: penstock.Store) -> None:
     assert queue.trim(0, -5) == 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("keep", "left"), [(0, 0), (1, 1), (4, 4), (10, 10), (99, 10)])
 def test_retention_by_rows_keeps_the_newest_rows(store: penstock.Store, keep: int, left: int) -> None:
     queue = _filled(store, penstock.Retention(rows=keep))

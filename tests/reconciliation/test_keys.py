@@ -43,6 +43,7 @@ def compared_by_ranges(made: CopiedTable) -> bool:
         table.close()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("column", KEYS)
 def test_keys_of_each_type(source: Source, kind: str, tmp_path: Path, column: str) -> None:
     expression, ranged = KEYS[column]
@@ -70,6 +71,7 @@ def test_keys_of_each_type(source: Source, kind: str, tmp_path: Path, column: st
         assert made.compare(range_rows=64).equal
 
 
+@pytest.mark.few(1)
 def test_composite_keys(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("a int, b text, c date, v int, PRIMARY KEY (c, a, b)", "t")
     source.run(

@@ -31,7 +31,7 @@ def test_a_repair_that_is_killed_is_repeated(source: Source, kind: str, tmp_path
     with copied(source, table, kind, tmp_path) as made:
         made.delete("id > 1000")
         made.update("v", "'x'", "id > 500")
-        for number in range(4):
+        for number in range(2):
             child = begin(made, tmp_path, number, "--repair")
             child.wait_for_line("read again")
             time.sleep(random.Random(number).uniform(0, 1.5))
@@ -45,7 +45,8 @@ def test_a_repair_that_is_killed_is_repeated(source: Source, kind: str, tmp_path
         assert made.compare().equal
 
 
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.one_kind
 def test_memory_does_not_grow_with_the_table(source: Source, kind: str, tmp_path: Path, wide: bool) -> None:
     table = source.table("id int PRIMARY KEY, v text", "t")

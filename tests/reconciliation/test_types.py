@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.postgres_source import Source
 from tests.support.reconciled import CopiedTable, copied
 
@@ -70,11 +72,13 @@ def one_row_each(source: Source, kind: str, folder: Path) -> Iterator[CopiedTabl
         yield made
 
 
+@pytest.mark.few(16)
 def test_a_copy_with_the_same_values_is_equal(source: Source, kind: str, tmp_path: Path) -> None:
     with values(source, kind, tmp_path, *VALUES) as made:
         assert made.compare().equal
 
 
+@pytest.mark.few(12)
 def test_null_instead_of_a_value_and_a_value_instead_of_null_are_found(
     source: Source, kind: str, tmp_path: Path
 ) -> None:
@@ -91,6 +95,7 @@ def test_null_instead_of_a_value_and_a_value_instead_of_null_are_found(
         assert made.compare().equal
 
 
+@pytest.mark.few(12)
 def test_another_value_is_found(source: Source, kind: str, tmp_path: Path) -> None:
     with one_row_each(source, kind, tmp_path) as made:
         for name, (column, value) in OTHERS.items():

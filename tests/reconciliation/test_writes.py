@@ -145,6 +145,7 @@ def test_a_copy_that_lags_does_not_differ(busy: CopiedTable) -> None:
     assert busy.compare().equal
 
 
+@pytest.mark.few(1)
 def test_lost_changes_are_found_under_writes(busy: CopiedTable) -> None:
     with Lagging(busy, 0.3) as writer:
         busy.delete("id IN (11, 12)")

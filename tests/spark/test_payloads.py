@@ -69,6 +69,7 @@ def test_few_rows_come_with_the_commit(
     assert objects(folder) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("guarantee", ["exactly_once", "idempotent", "at_least_once"])
 def test_a_stream_moves_rows_from_objects_to_objects(
     spark: SparkSession,

@@ -105,6 +105,7 @@ def append(queue: Queue, rows: list[Row]) -> None:
     queue.append([dict(zip(EVENTS.names, row, strict=True)) for row in rows])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("store_url", "name"),
     [

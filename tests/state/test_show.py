@@ -50,6 +50,7 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_operators_have_the_row_counts_of_the_last_progress_and_nothing_is_written(
     spark: SparkSession, made: Make, name: str

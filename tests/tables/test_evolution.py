@@ -78,6 +78,7 @@ def test_without_a_policy_new_columns_are_refused(feed: Feed, url: str) -> None:
     assert rows(url, "t") == [(1, 1)]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("scd_type", [1, 2])
 @pytest.mark.parametrize("policy", ["evolve", "ignore"])
 def test_changes_get_new_columns_or_leave_them_out(

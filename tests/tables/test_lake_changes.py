@@ -172,6 +172,7 @@ def test_different_changes_with_the_same_position_are_refused(tables: LakeTables
     assert tables.rows("people") == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("row", "condition"),
     [

@@ -42,6 +42,7 @@ def run(spark: SparkSession, feed: penstock.QueueFeed, url: str, folder: Path, *
     pipeline.start(checkpoint=folder / "ck", trigger=NOW).awaitTermination()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_the_table_equals_all_changes_applied_in_order(
     spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path, scd_type: int

@@ -119,6 +119,7 @@ def new_table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
         store.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scd_type", [1, 2])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
@@ -141,6 +142,7 @@ def test_the_table_equals_the_source_after_every_micro_batch(
         assert table.rows() == (source.now(newest) if scd_type == 1 else source.history(newest))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scd_type", [1, 2])
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans())

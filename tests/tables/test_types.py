@@ -185,6 +185,7 @@ def test_a_character_that_the_database_has_not_is_refused(pg_url: str) -> None:
         query(pg_url, "drop database western with (force)")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
 def test_a_date_that_cannot_be_written_is_refused(feed: Feed, kind: str) -> None:
     first = 1 if feed.url.startswith("postgresql") else -32767

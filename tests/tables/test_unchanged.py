@@ -127,6 +127,7 @@ def test_changes_with_omitted_values_give_the_same_table_as_complete_ones(writte
     assert found == written.rows("whole")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("together", [True, False], ids=["one micro-batch", "late"])
 def test_an_omitted_value_is_that_of_the_earlier_changes_that_have_arrived(
     written: Written, together: bool, scd_type: int
@@ -162,6 +163,7 @@ def test_columns_may_be_renamed_or_left_out(written: Written) -> None:
     assert written.rows(columns="id, n, words") == [(1, 3, "1é")]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("rows", "why"),
     [

@@ -253,6 +253,7 @@ UNCHANGED = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("column", "value"), UNCHANGED)
 def test_unchanged_toast_values_are_refused_in_any_column(
     spark: SparkSession, column: str, value: object

@@ -48,6 +48,7 @@ def steps(draw: st.DrawFn, values: Sequence[str | None]) -> tuple[str, pa.Table]
     return draw(st.sampled_from(OPERATIONS)), rows(*some)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("partitioned", [True, False], ids=["partitioned", "flat"])
 @pytest.mark.parametrize("feed", [True, False], ids=["feed", "files"])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -80,6 +80,7 @@ RETYPED = {
 }  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "when"),
     [

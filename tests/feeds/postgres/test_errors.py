@@ -406,6 +406,7 @@ OFFSETS: list[dict[str, object]] = [
 DEEP: object = reduce(lambda nested, _: [nested], range(100_000), [])
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("part", "change"),
     [("state", DEEP), *(("state", change) for change in STATES), *(("offset", change) for change in OFFSETS)],

@@ -130,6 +130,7 @@ ATTACHED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("attached", ATTACHED)
 def test_what_a_stranger_has_attached_to_a_table_is_not_run_and_is_named(spied: Spied, attached: str) -> None:
     statements, uses = ATTACHED[attached]

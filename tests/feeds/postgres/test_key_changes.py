@@ -16,6 +16,7 @@ OTHER_KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "when", "several"),
     [
@@ -146,6 +147,7 @@ def test_rows_without_an_identity_are_read_where_all_columns_identify_them(sourc
     assert keys(stream.drain(), "id") == [("insert", 2), ("delete", 1), ("delete", 2)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("when", ["while it runs", "while it is down"])
 @pytest.mark.parametrize(
     ("key", "identity", "finally_identity"),

@@ -23,6 +23,7 @@ RECREATED = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "when", "chosen"),
     [

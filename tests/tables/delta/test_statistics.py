@@ -144,6 +144,7 @@ def parts_of(kind: pa.DataType, lists: list[list[Any]]) -> Iterator[pa.Table]:
         yield pa.table({"id": ids, "v": pa.array(values, kind)})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", VALUES)
 def test_filters_at_the_bounds_of_files_find_all_rows(tmp_path: Path, name: str) -> None:
     kind, values = VALUES[name]
