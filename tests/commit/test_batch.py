@@ -201,6 +201,17 @@ def test_a_consumer_moved_by_somebody_else_is_a_conflict_and_nothing_is_committe
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 1], 0)
 
 
+def test_a_consumer_moved_to_the_end_of_the_micro_batch_is_a_conflict_too(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    owner.release()
+    pair.store.consumer("billing").advance("orders", 1, old=0, new=2)
+    with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{0: 0, 1: 0\}") as caught:
+        pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert caught.value.condition == "OFFSET_CONFLICT.CHECKPOINT"
+    assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 2], 0)
+
+
 def test_a_micro_batch_without_new_rows_fails_if_the_consumer_has_moved(pair: Pair) -> None:
     owner = pair.own()
     first = pair.planned(owner, (0, 0), (5, 2))

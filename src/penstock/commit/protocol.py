@@ -332,10 +332,22 @@ def _move_consumer(
         # An owner that stores no plan has logged everything up to the start.
         consumers.advance(tx, registration, source.moves(), safe="old" if source.unplanned else None)
     except OffsetConflictError as conflict:
-        partition, old, found = (conflict.parameters[name] for name in ("partition", "expected", "found"))
-        raise _moved(source, {partition: old}, {partition: found}) from None
+        raise _moved(source, *_expected_and_found(source, conflict)) from None
     if registration.plan_epoch is not None:
         tx.run("close_plan", **registration.keys)
+
+
+def _expected_and_found(
+    source: QueueOffset, conflict: OffsetConflictError
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return where a consumer should have been, and where it is instead."""
+    given = conflict.parameters
+    if "partition" in given:
+        return {given["partition"]: given["expected"]}, {given["partition"]: given["found"]}
+    # Somebody has moved it to the end of the micro-batch, in some of the partitions or in all.
+    moves = source.moves()
+    expected, found = (dict(zip(moves["partition"], moves[at], strict=True)) for at in ("old", "new"))
+    return expected, found
 
 
 def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
