@@ -27,7 +27,7 @@ from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import ancestors_of
-from pyiceberg.table.update.snapshot import ManageSnapshots
+from pyiceberg.table.update.snapshot import ManageSnapshots, _MergeAppendFiles
 from pyiceberg.typedef import Record as Partition
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, NestedField, PrimitiveType
 
@@ -36,6 +36,7 @@ from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import bounds
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 
@@ -214,8 +215,11 @@ class RecordChange:
         branch = transaction.table_metadata.refs.get(BRANCH)
         if branch is not None and not self.removed and not self.added:
             return branch.snapshot_id
-        update = transaction.update_snapshot(branch=BRANCH)
-        producer = update.overwrite() if self.removed else update.merge_append()
+        producer: RowDelta | _MergeAppendFiles
+        if self.removed:
+            producer = RowDelta(transaction, branch=BRANCH)
+        else:
+            producer = transaction.update_snapshot(branch=BRANCH).merge_append()
         for file in self.removed:
             producer.delete_data_file(file)
         for file in self.added:

@@ -3,6 +3,8 @@ files itself.
 
 Delete files are listed in manifests of their own. When there are many of those, they are written anew as one.
 When a data file leaves the table, or its delete files are merged, so are those that list them, without them.
+Manifests of data files are merged as pyiceberg does when it appends, and those that list nothing but files
+which earlier snapshots removed are left out: otherwise each micro-batch would add some for good.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from pyiceberg.manifest import (
     ManifestWriterV2,
 )
 from pyiceberg.table import TableProperties, Transaction
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import (
     Operation,
     SnapshotSummaryCollector,
     Summary,
     update_snapshot_summaries,
 )
-from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
-from pyiceberg.utils.properties import property_as_int
+from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from penstock.lake.iceberg_deletes import only_data_file
 
@@ -48,13 +51,19 @@ class DeleteManifest(ManifestWriterV2):
 class RowDelta(_OverwriteFiles):
     """Takes data files out of a table and puts data files and delete files in, in one snapshot."""
 
-    def __init__(self, transaction: Transaction, snapshot_properties: dict[str, str] = EMPTY_DICT) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        branch: str = MAIN_BRANCH,
+    ) -> None:
         is_first = transaction.table_metadata.current_snapshot() is None
         super().__init__(
             operation=Operation.APPEND if is_first else Operation.OVERWRITE,
             transaction=transaction,
             io=transaction._table.io,
             snapshot_properties=snapshot_properties,
+            branch=branch,
         )
         self._new_deletes: list[DataFile] = []
         self._merged: set[str] = set()
@@ -67,8 +76,31 @@ class RowDelta(_OverwriteFiles):
         self._merged.add(file.file_path)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        data = [each for each in manifests if each.content == ManifestContent.DATA]
-        return data + self._delete_manifests([each for each in manifests if each not in data])
+        current = [each for each in manifests if not self._is_outdated(each)]
+        data = [each for each in current if each.content == ManifestContent.DATA]
+        deletes = [each for each in current if each.content == ManifestContent.DELETES]
+        return self._merges.merge_manifests(data) + self._delete_manifests(deletes)
+
+    def _is_outdated(self, manifest: ManifestFile) -> bool:
+        """Whether a manifest lists only files that an earlier snapshot has removed."""
+        lists_none = manifest.added_files_count == 0 and manifest.existing_files_count == 0
+        return lists_none and manifest.added_snapshot_id != self._snapshot_id
+
+    @property
+    def _merges(self) -> _ManifestMergeManager[_OverwriteFiles]:
+        properties, names = self._transaction.table_metadata.properties, TableProperties
+        size = property_as_int(
+            properties, names.MANIFEST_TARGET_SIZE_BYTES, names.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
+        )
+        count = property_as_int(
+            properties, names.MANIFEST_MIN_MERGE_COUNT, names.MANIFEST_MIN_MERGE_COUNT_DEFAULT
+        )
+        enabled = property_as_bool(
+            properties, names.MANIFEST_MERGE_ENABLED, names.MANIFEST_MERGE_ENABLED_DEFAULT
+        )
+        assert size is not None
+        assert count is not None
+        return _ManifestMergeManager(size, count, enabled, self)
 
     def _delete_manifests(self, stored: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return the manifests of delete files: one is written anew for each partitioning that changes."""
