@@ -19,7 +19,8 @@ from pyspark.sql import types as spark
 
 from penstock.errors import TableRefusedError
 from penstock.tables.iceberg import position_deletes
-from tests.tables.iceberg.deletes import delete_rows
+from penstock.tables.iceberg.position_deletes import MERGE, MODE
+from tests.tables.iceberg.deletes import delete_listed, delete_rows
 from tests.tables.iceberg.driver import Driver, Row
 from tests.tables.iceberg.faults import conflict, lost_reply, lost_request
 
@@ -70,12 +71,26 @@ def test_rows_that_another_engine_has_deleted_do_not_come_back(tmp_path: Path) -
     assert [row[0] for row in driver.rows()] == [0, 1, 3, 4, 5, 7, 8]
 
 
-def test_equality_deletes_are_refused(tmp_path: Path) -> None:
+def test_a_position_that_the_file_lacks_is_left_out(tmp_path: Path) -> None:
+    """As other readers do."""
+    driver = Driver(tmp_path, "update", "k")
+    driver.write(0, [(number, "old") for number in range(100)])
+    (file,) = paths(driver)
+    delete_listed(driver.table, {file: [3, 100, 999]})
+    driver.table.transaction().set_properties({MODE: MERGE}).commit_transaction()
+    driver.write(1, [(99, "new")])
+    assert dict(driver.rows()) == dict.fromkeys({*range(99)} - {3}, "old") | {99: "new"}
+    assert file in paths(driver)
+
+
+@pytest.mark.parametrize("key", [1, 50, 250])
+def test_equality_deletes_are_refused(tmp_path: Path, key: int) -> None:
+    """Whether or not they may have the key."""
     driver = Driver(tmp_path, "update", "k")
     driver.write(0, [(1, "a"), (50, "z")])
     delete_rows(driver.table, lambda row: row["k"] == 50, content=DataFileContent.EQUALITY_DELETES)
     with pytest.raises(TableRefusedError, match="equality deletes") as caught:
-        driver.write(1, [(1, "b")])
+        driver.write(1, [(key, "b")])
     assert caught.value.condition == "TABLE_REFUSED.EQUALITY_DELETES"
     assert [name for name in driver.orphans if name.endswith(".parquet")] == []
     appending = Driver(tmp_path, app_id="other")

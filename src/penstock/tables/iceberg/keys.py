@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -139,7 +140,8 @@ def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpres
 
 def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
     try:
-        return list(table.scan(row_filter=row_filter).plan_files())
+        with _refusing_equality_deletes(table):
+            return list(table.scan(row_filter=row_filter).plan_files())
     except struct.error:
         # pyiceberg 0.11 cannot compare bounds from before a column was widened.
         return list(all_files(table))
@@ -147,8 +149,14 @@ def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
 
 def all_files(table: Table, snapshot: int | None = None) -> Iterator[FileScanTask]:
     """Yield the data files of a snapshot, by default the current one, with their position deletes."""
-    try:
+    with _refusing_equality_deletes(table):
         yield from table.scan(snapshot_id=snapshot).plan_files()
+
+
+@contextmanager
+def _refusing_equality_deletes(table: Table) -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         if "equality deletes" not in str(error):
             raise

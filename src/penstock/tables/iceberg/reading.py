@@ -73,7 +73,8 @@ def live_rows(
 
 def live_positions(io: FileIO, task: FileScanTask) -> Positions:
     """Return the positions in a data file of its rows that are not deleted."""
-    return np.delete(np.arange(task.file.record_count), listed_positions(io, task.file, task.delete_files))
+    count, listed = task.file.record_count, listed_positions(io, task.file, task.delete_files)
+    return np.delete(np.arange(count), listed[: np.searchsorted(listed, count)])
 
 
 def listed_positions(io: FileIO, data: DataFile, deletes: Iterable[DataFile]) -> Positions:
