@@ -19,7 +19,7 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import IcebergPlace, translated
-from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.reading import StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,8 @@ class ReadFiles:
         io, metadata = self.source.io, self.source.metadata
         try:
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-                for rows in live_rows(io, metadata, self.files[number], metadata.schema()):
+                file = StoredFile(io, metadata, self.files[number])
+                for rows in file.live_rows(metadata.schema()):
                     yield fitted(rows, self.schema, self._refuse)
         except TableRefusedError:
             raise

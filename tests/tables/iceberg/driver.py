@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as spark
 
 from penstock.arrow.schema import canonical_schema
-from penstock.tables.iceberg import event_files, numbered_tasks, rewriting, stage, writer
+from penstock.tables.iceberg import event_files, numbered_tasks, stage, writer
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, iceberg_writer
@@ -171,6 +171,6 @@ def inline_tasks() -> Iterator[None]:
     )
     tasks = SimpleNamespace(get=lambda: context)
     with ExitStack() as patches:
-        for module in (stage, rewriting, event_files, numbered_tasks):
+        for module in (stage, event_files, numbered_tasks):
             patches.enter_context(patch.object(module, "TaskContext", tasks))
         yield

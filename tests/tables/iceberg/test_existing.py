@@ -140,7 +140,7 @@ def test_more_partitions_than_files_that_are_open_at_once(
 
 
 def test_large_files_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.iceberg.stage._GROUP_ROWS", 1)
+    monkeypatch.setattr("penstock.tables.iceberg.data_files._GROUP_ROWS", 1)
     driver = Driver(tmp_path)
     driver.table.transaction().set_properties(
         {"write.target-file-size-bytes": "1", "write.parquet.compression-codec": "uncompressed"}

@@ -14,9 +14,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 
 from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import WantedKeys
 from penstock.tables.iceberg.lookups import FilePart, LookupTask
 from penstock.tables.iceberg.reading import Part
-from penstock.tables.iceberg.rewriting import rows_with_keys
 from tests.tables.iceberg.deletes import delete_rows
 from tests.tables.iceberg.driver import Driver
 
@@ -60,7 +60,7 @@ def test_ordered_and_unordered_rows_are_found_alike(
 ) -> None:
     for values in (stored, sorted(stored), sorted(stored, reverse=True)):
         column = pa.chunked_array([_of(kind, values[:7]), _of(kind, values[7:])])
-        found = rows_with_keys(pa.table({"k": column}), pa.table({"other": _of(kind, keys)}))
+        found = WantedKeys(pa.table({"other": _of(kind, keys)})).places_in(pa.table({"k": column}))
         assert found.tolist() == [place for place, value in enumerate(values) if value in keys]
 
 

@@ -163,7 +163,7 @@ def test_bounds_of_long_values_are_left_out(tmp_path: Path) -> None:
     driver = Driver(tmp_path, "update", "k", schema=schema)
     long = "z" * 200_000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tables.iceberg.stage._GROUP_ROWS", 1)
+        patch.setattr("penstock.tables.iceberg.data_files._GROUP_ROWS", 1)
         driver.write(0, [("a", 0), ("b", 0)])
         driver.write(1, [(long, 0), ("c", 0)])
         driver.write(2, [(long, 1), ("d", 1)])

@@ -24,20 +24,14 @@ from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.event_files import EventFile, read_events
-from penstock.tables.iceberg.event_rows import EventRowsTask, divided
-from penstock.tables.iceberg.keys import files_with_keys, ranges_of_keys
+from penstock.tables.iceberg.event_rows import EventRowsTask, divided_events
+from penstock.tables.iceberg.keys import WantedKeys, files_with_keys, ranges_of_keys
 from penstock.tables.iceberg.lookups import FilePart, Lookup, ValuesTask
+from penstock.tables.iceberg.reading import identity
 from penstock.tables.iceberg.record import Record
 from penstock.tables.iceberg.record_merges import RecordWriter
 from penstock.tables.iceberg.reports import from_report
-from penstock.tables.iceberg.rewriting import (
-    ChangedValues,
-    Edit,
-    RemovedRows,
-    Rewriter,
-    identity,
-    rows_with_keys,
-)
+from penstock.tables.iceberg.rewriting import ChangedValues, Edit, RemovedRows, Rewriter
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.unchanged_values import column_numbers
 
@@ -158,7 +152,7 @@ class ChangesCommit(Commit):
                 return each
         stored = [] if not events else self._stored_values(target, sources, events)
         edit = self._edit(plan)
-        parts = divided(self.event_files)
+        parts = divided_events(self.event_files)
         task = EventRowsTask(target, self.events, layout, parts, plan.taken, _ends(plan), stored)
         rewriter = None if edit is None else Rewriter(self.spark, edit)
         written = Written(plan, filled_from, [], rewriter)
@@ -193,8 +187,8 @@ class ChangesCommit(Commit):
     def _edit(self, plan: MergePlan) -> Edit | None:
         """Return what happens to stored rows; None if nothing does."""
         if plan.changed is None:
-            removed = self._staged.filter(plan.taken)
-            return RemovedRows(self.layout.key_schema, self._stored_keys(removed)) if len(removed) else None
+            removed = self._stored_keys(self._staged.filter(plan.taken))
+            return RemovedRows(self.layout.key_schema, WantedKeys(removed)) if len(removed) else None
         if not plan.changed.num_rows:
             return None
         columns = self._columns([VALID_FROM, VALID_TO])
@@ -207,8 +201,8 @@ class ChangesCommit(Commit):
         if plan.changed is None:
             return self._files(table, self._stored_keys(self._staged.filter(plan.taken)))
         names = [*self.events.keys, VALID_FROM]
-        changed = plan.changed.select(names)
-        return [file for file, lines in versions if len(rows_with_keys(lines.select(names), changed))]
+        changed = WantedKeys(plan.changed.select(names))
+        return [file for file, lines in versions if len(changed.places_in(lines.select(names)))]
 
     def _files(self, table: Table, keys: pa.Table) -> list[FileScanTask]:
         ranges = ranges_of_keys(table.schema(), self.layout.key_schema, keys)

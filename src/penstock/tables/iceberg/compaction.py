@@ -14,7 +14,7 @@ from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
 from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.reading import StoredFile
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
@@ -158,8 +158,8 @@ def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new:
 
 
 def _rows(table: Table, files: Sequence[FileScanTask]) -> Iterator[pa.Table]:
-    batches = (batch for file in files for batch in live_rows(table.io, table.metadata, file, table.schema()))
-    return gathered(batches)
+    stored = (StoredFile(table.io, table.metadata, file) for file in files)
+    return gathered(batch for file in stored for batch in file.live_rows(table.schema()))
 
 
 def _groups(small: Sequence[FileScanTask], file_bytes: int) -> Iterator[list[FileScanTask]]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.arrow.arrays import grouped
 from penstock.tables.changes.events import PRESENT, SEQUENCE, UNKNOWN, EventLayout, require_stored
 from penstock.tables.changes.merge_plan import fill, without_row
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
 from penstock.tables.iceberg.event_files import EventFile
-from penstock.tables.iceberg.numbered_tasks import NumberedTask
+from penstock.tables.iceberg.keys import WantedKeys
+from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
 from penstock.tables.iceberg.reports import to_report
-from penstock.tables.iceberg.rewriting import rows_with_keys
 from penstock.tables.iceberg.schema import TableLayout
 
-_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-"""How much of a file a task gathers: a row group."""
 _TASK_BYTES = 32 << 20
 """How much of the staged files, as they are compressed, is the work of a task."""
 
@@ -35,18 +33,11 @@ class Part:
     start: int
 
 
-def divided(files: Sequence[EventFile]) -> list[list[Part]]:
+def divided_events(files: Sequence[EventFile]) -> list[list[Part]]:
     """Divide the staged files into the work of tasks: each writes a file at least."""
-    tasks: list[list[Part]] = [[]]
-    size = start = 0
-    for file in files:
-        if tasks[-1] and size + file.size > _TASK_BYTES:
-            tasks.append([])
-            size = 0
-        tasks[-1].append(Part(file, start))
-        size += file.size
-        start += file.rows
-    return tasks
+    starts = accumulate((file.rows for file in files), initial=0)
+    parts = [Part(file, start) for file, start in zip(files, starts, strict=False)]
+    return divided(parts, lambda part: part.file.size, _TASK_BYTES)
 
 
 @dataclass
@@ -67,8 +58,8 @@ class EventRowsTask(NumberedTask):
 
     def result(self, number: int) -> bytes:
         rows = (batch for part in self.parts[number] for batch in self._rows(part))
-        groups = grouped(rows, _GROUP_ROWS, _GROUP_BYTES)
-        return to_report(self.target, written(self.target, map(self._converted, groups)))
+        parts = (in_schema(self.target, self.layout.values(part)) for part in gathered(rows))
+        return to_report(self.target, written(self.target, parts))
 
     def _rows(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a staged file, in the columns of the table that the query sets."""
@@ -103,7 +94,7 @@ class EventRowsTask(NumberedTask):
     def _stored(self, keys: pa.Table, names: Sequence[str]) -> pa.Table:
         more = [name for name in (VALID_FROM, VALID_TO) if self.events.history]
         found = self._values.select([*keys.column_names, *more, *names])
-        return found.take(rows_with_keys(found.select(keys.column_names), keys))
+        return found.take(WantedKeys(keys).places_in(found.select(keys.column_names)))
 
     @cached_property
     def _values(self) -> pa.Table:
@@ -117,6 +108,3 @@ class EventRowsTask(NumberedTask):
         found = pa.concat_tables(tables)
         types = {name: self.events.table.field(name).type for name in found.column_names}
         return found.cast(pa.schema(types.items()))
-
-    def _converted(self, group: Sequence[pa.RecordBatch]) -> pa.Table:
-        return in_schema(self.target, self.layout.values(pa.Table.from_batches(group)))

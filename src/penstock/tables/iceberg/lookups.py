@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,9 @@ from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
 from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import WantedKeys
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
-from penstock.tables.iceberg.reading import WHOLE, Part, live_rows
-from penstock.tables.iceberg.rewriting import identity, rows_with_keys
+from penstock.tables.iceberg.reading import WHOLE, Part, StoredFile, identity
 
 _FEW_ROWS = 65_536
 """Rows that the driver looks through itself."""
@@ -76,6 +77,10 @@ class LookupTask(NumberedTask):
     parts: Sequence[FilePart] = field(repr=False)
     what = "stored keys cannot be read"
 
+    @cached_property
+    def _wanted(self) -> WantedKeys:
+        return WantedKeys(self.keys)
+
     def result(self, number: int) -> bytes:
         lines = self.found(number)
         sink = pa.BufferOutputStream()
@@ -86,16 +91,15 @@ class LookupTask(NumberedTask):
     def found(self, number: int) -> pa.Table:
         """Return the rows of a part that have one of the keys."""
         keys = list(range(self.keys.num_columns))
-        batches = []
-        for batch in self._rows(number, self.columns):
-            places = rows_with_keys(pa.Table.from_batches([batch]).select(keys), self.keys)
+        part, batches = self.parts[number], []
+        for batch in self._stored(number).live_rows(self.columns, part.part):
+            places = self._wanted.places_in(pa.Table.from_batches([batch]).select(keys))
             if len(places):
                 batches.append(batch.take(pa.array(places)))
         return pa.Table.from_batches(batches, schema_to_pyarrow(self.columns, include_field_ids=False))
 
-    def _rows(self, number: int, columns: Schema) -> Iterator[pa.RecordBatch]:
-        part, target = self.parts[number], self.target
-        return live_rows(target.io, target.metadata, part.file, columns, part.part)
+    def _stored(self, number: int) -> StoredFile:
+        return StoredFile(self.target.io, self.target.metadata, self.parts[number].file)
 
 
 @dataclass
@@ -110,11 +114,13 @@ class ValuesTask(LookupTask):
     what = "stored values cannot be read"
 
     def found(self, number: int) -> pa.Table:
+        file = self._stored(number)
         key_columns = Schema(*self.columns.fields[: self.keys.num_columns])
         schema = schema_to_pyarrow(key_columns, include_field_ids=False)
-        places = rows_with_keys(pa.Table.from_batches(self._rows(number, key_columns), schema), self.keys)
+        stored = pa.Table.from_batches(file.live_rows(key_columns), schema)
+        places = self._wanted.places_in(stored)
         batches, start = [], 0
-        for batch in self._rows(number, self.columns) if len(places) else ():
+        for batch in file.live_rows(self.columns) if len(places) else ():
             here = places[(places >= start) & (places < start + batch.num_rows)] - start
             start += batch.num_rows
             batches.append(batch.take(pa.array(here)))

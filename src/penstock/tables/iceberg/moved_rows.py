@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.tables.iceberg.data_files import FileTarget, gathered, written
-from penstock.tables.iceberg.numbered_tasks import NumberedTask
+from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
 from penstock.tables.iceberg.reports import to_report
 
 _TASK_ROWS = 1 << 20
@@ -43,14 +43,9 @@ def staged(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRows:
     return StagedRows(path, rows)
 
 
-def divided(files: Sequence[StagedRows]) -> list[list[StagedRows]]:
+def divided_rows(files: Sequence[StagedRows]) -> list[list[StagedRows]]:
     """Divide staged files into the work of tasks: each writes a data file at least."""
-    tasks: list[list[StagedRows]] = [[]]
-    for file in files:
-        if tasks[-1] and sum(each.rows for each in tasks[-1]) + file.rows > _TASK_ROWS:
-            tasks.append([])
-        tasks[-1].append(file)
-    return tasks
+    return divided(files, lambda file: file.rows, _TASK_ROWS)
 
 
 @dataclass

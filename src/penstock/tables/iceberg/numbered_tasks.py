@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,6 +15,7 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.place import translated
 
+T = TypeVar("T")
 _TASKS_PER_CORE = 4
 _COLUMNS = "number bigint, result binary, attempt int"
 _REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt", pa.int32())])
@@ -23,6 +24,19 @@ _REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt"
 def task_count(spark: SparkSession, count: int) -> int:
     """Return in how many tasks to divide work of some parts: each task loads what it has to know of all."""
     return max(1, min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
+
+
+def divided(parts: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
+    """Divide parts into the work of tasks: each has parts of at most this size together, or a single part."""
+    tasks: list[list[T]] = []
+    together = 0
+    for part in parts:
+        if not tasks or together + size(part) > most:
+            tasks.append([])
+            together = 0
+        tasks[-1].append(part)
+        together += size(part)
+    return tasks
 
 
 class NumberedTask(ABC):
@@ -53,7 +67,12 @@ class NumberedTask(ABC):
         except PenstockError:
             raise
         except Exception as error:
-            raise translated(error, self.target.table, self.what, self.target.io.properties) from None
+            what = self.failure(number)
+            raise translated(error, self.target.table, what, self.target.io.properties) from None
+
+    def failure(self, number: int) -> str:
+        """Return what has failed, in messages, if the result for a number cannot be had."""
+        return self.what
 
     @abstractmethod
     def result(self, number: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -39,48 +40,63 @@ class Part:
 WHOLE = Part()
 
 
-def live_rows(
-    io: FileIO, metadata: TableMetadata, task: FileScanTask, columns: Schema, part: Part = WHOLE
-) -> Iterator[pa.RecordBatch]:
-    """Yield top-level columns of a data file's rows that are not deleted, always in the same order."""
-    if task.file.file_format != FileFormat.PARQUET:
-        raise TableRefusedError(
-            f"the file {task.file.file_path} is {task.file.file_format.value}, and only Parquet files can be "
-            "rewritten: compact the table with write.format.default set to parquet",
-            condition="TABLE_REFUSED.FILE_FORMAT",
-            file=task.file.file_path,
-        )
-    deleted = listed_positions(io, task.file, task.delete_files)
-    constants = _partition_values(metadata, task.file)
-    target = schema_to_pyarrow(columns, include_field_ids=False)
-    with io.new_input(task.file.file_path).open() as stream:
-        file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
-        in_file = pyarrow_to_schema(
-            file.schema_arrow, metadata.name_mapping(), downcast_ns_timestamp_to_us=True
-        )
-        stored = {field.field_id: field for field in in_file.fields}
-        names = [field.name for wanted in columns.fields if (field := stored.get(wanted.field_id))]
-        groups, start = part.of(file.metadata)
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names):
-            kept = _without(batch, deleted, start)
-            start += batch.num_rows
-            arrays = [
-                current_column(kept, stored.get(wanted.field_id), wanted, constants).cast(field.type)
-                for wanted, field in zip(columns.fields, target, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=target)
+def identity(task: FileScanTask) -> tuple[str, frozenset[str]]:
+    """Return what the live rows of a file depend on."""
+    return task.file.file_path, frozenset(deletes.file_path for deletes in task.delete_files)
 
 
-def live_positions(io: FileIO, task: FileScanTask) -> Positions:
-    """Return the positions in a data file of its rows that are not deleted."""
-    count, listed = task.file.record_count, listed_positions(io, task.file, task.delete_files)
-    return np.delete(np.arange(count), listed[: np.searchsorted(listed, count)])
+@dataclass
+class StoredFile:
+    """A data file of a table, whose delete files are read once."""
 
+    io: FileIO
+    metadata: TableMetadata
+    task: FileScanTask
 
-def listed_positions(io: FileIO, data: DataFile, deletes: Iterable[DataFile]) -> Positions:
-    """Return the positions of a data file that are in some delete files, in order."""
-    listed = [positions(io, DeleteFile(file.file_path), data.file_path) for file in deletes]
-    return np.unique(np.concatenate([NONE, *listed]))
+    def live_rows(self, columns: Schema, part: Part = WHOLE) -> Iterator[pa.RecordBatch]:
+        """Yield top-level columns of the rows that are not deleted, always in the same order."""
+        data = self.task.file
+        if data.file_format != FileFormat.PARQUET:
+            raise TableRefusedError(
+                f"the file {data.file_path} is {data.file_format.value}, and only Parquet files can be "
+                "rewritten: compact the table with write.format.default set to parquet",
+                condition="TABLE_REFUSED.FILE_FORMAT",
+                file=data.file_path,
+            )
+        deleted = self.listed(self.task.delete_files)
+        constants = _partition_values(self.metadata, data)
+        target = schema_to_pyarrow(columns, include_field_ids=False)
+        with self.io.new_input(data.file_path).open() as stream:
+            file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
+            in_file = pyarrow_to_schema(
+                file.schema_arrow, self.metadata.name_mapping(), downcast_ns_timestamp_to_us=True
+            )
+            stored = {field.field_id: field for field in in_file.fields}
+            names = [field.name for wanted in columns.fields if (field := stored.get(wanted.field_id))]
+            groups, start = part.of(file.metadata)
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names):
+                kept = _without(batch, deleted, start)
+                start += batch.num_rows
+                arrays = [
+                    current_column(kept, stored.get(wanted.field_id), wanted, constants).cast(field.type)
+                    for wanted, field in zip(columns.fields, target, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=target)
+
+    def live_positions(self) -> Positions:
+        """Return the positions of the rows that are not deleted."""
+        count, deleted = self.task.file.record_count, self.listed(self.task.delete_files)
+        return np.delete(np.arange(count), deleted[: np.searchsorted(deleted, count)])
+
+    def listed(self, deletes: Iterable[DataFile]) -> Positions:
+        """Return the positions that are in some of its delete files, in order."""
+        return np.unique(np.concatenate([NONE, *(self._positions[file.file_path] for file in deletes)]))
+
+    @cached_property
+    def _positions(self) -> dict[str, Positions]:
+        """What each delete file lists."""
+        paths = [file.file_path for file in self.task.delete_files]
+        return {path: positions(self.io, DeleteFile(path), self.task.file.file_path) for path in paths}
 
 
 def _without(batch: pa.RecordBatch, deleted: Positions, start: int) -> pa.RecordBatch:

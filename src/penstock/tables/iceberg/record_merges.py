@@ -20,10 +20,9 @@ from penstock.tables.changes.events import EventLayout
 from penstock.tables.changes.merge_plan import distinct_events
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
-from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.reading import StoredFile, identity
 from penstock.tables.iceberg.record import Record, RecordChange, written_lines
 from penstock.tables.iceberg.reports import from_report, to_report
-from penstock.tables.iceberg.rewriting import identity
 
 _MOST_FILES = 8
 """So many files stay as they are, however small."""
@@ -92,7 +91,9 @@ class MergeTask(NumberedTask):
         target, columns = self.target, self.columns
         schema = schema_to_pyarrow(columns, include_field_ids=False)
         stored = (
-            batch for file in self.files for batch in live_rows(target.io, target.metadata, file, columns)
+            batch
+            for file in self.files
+            for batch in StoredFile(target.io, target.metadata, file).live_rows(columns)
         )
         old = pa.Table.from_batches(stored, schema).rename_columns(self.lines.column_names)
         lines = pa.concat_tables([self.lines, old.cast(self.lines.schema)])

@@ -18,43 +18,28 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError
-from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
-from penstock.tables.iceberg.keys import all_keys
-from penstock.tables.iceberg.moved_rows import MoveTask, StagedRows, divided, staged
-from penstock.tables.iceberg.numbered_tasks import task_count
-from penstock.tables.iceberg.place import translated
+from penstock.tables.iceberg.keys import WantedKeys, all_keys
+from penstock.tables.iceberg.moved_rows import MoveTask, StagedRows, divided_rows, staged
+from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.position_deletes import (
     PositionDeletes,
     delete_by_position,
     merged_deletes,
     written_deletes,
 )
-from penstock.tables.iceberg.reading import listed_positions, live_positions, live_rows
+from penstock.tables.iceberg.reading import StoredFile, identity
 from penstock.tables.iceberg.reports import from_report, to_report
 
-_COLUMNS = "number bigint, files binary, deletes string, moved string, attempt int"
-_REPORT = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("files", pa.binary()),
-        ("deletes", pa.string()),
-        ("moved", pa.string()),
-        ("attempt", pa.int32()),
-    ]
-)
 _ROW, _OTHER = "_penstock_row", "_penstock_other"
 
 
@@ -89,7 +74,7 @@ class RemovedRows(Edit):
 
     columns: Schema
     """The key columns."""
-    keys: pa.Table = field(repr=False)
+    keys: WantedKeys
 
     def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
         return _without(stored, self.keys)
@@ -103,9 +88,12 @@ class ReplacedRows(Edit):
     """The key columns."""
     staged: Sequence[str] = field(repr=False)
     """The data files with the rows of the micro-batch."""
+    _keys: WantedKeys | None = None
 
     def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
-        return _without(stored, all_keys(io, self.staged, self.columns))
+        if self._keys is None:
+            self._keys = WantedKeys(all_keys(io, self.staged, self.columns))
+        return _without(stored, self._keys)
 
 
 @dataclass
@@ -132,8 +120,8 @@ class ChangedValues(Edit):
         return Edited(kept, np.unique(places), field_id, values)
 
 
-def _without(stored: pa.Table, keys: pa.Table) -> Edited | None:
-    removed = rows_with_keys(stored, keys)
+def _without(stored: pa.Table, keys: WantedKeys) -> Edited | None:
+    removed = keys.places_in(stored)
     if not len(removed):
         return None
     kept = np.ones(stored.num_rows, np.bool_)
@@ -178,13 +166,10 @@ class Rewriter:
         """Rewrite the files of a plan in which the micro-batch changes rows."""
         schema_id = target.metadata.current_schema_id
         unknown = [file for file in files if (schema_id, identity(file)) not in self._known]
-        if unknown:
-            task = RewriteTask(target, self.edit, unknown)
-            numbers = self.spark.range(0, len(unknown), 1, task_count(self.spark, len(unknown)))
-            for report in numbers.mapInArrow(task, _COLUMNS).collect():
-                self.repeated |= report.attempt > 0
-                file = unknown[report.number]
-                self._known[schema_id, identity(file)] = _reported(target, file, report)
+        task = RewriteTask(target, self.edit, unknown)
+        for file, report in zip(unknown, task.reports(self.spark, len(unknown)), strict=True):
+            self.repeated |= report.attempt > 0
+            self._known[schema_id, identity(file)] = _reported(target, file, json.loads(report.result))
         found = (self._known[schema_id, identity(file)] for file in files)
         return [rewritten for rewritten in found if rewritten is not None]
 
@@ -193,7 +178,7 @@ class Rewriter:
         leaving = [each.moved for each in rewritten if each.moved is not None]
         key = frozenset(each.path for each in leaving)
         if leaving and key not in self._moved:
-            parts, files = divided(leaving), []
+            parts, files = divided_rows(leaving), []
             for report in MoveTask(target, parts).reports(self.spark, len(parts)):
                 self.repeated |= report.attempt > 0
                 files += from_report(target, report.result)
@@ -212,87 +197,58 @@ class Rewriter:
         return [known.moved.path for known in self._known.values() if known and known.moved]
 
 
-def _reported(target: FileTarget, file: FileScanTask, report: Any) -> Rewritten | None:
+def _reported(target: FileTarget, file: FileScanTask, report: dict[str, Any]) -> Rewritten | None:
     """Return what a task reports of a file; None if it stays as it is."""
-    if report.deletes is not None:
-        deletes = PositionDeletes(**json.loads(report.deletes)).of(file.file)
-        moved = None if report.moved is None else StagedRows(**json.loads(report.moved))
-        return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)), moved)
-    if report.files is None:
+    if "files" in report:
+        return Rewritten(file.file, tuple(from_report(target, report["files"].encode())), None)
+    if "deletes" not in report:
         return None
-    return Rewritten(file.file, tuple(from_report(target, report.files)), None)
-
-
-def identity(file: FileScanTask) -> tuple[str, frozenset[str]]:
-    """Return what the live rows of a file depend on."""
-    return file.file.file_path, frozenset(delete.file_path for delete in file.delete_files)
+    deletes = PositionDeletes(**report["deletes"]).of(file.file)
+    moved = StagedRows(**report["moved"]) if "moved" in report else None
+    return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)), moved)
 
 
 @dataclass
-class RewriteTask:
-    """The function of ``mapInArrow`` that takes numbers of files and returns what became of them."""
+class RewriteTask(NumberedTask):
+    """Takes numbers of files, and reports what became of them; nothing of those that stay as they are."""
 
     target: FileTarget = field(repr=False)
     edit: Edit = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_in_worker(self._run(batches))
+    def failure(self, number: int) -> str:
+        return f"the file {self.files[number].file.file_path} cannot be rewritten"
 
-    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            try:
-                files, deletes, moved = self._changed(self.files[number])
-            except PenstockError:
-                raise
-            except Exception as error:
-                what = f"the file {self.files[number].file.file_path} cannot be rewritten"
-                raise translated(error, self.target.table, what, self.target.io.properties) from None
-            report = {
-                "number": [number],
-                "files": [None if files is None else to_report(self.target, files)],
-                "deletes": [None if deletes is None else json.dumps(asdict(deletes))],
-                "moved": [None if moved is None else json.dumps(asdict(moved))],
-                "attempt": [context.attemptNumber()],
-            }
-            yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+    def result(self, number: int) -> bytes:
+        target, columns = self.target, self.edit.columns
+        file = StoredFile(target.io, target.metadata, self.files[number])
+        schema = schema_to_pyarrow(columns, include_field_ids=False)
+        edited = self.edit.of(target.io, pa.Table.from_batches(file.live_rows(columns), schema))
+        return json.dumps({} if edited is None else self._report(file, edited)).encode()
 
-    def _changed(
-        self, file: FileScanTask
-    ) -> tuple[list[DataFile] | None, PositionDeletes | None, StagedRows | None]:
+    def _report(self, file: StoredFile, edited: Edited) -> dict[str, Any]:
         """Write the file again as it is edited, or the positions of rows that change, and stage those that
-        get another value; or nothing.
+        get another value.
         """
         target = self.target
-        stored = pa.Table.from_batches(
-            live_rows(target.io, target.metadata, file, self.edit.columns),
-            schema_to_pyarrow(self.edit.columns, include_field_ids=False),
-        )
-        edited = self.edit.of(target.io, stored)
-        if edited is None:
-            return None, None, None
-        if not delete_by_position(target, file, len(edited.kept), len(edited.changed)):
+        if not delete_by_position(target, file.task, len(edited.kept), len(edited.changed)):
             rows = self._rows(file, edited, edited.kept)
-            return written(target, rows) if edited.kept.any() else [], None, None
-        positions = live_positions(target.io, file)
+            return {"files": to_report(target, written(target, rows) if edited.kept.any() else []).decode()}
+        positions, report = file.live_positions(), {}
         _require_rows(len(edited.kept), len(positions))
-        moved = None
         if edited.values is not None:
             changed = np.zeros(len(edited.kept), np.bool_)
             changed[edited.changed] = True
-            moved = staged(target, self._rows(file, edited, changed))
-        merged = listed_positions(target.io, file.file, merged_deletes(file))
-        listed = np.union1d(merged, positions[edited.changed])
-        return None, written_deletes(target, file.file, listed), moved
+            report["moved"] = asdict(staged(target, self._rows(file, edited, changed)))
+        listed = np.union1d(file.listed(merged_deletes(file.task)), positions[edited.changed])
+        return {**report, "deletes": asdict(written_deletes(target, file.task.file, listed))}
 
-    def _rows(self, file: FileScanTask, edited: Edited, chosen: NDArray[np.bool_]) -> Iterator[pa.Table]:
+    def _rows(self, file: StoredFile, edited: Edited, chosen: NDArray[np.bool_]) -> Iterator[pa.Table]:
         """Yield the chosen rows of a file, as they are edited."""
         target, start = self.target, 0
         schema = target.metadata.schema()
         ids = [column.field_id for column in schema.fields]
-        for batch in live_rows(target.io, target.metadata, file, schema):
+        for batch in file.live_rows(schema):
             mask = pa.array(chosen[start : start + batch.num_rows])
             columns = list(batch.columns)
             if edited.values is not None and edited.field_id is not None:
@@ -305,41 +261,3 @@ class RewriteTask:
 def _require_rows(expected: int, found: int) -> None:
     if found != expected:
         raise RuntimeError(f"it had {expected} rows, and {found} when it was read again")
-
-
-def rows_with_keys(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64]:
-    """Return the places of the rows that have one of the keys, in order; the keys' columns are in the same
-    order, and may have other names.
-    """
-    places = _places_in_order(stored, keys)
-    if places is not None:
-        return places
-    names = [f"k{number}" for number in range(stored.num_columns)]
-    plain = stored.rename_columns(names)
-    wanted = keys.rename_columns(names).cast(plain.schema)
-    matched = numbered(plain, _ROW).join(wanted, keys=names, join_type="left semi")
-    return np.sort(matched[_ROW].to_numpy())
-
-
-def _places_in_order(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64] | None:
-    """Look for keys of one column of numbers or times by bisection; None if the rows are not in their order.
-
-    Those of the record are, and often those of a table whose keys are numbered.
-    """
-    column, wanted = stored.column(0), keys.column(0)
-    kind = column.type
-    if stored.num_columns > 1 or column.null_count or not (pat.is_integer(kind) or pat.is_timestamp(kind)):
-        return None
-    values = column.cast(pa.int64()).to_numpy()
-    if (values[1:] < values[:-1]).any():
-        return None
-    looked_up = np.unique(wanted.drop_null().cast(kind).cast(pa.int64()).to_numpy())
-    if len(values):
-        low, high = np.searchsorted(looked_up, values[0]), np.searchsorted(looked_up, values[-1], "right")
-        looked_up = looked_up[low:high]
-    first, end = (np.searchsorted(values, looked_up, side) for side in ("left", "right"))
-    counts = end - first
-    # The places first, first + 1, … of each key.
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    found: NDArray[np.int64] = np.repeat(first, counts) + within
-    return found

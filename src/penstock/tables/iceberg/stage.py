@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.arrow.arrays import grouped
 from penstock.arrow.coerce import conform
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
 from penstock.tables.iceberg.reports import to_report
 from penstock.tables.iceberg.schema import RowLayout, TableLayout
 from penstock.tables.row_checks import require_key_value
 
 REPORT = "files binary, attempt int, query string"
 _REPORT = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("query", pa.string())])
-_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-"""How much of a file a task gathers: a row group."""
 
 
 @dataclass
@@ -40,7 +37,7 @@ class StageTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        files = written(self.target, map(self._converted, grouped(batches, _GROUP_ROWS, _GROUP_BYTES)))
+        files = written(self.target, map(self._converted, gathered(batches)))
         query = context.getLocalProperty("sql.streaming.queryId")
         report = {
             "files": [to_report(self.target, files)],
@@ -49,10 +46,9 @@ class StageTask:
         }
         yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
-    def _converted(self, group: Sequence[pa.RecordBatch]) -> pa.Table:
+    def _converted(self, part: pa.Table) -> pa.Table:
         # Rows arrive with the columns c0, c1 and so on.
-        table = pa.Table.from_batches(group).rename_columns(self.rows.names)
-        table = conform(table, self.rows)
+        table = conform(part.rename_columns(self.rows.names), self.rows)
         columns = self.layout.values(table)
         ids = [column.field_id for column in self.layout.schema.fields]
         for key, name in zip(self.layout.keys, self.layout.key_names, strict=True):
