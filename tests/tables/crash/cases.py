@@ -106,7 +106,7 @@ def _versions(chunks: int) -> Counter[Row]:
     for k in range(7):
         ids = [row["id"] for n in range(chunks) for row in chunk(n) if row["id"] % 7 == k]
         begins = sorted((-i if k % 2 else i, i) for i in ids)
-        ends = [*(begin for begin, _ in begins[1:]), None]
+        ends = [*(begin for begin, _ in begins), None][1:]
         found.update((k, i, begin, end) for (begin, i), end in zip(begins, ends, strict=True) if i % 11 >= 4)
     return found
 
@@ -180,5 +180,5 @@ class TableCase(Case):
     def beyond(self, chunks: int) -> Counter[Row]:
         """Nothing, where the table is as it has to be after some of the chunks; else what it is."""
         found = self.rows()
-        states = [self.query.expected(upto) for upto in range(1, chunks + 1)]
+        states = [self.query.expected(upto) for upto in range(chunks + 1)]
         return Counter() if found in [Counter(), *states] else found or Counter({("empty",): 1})

@@ -274,6 +274,27 @@ def patch_iceberg_writer(module: ModuleType) -> None:
     writer._write = writing
 
 
+def patch_iceberg_rewriting(module: ModuleType) -> None:
+    """In a task, when it has written what becomes of a stored file, with a delete file or without."""
+    _patch_results(module.RewriteTask, "EDITED")
+
+
+def patch_iceberg_moves(module: ModuleType) -> None:
+    """In a task, when it has written rows that another one has taken out of their files and staged."""
+    _patch_results(module.MoveTask, "MOVED")
+
+
+def _patch_results(task: Any, state: str) -> None:
+    result = task.result
+
+    def reporting(self: Any, number: int) -> Any:
+        report = result(self, number)
+        stop(self.target.table.rpartition(".")[2], state, lambda _: True)
+        return report
+
+    task.result = reporting
+
+
 def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
     """Match an epoch, or the first later one that gets as far."""
     return lambda fault: number >= fault["batch"]
@@ -363,6 +384,8 @@ PATCHES = {
     "penstock.tables.delta.applied_table": patch_delta_applied,
     "penstock.tables.iceberg.commit": patch_iceberg_commits,
     "penstock.tables.iceberg.writer": patch_iceberg_writer,
+    "penstock.tables.iceberg.rewriting": patch_iceberg_rewriting,
+    "penstock.tables.iceberg.moved_rows": patch_iceberg_moves,
 }
 
 
