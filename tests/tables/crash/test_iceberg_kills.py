@@ -13,6 +13,8 @@ from tests.tables.crash.cases import CHUNKS
 from tests.tables.crash.iceberg_cases import BY_POSITION, ICEBERG_TABLES, IcebergCase, every_state
 
 MODULE = "tests.tables.crash.iceberg_child"
+MASTER = "local[8]"
+"""Tasks that stop keep a core each, and the other cases need some."""
 
 
 def make_case(folder: Path, kind: str, *, chunks: int = 1) -> IcebergCase:
@@ -37,7 +39,8 @@ def test_a_kill_before_and_after_the_commit_leaves_no_trace(tmp_path: Path, chil
         "few versions": Fault("MOVED"),
     }
     cases = [make_case(tmp_path, kind) for kind in moments]
-    children.kill_at(cases, {case.name: moments[case.kind] for case in cases}, module=MODULE)
+    faults = {case.name: moments[case.kind] for case in cases}
+    children.kill_at(cases, faults, master=MASTER, module=MODULE)
     for case in cases:
         committed = moments[case.kind].state == "COMMITTED"
         assert case.rows() == case.query.expected(1 if committed else 0), case.name
@@ -57,7 +60,7 @@ def check_all(case: IcebergCase) -> None:
 @pytest.mark.timeout(7200)
 def test_every_mode_survives_a_kill_after_every_state(tmp_path: Path, children: Children) -> None:
     cases = [make_case(tmp_path, kind) for kind in ICEBERG_TABLES]
-    run_chain(children, [(case, every_state(case)) for case in cases], master="local[8]", module=MODULE)
+    run_chain(children, [(case, every_state(case)) for case in cases], master=MASTER, module=MODULE)
     for case in cases:
         check_all(case)
 
@@ -77,7 +80,8 @@ def test_an_overtaken_driver_adds_nothing(tmp_path: Path, children: Children) ->
         "few versions": "MOVED",
     }
     cases = [make_case(tmp_path, kind, chunks=2) for kind in moments]
-    slow = children.start(cases, {case.name: Fault(moments[case.kind]) for case in cases}, module=MODULE)
+    faults = {case.name: Fault(moments[case.kind]) for case in cases}
+    slow = children.start(cases, faults, master=MASTER, module=MODULE)
     assert children.reached(slow, cases), slow.output
     children.run(cases, module=MODULE)
     for case in cases:
