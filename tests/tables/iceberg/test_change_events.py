@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatchError, TableRefusedError
-from penstock.tables.iceberg import event_rows, lookups, position_deletes, record_merges
+from penstock.tables.iceberg import event_files, lookups, position_deletes, record_merges
 from penstock.tables.iceberg.record import BRANCH
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
 from tests.tables.histories import Event, deliveries
@@ -159,7 +159,7 @@ def test_large_micro_batches_are_looked_up_merged_and_written_by_several_tasks(
     monkeypatch.setattr(lookups, "_FEW_ROWS", 0)
     monkeypatch.setattr(lookups, "_PART_ROWS", 100)
     monkeypatch.setattr(record_merges, "_SMALL_ROWS", 2)
-    monkeypatch.setattr(event_rows, "_TASK_BYTES", 1)
+    monkeypatch.setattr(event_files, "_TASK_BYTES", 1)
     driver, events = ChangesDriver(tmp_path, scd_type), []
     for number in range(14):
         batch = [

@@ -23,8 +23,7 @@ from penstock.tables.changes.merge_plan import MergePlan, distinct_events, incom
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.event_files import EventFile, read_events
-from penstock.tables.iceberg.event_rows import EventRowsTask, divided_events
+from penstock.tables.iceberg.event_files import EventFile, EventRowsTask, divided_events, read_events
 from penstock.tables.iceberg.keys import WantedKeys, files_with_keys, ranges_of_keys
 from penstock.tables.iceberg.lookups import FilePart, Lookup, ValuesTask
 from penstock.tables.iceberg.reading import identity
