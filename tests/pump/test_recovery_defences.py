@@ -472,7 +472,7 @@ def test_a_request_on_the_command_line_is_listed(shop: Source, store_url: str, t
         return child.output
 
     assert "will recover when it runs, unless it can resume" in penstock_pump("recover", shop.name, "--yes")
-    assert "asked for" in penstock_pump("list")
+    assert "requested" in penstock_pump("list")
 
 
 def test_a_disk_that_is_full_is_named(shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_unsupported_queries_are_refused_before_they_start(feed: Copy) -> None:
         feed.run(sink, places=False)
     with pytest.raises(CommitRefusedError, match=r"NOT_IDEMPOTENT\].*Repartition"):
         feed.run(sink, lambda frame: frame.repartition("id"))
-    with pytest.raises(InvalidInputError, match=r"SEVERAL_READS\].*one read"):
+    with pytest.raises(InvalidInputError, match=r"SEVERAL_READS\].*reads its queue once"):
         feed.run(sink, lambda frame: frame.union(frame))
     with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*output mode append"):
         feed.run(feed.table("copy", "id"), mode="update")

@@ -141,9 +141,9 @@ def _stream_strategy(df: DataFrame, chosen: str, contract: ChangeContract, passe
         )
     if passes.net == EVER:
         raise InvalidChangeOptionError(
-            "the net changes of a stream are never complete: give net_window='commit' for those of each "
-            "commit, or an interval such as net_window='1 hour', which holds back what comes after its last "
-            "whole interval; or read the feed as a batch",
+            "the net changes of a whole stream are never complete: set net_window='commit' for those of "
+            "each commit, or an interval such as net_window='1 hour', whose net changes are emitted once it "
+            "has ended; or read the feed as a batch",
             condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
         )
     windowed = passes.net not in (None, COMMIT)

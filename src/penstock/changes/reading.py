@@ -192,7 +192,7 @@ def _changes(
     require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
     if finalized_until and passes.net_changes and passes.net_window != COMMIT:
         raise InvalidChangeOptionError(
-            "finalized_until is the time of one micro-batch, and the net changes of a window are of several: "
+            "finalized_until is the time of one micro-batch, and the net changes of a window span several: "
             "leave it out, or set net_window='commit'",
             option="finalizedUntil",
         )

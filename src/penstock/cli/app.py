@@ -56,8 +56,7 @@ _KEYWORD = re.compile(r"(?:^|\s|^--url=)(?:ssl)?password\s*=\s*\S", re.IGNORECAS
 _MOST_NESTED = 5
 app = typer.Typer(
     name="penstock",
-    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; output modes; and "
-    "checkpoints.",
+    help="Queues in SQLite or PostgreSQL, change feeds, output modes and checkpoints for PySpark streaming.",
     epilog=(
         "\b\nExamples:\n"
         "  penstock store init\n"
@@ -122,14 +121,16 @@ def ui(
         option("--checkpoint", "PATH", "Also show this query's checkpoint; can be repeated."),
     ] = None,
     host: Annotated[str, option("--host", "ADDRESS", "The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, option("--port", "PORT", "0 takes a free one.", min=0, max=65535)] = 8080,
+    port: Annotated[
+        int, option("--port", "PORT", "The port to listen on; 0 chooses a free one.", min=0, max=65535)
+    ] = 8080,
     token: Annotated[
         str | None,
         option(
             "--token",
             "TOKEN",
-            "The secret that viewers need; required where other machines can reach the page. "
-            "Other users of this machine can see a command line, so set the variable instead.",
+            "The secret that viewers need; required if other machines can reach the page. Set it "
+            "in the variable, since other users of this machine can see command lines.",
             envvar="PENSTOCK_UI_TOKEN",
         ),
     ] = None,
@@ -137,9 +138,10 @@ def ui(
         float, option("--every", "SECONDS", "The time between two snapshots.", min=0.1, max=3600)
     ] = 1.0,
 ) -> None:
-    """Serve a page with the current state of queues, consumers and queries, until Ctrl-C. It only reads.
+    """Serve the monitor page.
 
-    The page needs the extra `ui`: pip install 'penstock-spark[ui]'. Prometheus finds metrics at /metrics.
+    It shows queues, consumers and queries, runs until Ctrl-C, and only reads the store. It needs the extra
+    `ui`: pip install 'penstock-spark[ui]'. Prometheus metrics are at /metrics.
     """
     # By name, since neither layer imports the other.
     prepared = load("penstock.ui.server", "prepared", "the page")

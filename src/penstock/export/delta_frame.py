@@ -47,8 +47,8 @@ def _require_plain(place: DeltaPlace, table: DeltaTable) -> None:
     else:
         return
     raise TableRefusedError(
-        f"the Delta table {place.shown} has {wrong}, so that its rows are not just those of its files: read "
-        "it with an engine for Delta tables, and add QueueExport.newer_rows",
+        f"the Delta table {place.shown} has {wrong}, so its rows cannot be read from its files alone: "
+        "read it with an engine for Delta tables, and add QueueExport.newer_rows",
         condition="TABLE_REFUSED.READ_WITH_DELTA",
         table=place.shown,
     )

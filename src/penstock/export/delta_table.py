@@ -44,8 +44,8 @@ class DeltaExportTable:
         table = self._place.find() or self._place.create(layout.schema)
         if _RETENTION in table.metadata().configuration:
             raise TableRefusedError(
-                f"{self.shown} has the property {_RETENTION}, after which it forgets which rows of a queue "
-                "it has: remove the property, or export to another table",
+                f"{self.shown} has the property {_RETENTION}, after which Delta forgets which rows of a "
+                "queue the table has: remove the property, or export to another table",
                 condition="TABLE_REFUSED.FORGETS_POSITIONS",
                 table=self._place.shown,
             )

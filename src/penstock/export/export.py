@@ -1,4 +1,4 @@
-"""``QueueExport``: the rows of a queue in a table of a lake, without Spark."""
+"""``QueueExport``: copies a queue to a Delta or Iceberg table, without Spark."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Look:
 
 
 class QueueExport:
-    """Keeps a Delta or Iceberg table that has the rows of a queue, so that anything can query them.
+    """Copies a queue to a Delta or Iceberg table, so that any engine can query its rows.
 
-    Each commit of the table also records the positions up to which it has the rows: nothing is lost and
-    nothing repeated, whatever dies when, and even if two processes export the same queue at once. A consumer
-    follows the table, and keeps rows that it does not have from being trimmed.
+    Each commit to the table also records the queue's positions, so no row is lost or repeated if the process
+    is killed, or if two processes export the same queue at once. The export's consumer follows the table, and
+    keeps rows that the table does not have from being trimmed.
 
-    Columns that the queue gets later are added to the table. Other programs may append to the table too, and
-    several queues may be exported to one.
+    Columns that are added to the queue later are added to the table. Other programs may append to the table
+    too, and several queues may be exported to one.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class QueueExport:
         Where the table is, as for :class:`TableSink`: ``delta:///folder``,
         ``delta:s3://bucket/folder?storage.KEY=VALUE`` or ``iceberg:CATALOG?property.KEY=VALUE``.
     table
-        The table's name, of Iceberg with its namespace; by default the queue's name.
+        The table's name, for Iceberg with its namespace; by default the queue's name.
     consumer
         The name of the consumer, which is created; by default ``export-``, the table's name, and some digits
         that depend on where the table is.
@@ -89,7 +89,7 @@ class QueueExport:
         Whether the table has the columns ``_queue``, ``_generation``, ``_partition``, ``_row_index`` and
         ``_timestamp`` too.
     file_bytes
-        The size of data files to aim for, in bytes.
+        The target size of data files, in bytes.
 
     Raises
     ------
@@ -180,8 +180,8 @@ class QueueExport:
             with suppress(TableChangedError):
                 return self._look_once(store)
         raise StoreUnavailableError(
-            f"the table {self.table} was deleted, or its log cleaned up, each of {_LOOKS} times that it was "
-            "read: try again",
+            f"the table {self.table} was dropped, or its log was cleaned up, during each of {_LOOKS} reads: "
+            "try again",
             condition="STORE_UNAVAILABLE.TABLE_STORAGE",
             table=self.table,
         )

@@ -167,7 +167,7 @@ class IcebergExportTable:
                 if now is None or now.get("attempt") != attempt.token:
                     raise
                 return
-        raise TableChangedError(f"other writers were faster {_ATTEMPTS} times")
+        raise TableChangedError(f"other writers committed first {_ATTEMPTS} times")
 
     def _send(self, table: Table, files: list[DataFile], recorded: str) -> None:
         with self._sending(table) as transaction:

@@ -230,8 +230,8 @@ def history_changed(name: str, version: int, newest: int | None = None) -> DataL
     now = "" if newest is None else f", and is at version {newest} now"
     return DataLostError(
         f"version {version} of {name} is no longer the commit that was read: it was restored from a backup, "
-        f"rolled back, replaced or recreated{now}. Read again what depends on it, with a new checkpoint and "
-        "an empty sink",
+        f"rolled back, replaced or recreated{now}. Start over with a new checkpoint and an "
+        "empty sink",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
         newest=newest,

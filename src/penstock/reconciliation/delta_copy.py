@@ -115,8 +115,8 @@ class DeltaCopy:
                 # A query was faster: what it has written may be newer than the rows that were read.
                 continue
         raise CommitRefusedError(
-            f"other writers changed the Delta table {self.shown} at each of the {_ATTEMPTS} times that it "
-            "was to be repaired: try again when they write less",
+            f"other writers changed the Delta table {self.shown} during each of {_ATTEMPTS} attempts to "
+            "repair it: try again when they write less",
             condition="COMMIT_REFUSED.REPAIR_CONFLICT",
             table=self.shown,
         )

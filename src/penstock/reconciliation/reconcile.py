@@ -47,35 +47,36 @@ def reconcile(
     queue_store: str | None = None,
     repair: bool = False,
 ) -> Reconciliation:
-    """Compare a PostgreSQL table with its copy, while rows are written; report what differs.
+    """Compare a PostgreSQL table with its copy, while both are written, and report the differences.
 
-    Neither table is locked. The source is read range by range, in short snapshots. A row that differs is read
-    again until it is equal, or until neither side has changed for ``settle`` seconds: so changes that the
-    copy has not applied yet are no differences.
+    A comparison blocks no writers. The source is read range by range, in short snapshots. A row that differs
+    is read again until it is equal, or until neither side has changed for ``settle`` seconds, so changes that
+    the copy has not applied yet do not count as differences.
 
     Parameters
     ----------
     source
-        The feed of one table, or its URL; its slot is not used.
+        The feed of one table, or its URL. Its slot is never advanced.
     copy
         The table with the copy: a SQL table in a store, or a Delta table, with the columns of the source.
         Of a table with history, the current versions are compared.
     columns
-        The columns to compare, beside those of the key; all of them when None. Not with a repair.
+        The columns to compare, in addition to the key; None for all. Not with a repair.
     range_rows
-        The rows of a range.
+        How many rows a range has.
     settle
-        For how many seconds a difference has to stay the same: more than the copy lags.
+        For how many seconds a difference has to persist before it counts: longer than the copy lags.
     timeout
         After how many seconds a row that keeps changing is reported as undecided.
     most_rows
         How many of the rows that differ are reported one by one.
     checkpoint
         The checkpoint of the query that fills the copy from the source's slot, or from a queue that a pump
-        fills from it. With it, a row differs if it does once the query has written everything that was
-        committed when the source was read: ``settle`` does not count, and no lag is too long.
+        fills from it. A row then counts as different only if it still differs after the query has
+        written everything that had been committed when the source was read, however long that takes;
+        ``settle`` is ignored.
     queue_store
-        The URL of the store with that queue.
+        The URL of the store of that queue.
     repair
         Whether to write the rows of the source to the copy where they differ, and to delete rows that only
         the copy has. Queries may write to the copy at the same time.
@@ -85,7 +86,7 @@ def reconcile(
     FeedUnavailableError
         When the source cannot be read.
     TableRefusedError
-        When the source has no key, or the copy is not there or cannot be compared or repaired.
+        When the source has no key, or the copy does not exist or cannot be compared or repaired.
     SchemaMismatchError
         When the copy lacks columns.
     StoreError

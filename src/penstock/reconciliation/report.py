@@ -1,4 +1,4 @@
-"""``Reconciliation``: what a comparison of a table with its copy has found."""
+"""``Reconciliation``: the result of a comparison of a table with its copy."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Reconciliation:
     ranges: int
     """The ranges that were compared, one after the other."""
     first_position: int
-    """The position of the source's log when the first range was read."""
+    """The source's WAL position when the first range was read."""
     position: int
-    """The position of the source's log when it was read for the last time. Later changes are not compared."""
+    """The source's WAL position when it was last read. Later changes are not compared."""
     missing: int
     """Rows that the copy lacks."""
     extra: int
@@ -70,7 +70,7 @@ class Reconciliation:
     differing_rows: tuple[DifferingRow, ...]
     """The first rows that differ."""
     repaired: int
-    """Rows that the repair has written or deleted."""
+    """Rows that the repair wrote or deleted."""
 
     @property
     def differences(self) -> int:

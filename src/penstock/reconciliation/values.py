@@ -62,7 +62,7 @@ def _require_keys(table: pa.Table, key: Sequence[str], shown: str) -> None:
     for name in key:
         if table[name].null_count:
             raise TableRefusedError(
-                f"{shown} has a row whose {in_quotes(name)} is NULL, or is no value of the source's type. It "
+                f"{shown} has a row whose {in_quotes(name)} is NULL, or not a value of the source's type. It "
                 "belongs to the key, so the row cannot be compared: delete it",
                 condition="TABLE_REFUSED.KEY_NOT_COMPARABLE",
                 column=name,

@@ -233,8 +233,8 @@ def sql_type(field: pa.Field, dialect: str) -> str:
     mark = mark_of(kind) if pat.is_struct(kind) else None
     if mark is not None and mark[0] != "variant":
         raise UnsupportedTypeError(
-            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: write "
-            "st_asbinary(column)",
+            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: convert it "
+            "with st_asbinary(column)",
             column=field.name,
             found=mark[0],
         )

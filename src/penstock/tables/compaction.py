@@ -33,11 +33,12 @@ class TableCompaction:
 
 
 def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 << 20) -> TableCompaction:
-    """Merge small files of a Delta or Iceberg table, so that it is read faster; its rows stay the same.
+    """Merge the small files of a Delta or Iceberg table. Its rows stay the same.
 
-    Files are merged within their partitions, where at least five are small, or several fill a large one.
-    Queries and other programs can write the table meanwhile, and read it as it was before or after. The
-    replaced files stay for readers of earlier versions, until a vacuum, or until the snapshots expire.
+    Files are merged within their partitions: in a Delta table whenever two are small; in an Iceberg table
+    when at least five are, or when a few of them fill a file. Queries and other programs can write the table
+    meanwhile, and read it as it was before or after. The replaced files stay for readers of earlier versions,
+    until a VACUUM or until the snapshots expire.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
     url
         ``delta:///folder``, ``delta:s3://bucket/folder`` or ``iceberg:CATALOG``, as for ``TableSink``.
     file_bytes
-        About the size of the new files, in bytes.
+        The target size of the new files, in bytes.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
     TableRefusedError
         When there is no such table, or when its files cannot be rewritten without losing something.
     CommitRefusedError
-        When other writers were faster each time; no row is lost or repeated.
+        When other writers committed first at each attempt. No row is lost or repeated.
     StoreUnavailableError
         When the storage or the catalog does not answer; the call can be repeated.
     """
@@ -71,8 +72,8 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
         )
         return delta(DeltaPlace.of(url, name), file_bytes)
     raise InvalidUrlError(
-        "the tables whose files can be merged are in a folder of Delta tables, delta:///folder or "
-        "delta:s3://bucket/folder, or in an Iceberg catalog, iceberg:CATALOG",
+        "only Delta and Iceberg tables can be compacted: give the URL of a folder of Delta tables, "
+        "delta:///folder or delta:s3://bucket/folder, or of an Iceberg catalog, iceberg:CATALOG",
         condition="INVALID_URL.UNKNOWN_KIND",
     )
 

@@ -72,8 +72,8 @@ def _postgres(tx: Transaction, name: str) -> TableName:
     match = _QUALIFIED.fullmatch(name)
     if match is None:
         raise InvalidNameError(
-            f"{in_quotes(name)} is no table name: write table or schema.table, with double quotes around a "
-            "part that has a dot or begins with a double quote"
+            f"{in_quotes(name)} is not a table name: write table or schema.table, with double quotes around "
+            "a part that has a dot or begins with a double quote"
         )
     schema, table = (None if part is None else _unquoted(part) for part in match.groups())
     if schema is None:

@@ -54,7 +54,7 @@ REFUSE, EVOLVE, IGNORE = SCHEMA_CHANGES = ("refuse", "evolve", "ignore")
 
 @dataclass(frozen=True)
 class TableSink(Sink, ContinuousSink):
-    """A table that other programs can query: a SQL table in a store's database, a Delta or an Iceberg table.
+    """Sink for a SQL table in a store's database, a Delta table or an Iceberg table.
 
     Parameters
     ----------
@@ -62,15 +62,15 @@ class TableSink(Sink, ContinuousSink):
         Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
         ``iceberg:catalog.namespace.table`` for an Iceberg table in a catalog of pyiceberg's configuration.
     keys
-        The columns that make a row's key; required in output mode update, and with ``apply_changes``, where
-        they include the columns by which the change feed identifies rows. They cannot be NULL.
+        The columns of a row's key, which cannot be NULL. Required in output mode update and with
+        ``apply_changes``; for the latter, they must include the columns by which the feed identifies rows.
     url
         The store, created if it does not exist; by default the session's ``spark.penstock.url``.
         ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
         folder, with deltalake's storage options. ``iceberg:CATALOG?property.KEY=VALUE`` for an Iceberg
         table, whose name is then ``namespace.table``, with pyiceberg's properties of the catalog.
     app_id
-        The identity of the query in the ledger; by default the one in its checkpoint.
+        The identity of the query in the ledger; by default the query id in its checkpoint.
     allow_new_checkpoint
         Whether a stateful query may start with a new checkpoint, and so with empty state, although its
         consumer belongs to an earlier checkpoint.
@@ -78,13 +78,12 @@ class TableSink(Sink, ContinuousSink):
         Whether a query with an existing checkpoint may write to a table that has none of its earlier rows:
         for a query that is switched to another table.
     apply_changes
-        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``penstock.changes``
-        gives them, in output mode append: inserts and updates replace the row with their key, deletes remove
-        it.
+        Whether the rows are change rows, as ``penstock.changes`` returns them. Inserts and updates then
+        replace the row with their key, and deletes remove it. The output mode is append.
     scd_type
-        How changes are applied: 1, the table has the current rows; 2, it has every version of them, with
-        ``_valid_from`` and ``_valid_to``, the sequences of the change that set it and of the next change of
-        its key; ``_valid_to`` is null for the current version.
+        How changes are applied. With 1, the table has the current rows. With 2, it has every version of a
+        row: ``_valid_from`` is the sequence of the change that created the version, and ``_valid_to`` that of
+        the next change of its key, or NULL for the current version.
     sequence_by
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
         value than one that was applied before is dropped.
@@ -462,8 +461,8 @@ def _require_coordinates(frame: DataFrame) -> None:
         )
     if len(streaming_reads(frame) or ()) > 1:
         raise InvalidInputError(
-            "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: "
-            "use guarantee=exactly_once",
+            "guarantee=idempotent needs a query that reads its queue once, since a row that is read twice "
+            "would be taken for a repeat: use guarantee=exactly_once",
             condition="INVALID_INPUT.SEVERAL_READS",
             parameter="guarantee",
         )

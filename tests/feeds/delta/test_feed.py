@@ -148,7 +148,7 @@ def test_an_overwrite_that_is_not_in_the_change_data_feed(
     newest = history.table.version()
 
     (task,) = running.tasks(newest - 1, newest, 100)
-    with refused("ROWS_OVERWRITTEN", f"version {newest} .*start it again"):
+    with refused("ROWS_OVERWRITTEN", f"version {newest} .*Start the query again with the same checkpoint"):
         list(running.read(task, planned.planned_schema))
     (task,) = expecting.tasks(newest - 1, newest, 100)
     assert sum(batch.num_rows for batch in expecting.read(task, expected.planned_schema)) == 6

@@ -27,7 +27,7 @@ _SIGNS = {
     "update_postimage": (">", "bright_yellow"),
 }
 
-group = typer.Typer(help="Look at change feeds.", no_args_is_help=True)
+group = typer.Typer(help="Show change feeds, and the lag of PostgreSQL slots.", no_args_is_help=True)
 
 FeedArgument = Annotated[
     str,
@@ -41,14 +41,14 @@ FeedArgument = Annotated[
 ]
 PostgresArgument = Annotated[
     str,
-    argument("FEED", "postgresql://…?publication=NAME, and slot=NAME if it is not penstock_ and that name."),
+    argument("FEED", "postgresql://…?publication=NAME; add slot=NAME if the slot is not penstock_NAME."),
 ]
 ModeOption = Annotated[
     str,
     option(
         "--mode",
         "MODE",
-        "none, dropCarryovers or netChanges. Net changes are those of the whole range; for `changes tail`, "
+        "none, dropCarryovers or netChanges. `show` computes net changes of the whole range, and `tail` "
         "of each commit.",
     ),
 ]
@@ -74,9 +74,14 @@ def show(
     end: Annotated[str | None, option("--to", "COMMIT", "The last commit: its version, or a time.")] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
-    rows: Annotated[int | None, option("--rows", "ROWS", "The most rows to show.", "-n", min=0)] = None,
+    rows: Annotated[
+        int | None, option("--rows", "ROWS", "How many rows to show at most.", "-n", min=0)
+    ] = None,
 ) -> None:
-    """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
+    """Show the changes of a feed, commit by commit.
+
+    Inserted rows are marked +, and deleted ones -. Nothing is consumed.
+    """
     from penstock.changes.options import EVER
 
     opened, bounds = _open_feed(run, feed), _parse_range(start, end)
@@ -102,7 +107,10 @@ def tail(
     updates: UpdatesOption = False,
     rows: Annotated[int | None, option("--rows", "ROWS", "Stop after this many.", "-n", min=0)] = None,
 ) -> None:
-    """Show the changes of a feed as they arrive, until Ctrl-C or --rows of them; nothing is consumed."""
+    """Show the changes of a feed as they arrive.
+
+    It ends with Ctrl-C, or after --rows. Nothing is consumed.
+    """
     from penstock.changes.options import COMMIT
 
     opened = _open_feed(run, feed)
@@ -120,8 +128,10 @@ def tail(
 
 @command(group, "lag", "penstock changes lag 'postgresql://app@db/shop?publication=orders'")
 def lag(run: Run, feed: PostgresArgument) -> None:
-    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and
-    logged, and which open transaction holds it.
+    """Show how much WAL a PostgreSQL feed's slot retains.
+
+    Also how much of it Spark has not read and logged yet, and the oldest open transaction, which holds it
+    back.
     """
     from penstock.cli.units import size_text
     from penstock.feeds.postgres import PostgresFeed

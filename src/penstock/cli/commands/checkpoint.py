@@ -11,7 +11,7 @@ from penstock.cli.output import Column, Section, as_json_text
 from penstock.cli.spark_programs import spark_of_command
 
 group = typer.Typer(
-    help="See what a streaming query's checkpoint holds; the query is not started and nothing is written.",
+    help="Show what a streaming query's checkpoint holds.",
     no_args_is_help=True,
 )
 
@@ -33,13 +33,14 @@ def show(
         bool,
         typer.Option(
             "--count-rows/--no-count-rows",
-            help="Whether Spark reads the state, to count its rows and name its columns.",
+            help="Whether to start Spark, which reads the state to count its rows.",
         ),
     ] = True,
 ) -> None:
-    """Show batches, watermarks and offsets, and the stateful operators with their rows and files.
+    """Show the batches, watermark, offsets and stateful operators.
 
-    Works for micro-batches and continuous queries, and for checkpoints that a crash left.
+    Works for micro-batch and continuous queries, while they run and after a crash. Starts no query and writes
+    nothing.
     """
     from penstock.state.showing import blocks
     from penstock.state.showing import show as read_checkpoint
@@ -65,20 +66,24 @@ def show(
 def state(
     run: Run,
     path: PathArgument,
-    operator: Annotated[int, option("--operator", "ID", "Which stateful operator.", min=0)] = 0,
+    operator: Annotated[int, option("--operator", "ID", "The id of the stateful operator.", min=0)] = 0,
     part: Annotated[
         str | None,
-        option("--part", "NAME", "Of a join: left or right. Of a transformWithState: a variable, or timers."),
+        option(
+            "--part",
+            "NAME",
+            "For a join: left or right. For a transformWithState: a state variable, or timers.",
+        ),
     ] = None,
     batch: Annotated[
         int | None,
         option("--batch", "ID", "The state after this batch; by default the last committed one.", min=0),
     ] = None,
-    limit: Annotated[int, option("--limit", "ROWS", "The most rows to show.", "-n", min=0)] = 20,
+    limit: Annotated[int, option("--limit", "ROWS", "How many rows to show at most.", "-n", min=0)] = 20,
 ) -> None:
-    """Show rows of a query's state.
+    """Show the rows of a query's state. It starts Spark.
 
-    With --json they are in one document, whose "more" says whether the state has more rows.
+    With --json the output is one document, whose "more" says whether the state has more rows.
     """
     from penstock.cli.load.wire import plain_rows
     from penstock.state.showing import show as read_checkpoint

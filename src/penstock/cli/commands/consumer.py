@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.store.database import Row, Transaction
     from penstock.ui.unreadable import Unreadable
 
-group = typer.Typer(help="Create consumers, see how far behind they are, move them.", no_args_is_help=True)
+group = typer.Typer(help="Create, inspect and move consumers.", no_args_is_help=True)
 
 ConsumerName = Annotated[str, argument("CONSUMER", "The consumer's name.")]
 _POSITION_HELP = "earliest, latest, a time with its zone, or row indexes."
@@ -46,7 +46,7 @@ _POSITION_HELP = "earliest, latest, a time with its zone, or row indexes."
 
 @command(group, "create", "penstock consumer create billing")
 def create(run: Run, name: ConsumerName) -> None:
-    """Create a consumer; register it on queues next."""
+    """Create a consumer, to register on queues."""
     with run.connect() as store:
         store.create_consumer(name)
     run.output.done(f"created consumer {name!r}", {"consumer": name})
@@ -67,13 +67,14 @@ def register(
         bool | None,
         typer.Option(
             "--vital/--no-vital",
-            help="Whether trimming waits for this consumer. New consumers are not vital by default.",
+            help="Whether rows are kept until this consumer has processed them. New ones are not vital.",
         ),
     ] = None,
     start: Annotated[str, option("--start", "POSITION", _POSITION_HELP)] = "earliest",
 ) -> None:
-    """Register a consumer on a queue. If it is registered, its offsets stay; only --vital or --no-vital
-    applies.
+    """Register a consumer on a queue.
+
+    If it is registered already, its offsets stay, and only --vital or --no-vital applies.
     """
     position = parse_position(start)
     with run.connect() as store:
@@ -132,7 +133,7 @@ def _offsets_text(offsets: dict[int, int]) -> str:
 
 @command(group, "unregister", "penstock consumer unregister billing orders")
 def unregister(run: Run, consumer: ConsumerName, queue: QueueName, yes: YesOption = False) -> None:
-    """Remove a consumer's registration and offsets on a queue, after asking."""
+    """Unregister a consumer from a queue. Its offsets are lost. Asks for confirmation."""
     with run.connect() as store:
         registered = store.consumer(consumer)
         registered.registration(queue)
@@ -210,10 +211,10 @@ _PARTITION_LAG_COLUMNS = (
 @command(group, "lag", "penstock consumer lag", "penstock consumer lag billing orders --json")
 def lag(
     run: Run,
-    consumer: Annotated[str | None, argument("[CONSUMER]", "Only this consumer.")] = None,
-    queue: Annotated[str | None, argument("[QUEUE]", "Only this queue.")] = None,
+    consumer: Annotated[str | None, argument("CONSUMER", "Only this consumer.")] = None,
+    queue: Annotated[str | None, argument("QUEUE", "Only this queue.")] = None,
 ) -> None:
-    """Show how far behind consumers are: the number, size and age of the unprocessed rows.
+    """Show the number, size and age of the unprocessed rows.
 
     Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
     """
@@ -331,10 +332,10 @@ def seek(
         bool, typer.Option("--dry-run", help="Only show where the consumer would go.")
     ] = False,
 ) -> None:
-    """Move a consumer to another position; with row indexes, the other partitions stay where they are.
+    """Move a consumer to another position.
 
-    Refused while a running query reads through the consumer. Afterwards, checkpoints of earlier queries are
-    refused.
+    With row indexes, the other partitions stay where they are. Refused while a running query uses the
+    consumer. Afterwards, its queries need new checkpoints.
     """
     position = parse_position(to)
     with run.connect() as store:
@@ -357,7 +358,7 @@ def seek(
 
 @command(group, "drop", "penstock consumer drop billing --yes")
 def drop(run: Run, name: ConsumerName, yes: YesOption = False) -> None:
-    """Drop a consumer with all its offsets, after asking."""
+    """Drop a consumer with all its offsets. Asks for confirmation."""
     with run.connect() as store:
         queues = store.consumer(name).queues()
         run.confirm(f"Drop consumer {name!r} with its offsets on {counted(len(queues), 'queue')}?", yes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.modes.checking.report import ModeReport
     from penstock.modes.previewing.micro_batches import MicroBatch, ModePreview
 
-group = typer.Typer(help="Know what an output mode does, before a query starts.", no_args_is_help=True)
+group = typer.Typer(help="Predict what a query does in each output mode.", no_args_is_help=True)
 
 SchemaOption = Annotated[str | None, option("--schema", "DDL", "The input's columns, in Spark's DDL.")]
 EventTimeOption = Annotated[
@@ -62,9 +62,7 @@ def check(
     delay: DelayOption = None,
     sink: Annotated[
         str | None,
-        option(
-            "--sink", "FORMAT", "Where the rows would go: parquet, delta, kafka, foreachBatch, penstock …"
-        ),
+        option("--sink", "FORMAT", "The sink: parquet, delta, kafka, foreachBatch, penstock …"),
     ] = None,
     trigger: Annotated[
         str | None,
@@ -76,11 +74,11 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Report for each output mode whether Spark accepts it, whether it is safe, what it emits, and how to
-    fix problems.
+    """Report the problems of a query in each output mode.
 
-    The query is not started. The module is imported, though, and so runs what it has at its top level: start
-    queries under if __name__ == "__main__". The exit code is 1 when no mode is both allowed and safe.
+    For each mode: whether Spark accepts it, whether it is safe, what it emits, and how to fix problems. The
+    query is not started, but the module is imported, which runs its top-level code: start queries under
+    if __name__ == "__main__". The exit code is 1 if no mode is both allowed and safe.
     """
     watermark = _watermark(event_time, delay)
     with working_directory_first():
@@ -175,7 +173,8 @@ def preview(
         str,
         argument(
             "FILE",
-            "A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - is a pipe.",
+            "A few rows as JSON lines (also .gz, .bz2 or .zst), or - for standard input. An empty line ends "
+            "a micro-batch.",
         ),
     ],
     event_time: EventTimeOption = None,
@@ -193,12 +192,11 @@ def preview(
     ] = None,
     picture: Annotated[Path | None, option("--picture", "FILE", "Also write a picture in SVG.")] = None,
 ) -> None:
-    """Run a function over a few small micro-batches, and show what each output mode emits, and when.
+    """Run a query on a few rows, and show what each output mode emits.
 
-    Of the function's rows nothing but the picture is written. The module is imported, and so runs what it has
-    at its top level: start queries under if __name__ == "__main__". Spark runs on this machine; --debug shows
-    its log. Without --schema the columns are those of the rows; times with a time zone become timestamp,
-    those without one timestamp_ntz.
+    Nothing is written except the picture. Importing the module runs its top-level code: start queries under
+    if __name__ == "__main__". Spark runs on this machine; --debug shows its log. Without --schema, the
+    columns are those of the rows; times with a time zone become timestamp, and others timestamp_ntz.
     """
     from penstock.cli.load.micro_batches import micro_batches
 

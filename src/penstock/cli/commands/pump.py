@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from penstock.store.database import Transaction
     from penstock.store.records.pumps import PumpRecord
 
-group = typer.Typer(
-    help="Bring changes of PostgreSQL tables into queues, without Spark.", no_args_is_help=True
-)
+group = typer.Typer(help="Copy changes from PostgreSQL into queues, without Spark.", no_args_is_help=True)
 
 
 def _backfill_text(backfill: Json) -> str:
@@ -46,7 +44,7 @@ _COLUMNS = (
     Column("state", "state"),
     Column("commit", "commit", right=True),
     Column("finalized_until", "all commits before", lambda moment: moment or "", right=True),
-    Column("alive_seconds", "last sign of life", _age_or_blank, right=True),
+    Column("alive_seconds", "last heartbeat", _age_or_blank, right=True),
     Column("feed", "feed"),
     Column("queues", "queues", lambda queues: ", ".join(queues)),
     Column("backfills", "backfills", lambda backfills: ", ".join(map(_backfill_text, backfills))),
@@ -64,36 +62,34 @@ def run_pump(
     run: Run,
     feed: Annotated[
         str,
-        argument(
-            "FEED", "postgresql://…?publication=NAME, and slot=NAME if it is not penstock_ and that name."
-        ),
+        argument("FEED", "postgresql://…?publication=NAME; add slot=NAME if the slot is not penstock_NAME."),
     ],
     queue: Annotated[
         str | None,
         option("--queue", "QUEUE", "One queue for all tables; by default, each table has a queue."),
     ] = None,
-    prefix: Annotated[str, option("--prefix", "TEXT", "What the names of the queues begin with.")] = "",
+    prefix: Annotated[str, option("--prefix", "TEXT", "A prefix for the names of the queues.")] = "",
     schema_changes: Annotated[
         str,
         option(
             "--schema-changes",
             "POLICY",
-            "refuse tables that get or lose columns, and new tables; evolve: add new columns to the queue, "
-            "leave those that are gone empty, and read new tables too; ignore: leave out what is new.",
+            "When a table gets or loses columns, or the publication gets a table: refuse stops the pump; "
+            "evolve adds the columns to the queue and reads the new table; ignore leaves them out.",
         ),
     ] = "refuse",
     partitions: Annotated[
-        int, option("--partitions", "N", "Partitions of the queues that are created.", min=1, max=10_000)
+        int, option("--partitions", "N", "How many partitions the new queues have.", min=1, max=10_000)
     ] = 1,
     name: Annotated[
         str | None, option("--name", "NAME", "The pump's name in the store; by default that of the slot.")
     ] = None,
 ) -> None:
-    """Append the changes of the tables of a publication to queues, commit by commit, until Ctrl-C or SIGTERM.
+    """Copy the changes of a publication's tables into queues.
 
-    The first run creates the store, the queues and the slot, and copies the rows that are there. Several
-    processes may be started with the same name: one of them works, and another takes over when it ends. A
-    second signal ends it at once, which loses nothing either.
+    It runs until Ctrl-C or SIGTERM; a second signal ends it at once, which loses nothing either. The first
+    run creates the store, the queues and the slot, and copies the existing rows. You may start several
+    processes with the same name: one of them works, and another takes over when it ends.
     """
     from penstock.pump.pump import Pump
 
@@ -117,12 +113,11 @@ def run_pump(
 def list_pumps(run: Run) -> None:
     """List the pumps of a store.
 
-    "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
-    up to "commit" is in the queues, and so is every one before the server's time in "all commits before",
-    which is blank during a recovery and while the rows of a new table are read.
-    "backfills" has the tables whose rows are being read, and how many of
-    them are in the queue. "recovery" is `asked for` until the pump starts, or `reading` while rows are
-    read again and deleted ones are looked for.
+    "state" is running, stopped or silent (no heartbeat for 6 seconds). The queues have every commit up to
+    "commit", and every one before the server's time in "all commits before", which is blank during a recovery
+    and while a new table is backfilled. "backfills" has the tables that are being backfilled, with their
+    progress. "recovery" is `requested` until the pump starts, then `reading` while it reads all rows again
+    and looks for deleted ones.
     """
     from penstock.store.records import pumps
     from penstock.ui.unreadable import Unreadable
@@ -166,7 +161,7 @@ def _row(pump: PumpRecord, now: int) -> Json:
             }
             for table, backfill in sorted(backfills.items())
         ],
-        "recovery": "asked for" if is_asked else "reading" if recoveries else None,
+        "recovery": "requested" if is_asked else "reading" if recoveries else None,
         "version_offset": pump.state.get("offset", 0),
     }
 
@@ -185,16 +180,17 @@ def backfill(
     name: Annotated[str, argument("PUMP", "The pump's name.")],
     table: Annotated[str, argument("TABLE", "The table, with its schema.")],
 ) -> None:
-    """Have a pump read all rows of one of its tables again, and append them as updates.
+    """Read a table again, and append its rows as updates.
 
-    The pump begins within a few seconds, or when it is started. `penstock pump list` shows how far it is.
+    A running pump begins within a few seconds, others when they are started. `penstock pump list` shows the
+    progress.
     """
     from penstock.pump.backfill_records import ask_for_backfill
 
     with run.connect() as store:
         is_asked = ask_for_backfill(store, name, table)
-    what = "will read all rows of" if is_asked else "has not read all rows yet of"
-    run.output.done(f"pump {name} {what} {table}", {"pump": name, "table": table})
+    text = f"will backfill {table}" if is_asked else f"is already backfilling {table}"
+    run.output.done(f"pump {name} {text}", {"pump": name, "table": table})
 
 
 @command(group, "recover", "penstock pump recover penstock_orders --yes")
@@ -204,21 +200,26 @@ def recover(
     force: Annotated[bool, typer.Option("--force", help="Recover even if the pump can resume.")] = False,
     server: Annotated[
         str | None,
-        option("--server", "ID", "The system identifier of the server that has taken the other one's place."),
+        option(
+            "--server",
+            "ID",
+            "The system identifier of the new server, if the pump is to read from another one.",
+        ),
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Have a pump that cannot resume create a new slot, and read all rows of its tables again.
+    """Recover a pump that cannot resume, with a new slot.
 
-    For a slot that is lost, and for a server that was upgraded, restored or replaced. The queues stay: they
-    get the rows as updates, and then deletes of the rows that are gone. The command only leaves a request:
-    the pump recovers when it starts next. A pump that can resume drops the request, unless it was forced.
+    Use it when the slot was lost, or the server was upgraded, restored or replaced. The queues are kept: they
+    get all rows again as updates, and then deletes of rows that no longer exist. The command records a
+    request, which the pump carries out when it next starts. A pump that can resume drops the request, unless
+    --force was used.
     """
     from penstock.pump.recovery_records import ask_for_recovery
 
     run.confirm(
-        f"Pump {name!r} will drop its slot, read all rows of its tables again, and delete in its queues "
-        "those that its source does not have. Continue?",
+        f"Pump {name!r} will drop its slot, read all rows of its tables again, and append deletes of rows "
+        "that its source no longer has. Continue?",
         yes,
     )
     with run.connect() as store:
@@ -231,17 +232,20 @@ def recover(
 def remove_pump(
     run: Run, name: Annotated[str, argument("PUMP", "The pump's name.")], yes: YesOption = False
 ) -> None:
-    """Forget a pump that does not run. Its queues and its slot stay. Drop the slot, which retains WAL."""
+    """Remove a stopped pump from the store.
+
+    Its queues and its slot stay: drop the slot, which retains WAL.
+    """
     from penstock.store.records import pumps
 
-    run.confirm(f"Forget how far pump {name!r} is? A new one needs other queues.", yes)
+    run.confirm(f"Delete the position of pump {name!r}? A new pump needs other queues.", yes)
 
     def remove(tx: Transaction) -> None:
         found = pumps.find_pump(tx, name)
         if found is None:
             raise PumpNotFoundError(f"there is no pump {name!r}: `penstock pump list` lists them", pump=name)
         if found.is_alive(tx.now()):
-            raise InvalidInputError(f"pump {name!r} runs: stop it first", pump=name)
+            raise InvalidInputError(f"pump {name!r} is running: stop it first", pump=name)
         pumps.delete_pump(tx, name)
 
     with run.connect() as store:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.store.database import Transaction
     from penstock.ui.reading import QueriesState
 
-group = typer.Typer(help="See what the streaming queries of a store do.", no_args_is_help=True)
+group = typer.Typer(help="Show the streaming queries of a store.", no_args_is_help=True)
 
 
 def _rate_text(rate: float | None) -> str:
@@ -44,13 +44,14 @@ _COLUMNS = (
 
 @command(group, "list", "penstock query list", "penstock query list --json")
 def list_queries(run: Run) -> None:
-    """List the queries that report to the store, with those that need attention first.
+    """List the queries that report to the store.
 
-    "state" is failed, silent (has stopped reporting: its process is gone, suspended, or cannot reach the
-    store), running or stopped. "batch" is the last micro-batch or epoch. "reported" is the time since the
-    last report, which a running query makes every 10 seconds. "error" is the code of the error that ended
-    this run; --json has the last error of any run, with its message. "id" is the query id in the checkpoint.
-    The list has the 1,000 that have reported last, and a note says how many are left out.
+    Those that need attention come first. "state" is failed, silent (has stopped reporting: its process is
+    gone, suspended, or cannot reach the store), running or stopped. "batch" is the last micro-batch or epoch.
+    "reported" is the time since the last report, which a running query makes every 10 seconds. "error" is the
+    code of the error that ended this run; --json has the last error of any run, with its message. "id" is the
+    query id in the checkpoint. The list has the 1,000 that have reported last, and a note says how many are
+    left out.
     """
     from penstock.ui.queries import Queries
     from penstock.ui.reading import read_queries

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.store.records.catalog import QueueOutline
     from penstock.ui.reading import PartitionRow
 
-group = typer.Typer(help="Create queues, fill them, look into them.", no_args_is_help=True)
+group = typer.Typer(help="Create, fill and inspect queues.", no_args_is_help=True)
 
 _MOST_NAMES = 100
 QueueName = Annotated[str, argument("QUEUE", "The queue's name.")]
@@ -76,27 +76,30 @@ def create(
     name: QueueName,
     schema: Annotated[str | None, option("--schema", "DDL", "The columns, in Spark's DDL.")] = None,
     schema_file: Annotated[
-        Path | None, option("--schema-file", "FILE", "A file with the schema as Spark's JSON or as DDL.")
+        Path | None, option("--schema-file", "FILE", "A file with the schema, as Spark's JSON or as DDL.")
     ] = None,
     like: Annotated[
         Path | None,
         option("--like", "FILE", "Take the columns from a .csv, .jsonl, .parquet or .arrow file."),
     ] = None,
-    partitions: Annotated[int, option("--partitions", "NUMBER", "Rows keep their order within one.")] = 1,
+    partitions: Annotated[
+        int, option("--partitions", "NUMBER", "How many partitions; rows keep their order within one.")
+    ] = 1,
     key: Annotated[
-        str | None, option("--key", "COLUMNS", "Rows with equal values of a,b share a partition.")
+        str | None,
+        option("--key", "COLUMNS", "The key columns, a,b: rows with equal keys share a partition."),
     ] = None,
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
     retention_bytes: KeepBytes = None,
     payloads: Annotated[
         str | None,
-        option("--payloads", "URL", "Where to keep large appends: s3://bucket/prefix, a folder."),
+        option("--payloads", "URL", "Object storage for large appends: s3://bucket/prefix, or a folder."),
     ] = None,
 ) -> None:
     """Create a queue. The schema comes from one of --schema, --schema-file and --like.
 
-    Retention applies to each partition: the bound that is reached first counts; without one everything is
+    Retention applies to each partition, by the first limit that is exceeded. Without one, all rows are
     kept.
     """
     from penstock.cli.load.source import choose_schema
@@ -267,7 +270,7 @@ def trim(
     before: Annotated[int | None, option("--before", "INDEX", "Drop the rows below this row index.")] = None,
     partition: PartitionOption = None,
 ) -> None:
-    """Drop old rows: the rows below --before, or else the rows that the retention no longer keeps.
+    """Drop rows below --before, or those outside the retention.
 
     Rows that a vital consumer has not safely processed, or that the retention keeps, are never dropped.
     """
@@ -298,7 +301,7 @@ def compact(
         ),
     ] = None,
 ) -> None:
-    """Compact the small segments of many small appends into large ones."""
+    """Compact the segments of small appends into larger ones."""
     if in_spark or master is not None:
         removed = _compact_in_spark(run, name, master)
     else:
@@ -325,7 +328,7 @@ def grow(
     name: QueueName,
     by: Annotated[int, option("--by", "NUMBER", "How many partitions to add.")] = 1,
 ) -> None:
-    """Add partitions. Existing keys stay in their partitions; new keys spread over all."""
+    """Add partitions to a queue. Existing keys stay in their partitions; new keys spread over all."""
     with run.connect() as store:
         partitions = store.queue(name).add_partitions(by)
     text = f"queue {name!r} now has {counted(partitions, 'partition')}"
@@ -338,9 +341,11 @@ def add_columns(
     name: QueueName,
     ddl: Annotated[str, argument("DDL", "The columns, in Spark's DDL; all nullable.")],
 ) -> None:
-    """Add columns at the end. Existing rows have nulls in them; producers and queries without them continue.
+    """Add columns to a queue.
 
-    Columns that the queue has already are left unchanged, so repeating the command does no harm.
+    They come last, and are NULL in existing rows. Producers and queries without them continue.
+
+    Columns that the queue already has stay as they are, so the command is safe to repeat.
     """
     from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl, schema_ddl
@@ -367,13 +372,13 @@ def retention(
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
     retention_bytes: KeepBytes = None,
-    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep everything.")] = False,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep all rows.")] = False,
 ) -> None:
-    """Set how much of a queue is kept; without an option, show it."""
+    """Set the retention of a queue; without an option, show it."""
     wanted = make_retention(retention_rows, retention_age, retention_bytes)
     bounded = any(bound is not None for bound in (retention_rows, retention_age, retention_bytes))
     if bounded and keep_all:
-        raise InvalidInputError("--keep-all keeps everything: leave out the other bounds")
+        raise InvalidInputError("--keep-all keeps everything: leave out the other limits")
     with run.connect() as store:
         queue = store.queue(name)
         if bounded or keep_all:
@@ -391,7 +396,7 @@ def drop(
         bool, typer.Option("--force", help="Drop it even if a vital consumer is registered on it.")
     ] = False,
 ) -> None:
-    """Drop a queue with its rows and its consumers' offsets, after asking."""
+    """Drop a queue, its rows and its consumers' offsets. Asks for confirmation."""
     with run.connect() as store:
         info = store.queue(name).info()
         run.confirm(f"Drop queue {name!r} with {counted(info.rows, 'row')} ({size_text(info.bytes)})?", yes)

@@ -26,10 +26,12 @@ def export(
     ],
     table: Annotated[
         str | None,
-        option("--table", "NAME", "The table's name, of Iceberg with its namespace; by default the queue's."),
+        option(
+            "--table", "NAME", "The table's name, for Iceberg with its namespace; by default the queue's."
+        ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Export new rows as they come, until Ctrl-C or SIGTERM.")
+        bool, typer.Option("--follow", help="Export new rows as they arrive, until Ctrl-C or SIGTERM.")
     ] = False,
     every: Annotated[
         float,
@@ -53,11 +55,11 @@ def export(
         option("--consumer", "NAME", "The consumer, which is created; by default named after the table."),
     ] = None,
 ) -> None:
-    """Append the rows of a queue to a Delta or Iceberg table, exactly once.
+    """Copy a queue to a Delta or Iceberg table, exactly once.
 
-    The table is created if it does not exist, and gets the columns that the queue gets later. Each of its
-    commits records which rows it has, so that the command can be killed, repeated and run twice at once. Rows
-    that are not in the table yet are not trimmed from the queue.
+    The table is created if it does not exist, and gets the columns that are added to the queue later. Each
+    commit records which rows the table has, so the command can safely be killed, repeated and run twice at
+    once. Rows that are not in the table yet are not trimmed from the queue.
     """
     from datetime import timedelta
 

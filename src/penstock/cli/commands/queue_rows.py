@@ -53,48 +53,53 @@ class Format(StrEnum):
 def put(
     run: Run,
     name: QueueName,
-    file: Annotated[str, argument("FILE", "A file (.gz, .bz2, .zst too), or - to read a pipe.")] = "-",
+    file: Annotated[str, argument("FILE", "A file (also .gz, .bz2 or .zst), or - for standard input.")] = "-",
     format: Annotated[
         Format,
-        typer.Option("--format", help="auto goes by the file's ending, or else by its first character."),
+        typer.Option("--format", help="auto: by the file's extension, or else its first character."),
     ] = Format.AUTO,
     partition: Annotated[
-        int | None, option("--partition", "NUMBER", "Where the rows go; by default by key.")
+        int | None,
+        option("--partition", "NUMBER", "The partition to append to; by default, the key decides."),
     ] = None,
     session: Annotated[
         str | None,
         option(
             "--session",
             "NAME",
-            "A name for ONE input: as many of its first rows as the session has appended are "
-            "skipped; they are counted, not compared.",
+            "A name for this one input, which makes the command safe to repeat: rows that the session "
+            "has already appended are skipped. They are counted, not compared.",
         ),
     ] = None,
     batch_rows: Annotated[
-        int | None, option("--batch-rows", "ROWS", "Append this many rows at a time, not all at once.", min=1)
+        int | None,
+        option("--batch-rows", "ROWS", "Append this many rows at a time, instead of all at once.", min=1),
     ] = None,
     null: Annotated[
-        list[str] | None, option("--null", "TEXT", "A CSV field to read as null, besides an empty one.")
+        list[str] | None,
+        option("--null", "TEXT", "A CSV value to read as NULL, in addition to an empty field."),
     ] = None,
     delimiter: Annotated[
-        str | None, option("--delimiter", "CHARACTER", "Between a CSV's fields; , by default.")
+        str | None, option("--delimiter", "CHARACTER", "The delimiter of a CSV; a comma by default.")
     ] = None,
-    max_errors: Annotated[int, option("--max-errors", "NUMBER", "How many bad rows to show.", min=0)] = 10,
+    max_errors: Annotated[
+        int, option("--max-errors", "NUMBER", "How many bad rows to list at most.", min=0)
+    ] = 10,
 ) -> None:
-    """Append the rows of a file or a pipe: JSON lines, or CSV whose first line names the columns.
+    """Append rows from a file or a pipe, as JSON lines or CSV.
 
-    All rows are read and checked before the first is appended. If one does not fit the queue's schema, the
-    bad lines are listed and nothing is appended. Otherwise all rows become visible at once, as one append;
-    they are held in memory for that. With --batch-rows there are several appends, each of them whole or
-    absent.
+    The first line of a CSV names the columns. All rows are read and checked before the first is appended. If
+    some do not fit the queue's schema, they are listed and nothing is appended. Otherwise all rows become
+    visible at once, as one append, for which they are held in memory. With --batch-rows there are several
+    appends, each of them atomic.
 
-    With --session a repeat is harmless: the store remembers how many rows of the input it has, and skips
-    that many. A session stands for one input, to whose end rows may be added. Rows are counted, not
-    compared, so another input under the same name loses its first rows.
+    With --session the command is safe to repeat: the store records how many rows of the input it has, and
+    skips that many. Use a session for one input only; rows may be added at its end. Rows are counted, not
+    compared, so of another input with the same session the first rows would be skipped.
 
-    In JSON and CSV, timestamps are ISO 8601 with a zone, and binaries are base64. In a CSV an empty field
-    is null (so is an empty line where there is only one column), "" is the empty text, and nested values
-    are written as JSON.
+    In JSON and CSV, timestamps are ISO 8601 with a time zone, and binary values are base64. In a CSV an empty
+    field is NULL (so is an empty line if there is only one column), "" is the empty string, and nested values
+    are JSON.
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise InvalidInputError(
@@ -206,15 +211,18 @@ def peek(
     name: QueueName,
     partition: PartitionOption = None,
     start: Annotated[
-        int | None, option("--from", "INDEX", "The row index to start at; by default the oldest row's.")
+        int | None, option("--from", "INDEX", "The row index to start at; by default that of the oldest row.")
     ] = None,
-    rows: Annotated[int, option("--rows", "ROWS", "How many, over all partitions.", "-n", min=0)] = 10,
+    rows: Annotated[
+        int, option("--rows", "ROWS", "How many rows to show, of all partitions together.", "-n", min=0)
+    ] = 10,
     columns: ColumnsOption = None,
     with_index: IndexOption = False,
 ) -> None:
-    """Show rows from the start of a queue, or from an index; nothing is consumed.
+    """Show the oldest rows of a queue, or those from an index on.
 
-    Without --partition the partitions follow one another. With --json each row is a line that `put` can read.
+    Nothing is consumed. Without --partition, the partitions follow one another. With --json each row is a
+    line that `put` can read.
     """
     with run.connect() as store:
         queue = store.queue(name)
@@ -248,15 +256,20 @@ def peek(
 def tail(
     run: Run,
     name: QueueName,
-    rows: Annotated[int, option("--rows", "ROWS", "How many of each partition.", "-n", min=0)] = 10,
+    rows: Annotated[
+        int, option("--rows", "ROWS", "How many rows to show of each partition.", "-n", min=0)
+    ] = 10,
     partition: PartitionOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new rows until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Keep showing new rows until Ctrl-C.")
     ] = False,
     columns: ColumnsOption = None,
     with_index: IndexOption = False,
 ) -> None:
-    """Show the last appended rows of each partition, and with --follow new rows; nothing is consumed."""
+    """Show the newest rows of each partition.
+
+    With --follow, also new ones as they arrive. Nothing is consumed.
+    """
     with run.connect() as store:
         queue = store.queue(name)
         printer = QueuePrinter(run, queue, columns, with_index)

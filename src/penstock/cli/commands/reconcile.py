@@ -27,18 +27,19 @@ def reconcile(
     source: Annotated[
         str,
         argument(
-            "SOURCE", "postgresql://…?publication=NAME&table=TABLE, as for a feed; its slot is not used."
+            "SOURCE",
+            "postgresql://…?publication=NAME&table=TABLE, as for a feed. The slot is never advanced.",
         ),
     ],
     copy: Annotated[
-        str, argument("COPY", "The table with the copy, in the store or the folder (delta:///…) of --url.")
+        str, argument("COPY", "The table that is the copy, in the store or folder (delta:///…) of --url.")
     ],
     columns: Annotated[
         list[str] | None,
         option(
             "--column",
             "COLUMN",
-            "Compare this column, beside the key; can be repeated. By default, all columns.",
+            "Compare only this column and the key; can be repeated. By default, all columns.",
         ),
     ] = None,
     settle: Annotated[
@@ -46,14 +47,17 @@ def reconcile(
         option(
             "--settle",
             "SECONDS",
-            "How long a difference has to stay the same: longer than the copy lags.",
+            "How long a difference has to persist before it counts: longer than the copy lags.",
             min=0,
         ),
     ] = 60.0,
     timeout: Annotated[
         float,
         option(
-            "--timeout", "SECONDS", "After which rows that keep changing are reported as undecided.", min=0
+            "--timeout",
+            "SECONDS",
+            "The time after which rows that keep changing are reported as undecided.",
+            min=0,
         ),
     ] = 600.0,
     checkpoint: Annotated[
@@ -61,28 +65,30 @@ def reconcile(
         option(
             "--checkpoint",
             "PATH",
-            "The checkpoint of the query that fills the copy: a row that this query has not written yet does "
-            "not differ, however long that takes.",
+            "The checkpoint of the query that fills the copy: a row counts as different only after the query "
+            "has caught up, instead of after --settle.",
         ),
     ] = None,
     queue_store: Annotated[
         str | None,
-        option("--queue-store", "URL", "The store of the queue that this query reads, if it reads one."),
+        option("--queue-store", "URL", "The store of the queue that this query reads, if a pump fills it."),
     ] = None,
     range_rows: Annotated[
-        int, option("--range-rows", "ROWS", "The rows that are compared at a time.", min=1)
+        int, option("--range-rows", "ROWS", "How many rows to compare at a time.", min=1)
     ] = 50_000,
-    rows: Annotated[int, option("--rows", "ROWS", "The most differing rows to show.", "-n", min=0)] = 20,
+    rows: Annotated[
+        int, option("--rows", "ROWS", "How many differing rows to show at most.", "-n", min=0)
+    ] = 20,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Write the source's rows where the copy differs, and delete others."),
+        typer.Option("--repair", help="Correct rows that differ, insert missing ones and delete extra ones."),
     ] = False,
 ) -> None:
-    """Compare a PostgreSQL table with its copy, while rows are written. Exits with 1 if they differ.
+    """Compare a PostgreSQL table with its copy. Exits with 1 if they differ.
 
-    Neither table is locked. A row that differs is read again until it is equal, or has stayed the same for
-    --settle seconds, or with --checkpoint until the copy has caught up. With --repair, the exit code is 0 if
-    all rows that differed were repaired. -v shows how far the comparison is.
+    Both tables may be written meanwhile. A row that differs is read again until it is equal or has not
+    changed for --settle seconds, or with --checkpoint until the copy has caught up. With --repair, the exit
+    code is 0 if all rows that differed were repaired. -v shows the progress.
     """
     from penstock.reconciliation.reconcile import reconcile as compare
     from penstock.tables.sink import TableSink
@@ -135,7 +141,7 @@ def _sections(found: Reconciliation) -> list[Section]:
         ("rows of the source", f"{found.rows:,}"),
         ("rows of the copy", f"{found.copy_rows:,}"),
         ("ranges", f"{found.ranges:,}"),
-        ("position of the log", f"{data['first_position']} to {data['position']}"),
+        ("WAL positions", f"{data['first_position']} to {data['position']}"),
         ("missing in the copy", f"{found.missing:,}"),
         ("only in the copy", f"{found.extra:,}"),
         ("different", f"{found.different:,}"),

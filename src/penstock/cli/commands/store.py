@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 
-group = typer.Typer(help="Create a store, look at it, clean it up.", no_args_is_help=True)
+group = typer.Typer(help="Create, inspect and clean up a store.", no_args_is_help=True)
 
 
 @command(
@@ -63,19 +63,21 @@ def info(run: Run) -> None:
 def clean_up(
     run: Run,
     older_than: Annotated[
-        str, option("--older-than", "AGE", "How long ago it was staged: 1d, 12h, 30min.")
+        str,
+        option("--older-than", "AGE", "Delete rows that were staged longer ago than this: 1d, 12h, 30min."),
     ] = "1d",
     take_over: Annotated[
         bool,
         typer.Option(
             "--take-over",
-            help="Make this database the owner of the objects; other copies of the store are refused from "
-            "then on.",
+            help="Make this database the owner of the objects in object storage; other copies of the store "
+            "are refused from then on.",
         ),
     ] = False,
 ) -> None:
-    """Drop rows that tasks of dead queries have staged and that nobody will commit, and old objects without
-    rows.
+    """Delete staged rows of dead queries, and unused objects.
+
+    Programs that append also do this in the background.
     """
     age = parse_age(older_than, "--older-than")
     with run.connect() as store:
@@ -94,8 +96,10 @@ def clean_up(
 
 @command(group, "check", "penstock store check", "penstock store check --json")
 def check(run: Run) -> None:
-    """Compare the objects of queues with --payloads with the store; exit with 1 if one is missing or
-    damaged, or cannot be compared.
+    """Check that the objects in object storage match the store.
+
+    Only for queues that were created with --payloads. Exits with 1 if an object is missing or damaged, or
+    cannot be compared.
     """
     with run.connect() as store:
         checked = store.check_objects()

@@ -9,9 +9,7 @@ import typer
 from penstock.cli.commands.shared import Run, argument, command, option
 from penstock.cli.units import counted
 
-group = typer.Typer(
-    help="Maintain the Delta and Iceberg tables that sinks and exports write.", no_args_is_help=True
-)
+group = typer.Typer(help="Maintain Delta and Iceberg tables.", no_args_is_help=True)
 
 
 @command(
@@ -29,13 +27,13 @@ def compact(
         ),
     ],
     file_size: Annotated[
-        int, option("--file-size", "MIB", "About the size of the new files.", min=1, max=10_240)
+        int, option("--file-size", "MIB", "The target size of the new files, in MiB.", min=1, max=10_240)
     ] = 128,
 ) -> None:
-    """Merge small files of a Delta or Iceberg table, so that it is read faster.
+    """Compact the small files of a Delta or Iceberg table.
 
     --url is delta:///folder, delta:s3://bucket/folder or iceberg:CATALOG. The rows stay the same, and queries
-    can go on writing. The replaced files stay for readers of earlier versions, until a vacuum, or until the
+    can keep writing. The replaced files stay for readers of earlier versions, until a VACUUM or until the
     snapshots expire.
     """
     from penstock.lake.storage import is_delta

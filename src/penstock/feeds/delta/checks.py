@@ -42,8 +42,8 @@ def check_state(state: TableState, shown: str, version: int | None = None) -> No
     if reader > _READER or unknown:
         what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {reader}"
         raise FeedUnavailableError(
-            f"{which} needs {what}, which Penstock does not support: drop the feature from the table and "
-            "begin after the version that does, or copy the table",
+            f"{which} needs {what}, which Penstock does not support: drop the feature from the table, "
+            "and begin after the version that drops it; or copy the table",
             condition="FEED_UNAVAILABLE.READER_FEATURE",
             features=unknown,
             reader_version=reader,
@@ -52,8 +52,8 @@ def check_state(state: TableState, shown: str, version: int | None = None) -> No
     if mapping.lower() != "none":
         # The columns have other names in the files.
         raise FeedUnavailableError(
-            f"{which} uses column mapping by {mapping}, which Penstock does not support: drop it (ALTER "
-            "TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy the table",
+            f"{which} uses column mapping by {mapping}, which Penstock does not support: run ALTER TABLE "
+            "… DROP FEATURE columnMapping, and begin after the version that it writes; or copy the table",
             condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
             mode=mapping,
             version=version,
@@ -79,7 +79,7 @@ def check_files(commit: CommitFile, before: TableState | None, table: TableState
         known = {name for name, _ in action.values}
         if owner is not None and not known.issuperset(owner.metadata.partition_columns):
             raise FeedUnavailableError(
-                f"{where} removes a file, and its log does not have the file's partition: begin after that "
+                f"{where} removes a file whose partition values are missing from the log: begin after that "
                 f"version (file {shown_path(action.path)})",
                 condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
@@ -155,7 +155,7 @@ def partition_value(name: str, text: str | None, kind: pa.DataType) -> pa.Scalar
     except (ValueError, ArithmeticError, pa.ArrowException):
         raise FeedUnavailableError(
             f"the partition column {name!r} is {kind}, and the log has the invalid value {text!r} for it: "
-            "begin after it",
+            "begin after that version",
             condition="FEED_UNAVAILABLE.PARTITION_VALUE",
             column=name,
         ) from None

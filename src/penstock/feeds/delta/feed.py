@@ -273,9 +273,9 @@ class OpenDeltaFeed(FileFeed):
         version = part.commit.version
         if planned.only_changes and part.commit.rewritten and self._feed.row_id is not None:
             raise FeedUnavailableError(
-                f"version {version} of {self.table} rewrites rows without recording which ones changed, and "
-                "this query was planned when no version did: start it again, with a new "
-                "read_stream if it has one, and it removes unchanged rows",
+                f"version {version} of {self.table} rewrites rows without recording which ones changed. "
+                "Start the query again with the same checkpoint (and call read_stream again, if it uses it): "
+                "it then removes unchanged rows",
                 condition="FEED_UNAVAILABLE.ROWS_OVERWRITTEN",
                 table=self.name,
                 version=version,

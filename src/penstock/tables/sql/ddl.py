@@ -267,7 +267,7 @@ def hold_table(tx: Transaction, name: TableName) -> None:
 
 def _gone(name: TableName) -> TableRefusedError:
     return TableRefusedError(
-        f"the table {name.sql} has been dropped or renamed since the query started: put it back, or restart "
+        f"the table {name.sql} has been dropped or renamed since the query started: restore it, or restart "
         "the query, which recreates it without its earlier rows",
         condition="TABLE_REFUSED.TABLE_GONE",
         table=name.sql,

@@ -155,9 +155,9 @@ class IdempotentInsert(TaskWriter):
             return
         shown = self.layout.shown_key(tuple(repeated.values()))
         raise TableRefusedError(
-            f"the transformation makes several rows of the source row with {shown}, of which "
+            f"the transformation returns several rows for the source row with {shown}, of which "
             f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
-            "make one row of each",
+            "return one row for each",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
             key=shown,
         )
