@@ -254,7 +254,7 @@ class Publisher(Forkable):
             if not self.unavailable:
                 kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
-                    "queries run on without reports to the monitor page for now: %s",
+                    "queries continue, for now without reports to the monitor page: %s",
                     f"{kind}{shown(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
