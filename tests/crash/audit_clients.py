@@ -185,7 +185,7 @@ class SnapshotReader:
     def _partitions(self, tx: Transaction, name: str) -> list[tuple[int, pa.Table]]:
         """Return the first row index and the rows of each partition."""
         queue = catalog.find_queue(tx, name)
-        decoder = Decoder(queue)
+        decoder = Decoder(queue, None, lambda: queue)
         partitions = []
         for partition in catalog.partitions(tx, queue):
             batches, position = [], partition.first_index

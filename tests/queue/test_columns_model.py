@@ -1,4 +1,4 @@
-"""A queue that gets columns, compared with a plain list of rows.
+"""A queue that gets columns, and wider ones, compared with a plain list of rows.
 
 It goes through random histories of old and new readers and writers.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,12 +23,15 @@ from hypothesis.stateful import (
 )
 
 import penstock
+from penstock.errors import SchemaMismatchError
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from tests.support.queues import hurried
 
-FIRST = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
+FIRST = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string()), ("w", pa.int16())])
+WIDTHS = {pa.int16(): 0, pa.int32(): 100_000, pa.int64(): 1 << 40}
+"""The types of the column w, each with values that the one before it does not hold."""
 KINDS = [
     pa.int64(),
     pa.string(),
@@ -52,6 +56,8 @@ def value(kind: pa.DataType, n: int) -> Any:
     """A value that depends on the number; some are null."""
     if n % 5 == 0:
         return None
+    if kind in (pa.int16(), pa.int32()):
+        return WIDTHS[kind] + n
     if kind == KINDS[0]:
         return n
     if kind == KINDS[1]:
@@ -61,12 +67,20 @@ def value(kind: pa.DataType, n: int) -> Any:
     return [str(n)] * (n % 3) if kind == KINDS[3] else {"x": n}
 
 
+def fits(found: int | None, kind: pa.DataType) -> bool:
+    return found is None or found < 1 << kind.bit_width - 1
+
+
 @dataclass
 class Handle:
     """A queue opened when it had a certain number of columns."""
 
     queue: penstock.Queue
     width: int
+
+
+def known_kind(handle: Handle) -> pa.DataType:
+    return handle.queue.schema.field("w").type
 
 
 class ColumnsMachine(RuleBasedStateMachine):
@@ -99,13 +113,21 @@ class ColumnsMachine(RuleBasedStateMachine):
     def handle(self, where: float) -> Handle:
         return self.handles[int(where * (len(self.handles) - 1))]
 
-    def made(self, width: int, count: int) -> list[dict[str, Any]]:
-        """Rows of the first columns."""
+    def made(self, width: int, count: int, kind: pa.DataType) -> list[dict[str, Any]]:
+        """Rows of the first columns, with w of a type."""
         self.count += count
         numbers = range(self.count - count, self.count)
         return [
-            {"n": n} | {field.name: value(field.type, n) for field in self.fields[1:width]} for n in numbers
+            {"n": n}
+            | {field.name: value(field.type, n) for field in self.fields[1:width]}
+            | {"w": None if n % 5 == 0 else WIDTHS[kind] + n}
+            for n in numbers
         ]
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The type of the column w."""
+        return self.fields[2].type
 
     def whole(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{field.name: row.get(field.name) for field in self.fields} for row in rows]
@@ -125,11 +147,22 @@ class ColumnsMachine(RuleBasedStateMachine):
         assert found.names == [field.name for field in self.fields]
         assert handle.queue.add_columns(self.fields[2:] or new) == found
 
+    @precondition(lambda self: self.kind != pa.int64())
+    @rule(where=HERE, far=st.booleans())
+    def widen(self, where: float, far: bool) -> None:
+        handle, kinds = self.handle(where), list(WIDTHS)
+        kind = kinds[-1 if far else kinds.index(self.kind) + 1]
+        self.fields[2] = pa.field("w", kind)
+        found = handle.queue.widen_columns([self.fields[2]])
+        handle.width = len(self.fields)
+        assert found.equals(pa.schema(self.fields))
+        assert handle.queue.widen_columns([pa.field("w", pa.int32())]) == found
+
     @rule(count=COUNTS, where=HERE, as_table=st.booleans())
     def append(self, count: int, where: float, as_table: bool) -> None:
         """With the columns that the handle knows."""
         handle = self.handle(where)
-        rows = self.made(handle.width, count)
+        rows = self.made(handle.width, count, known_kind(handle))
         given: Any = pa.Table.from_pylist(rows, schema=handle.queue.schema) if as_table else rows
         handle.queue.append(given)
         self.rows += rows
@@ -144,7 +177,7 @@ class ColumnsMachine(RuleBasedStateMachine):
     def append_what_is_new(self, count: int, where: float) -> None:
         """By a writer that opened the queue before the columns were added."""
         handle = self.handle(where)
-        rows = self.made(len(self.fields), count)
+        rows = self.made(len(self.fields), count, self.kind)
         handle.queue.append(rows)
         handle.width = len(self.fields)
         self.rows += rows
@@ -152,11 +185,11 @@ class ColumnsMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), where=HERE)
     def stage(self, count: int, where: float) -> None:
         handle = self.handle(where)
-        rows = self.made(handle.width, count)
+        rows = self.made(handle.width, count, known_kind(handle))
         table = pa.Table.from_pylist(rows, schema=handle.queue.schema)
         attempt, record = Attempt(self.name, self.batch, 0, "only"), handle.queue.record
-        number = sum(1 for _ in self.staged)
-        self.store.database.run(lambda tx: staging.stage(tx, record, attempt, to_segments(table, 0), number))
+        number, segments = len(self.staged), to_segments(table, 0, width=record.columns.width)
+        self.store.database.run(lambda tx: staging.stage(tx, record, attempt, segments, number))
         self.staged.append((1, rows))
 
     @precondition(lambda self: self.staged)
@@ -190,8 +223,16 @@ class ColumnsMachine(RuleBasedStateMachine):
         if not names:
             return
         at = self.first + int(start * (len(self.rows) - self.first))
+        new = any(self.fields.index(field) >= handle.width for field in self.fields if field.name in names)
+        known = self.kind if new else known_kind(handle)
+        if "w" in names and any(not fits(row["w"], known) for row in self.rows[at:]):
+            with pytest.raises(SchemaMismatchError, match="open the queue again") as caught:
+                handle.queue.read(0, at, columns=names)
+            assert caught.value.condition == "SCHEMA_MISMATCH.COLUMN_WIDENED"
+            handle.queue.refresh()
+            new = True
         found = handle.queue.read(0, at, columns=names)
-        if any(self.fields.index(field) >= handle.width for field in self.fields if field.name in names):
+        if new:
             handle.width = len(self.fields)
         assert found.to_pylist() == [{name: row.get(name) for name in names} for row in self.rows[at:]]
 
@@ -205,6 +246,10 @@ class ColumnsMachine(RuleBasedStateMachine):
     def everybody_sees_the_rows_with_the_columns_that_they_know(self) -> None:
         for handle in getattr(self, "handles", []):
             assert len(handle.queue.schema) == handle.width
+            if not all(fits(row["w"], known_kind(handle)) for row in self.rows[self.first :]):
+                with pytest.raises(SchemaMismatchError, match="open the queue again"):
+                    handle.queue.read(0, self.first)
+                continue
             found = handle.queue.read(0, self.first)
             assert found.schema.equals(handle.queue.schema)
             names = found.schema.names

@@ -21,7 +21,7 @@ from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import DriverNetwork
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import COLUMNS, Plan
+from tests.simulation.micro_batch import COLUMNS, Plan, as_selected
 from tests.simulation.scenario import ADDED
 from tests.simulation.scheduler import Gate, Process
 from tests.simulation.virtual import Machine
@@ -188,7 +188,7 @@ class Job(ABC):
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for each in batches:
             # The columns that the query selects, and the engine's own.
-            batch = each.drop_columns([name for name in each.schema.names if name == ADDED])
+            batch = as_selected(each.drop_columns([name for name in each.schema.names if name == ADDED]))
             if not isinstance(self._run.plan.sink, TableSink):
                 yield batch
                 continue

@@ -24,6 +24,7 @@ from tests.simulation.scenario import (
     FOREIGN,
     SINK,
     SOURCE,
+    WIDER,
 )
 from tests.simulation.scheduler import Process
 from tests.support.auditor import Violation
@@ -63,6 +64,12 @@ def add_columns(op: Operator, rng: random.Random) -> None:
             queue.add_columns(pa.schema([(ADDED, pa.string())]))
 
     op.with_store(server, work)
+
+
+def widen_columns(op: Operator, rng: random.Random) -> None:
+    server, name = rng.choice([(op.source, SOURCE), (op.sink, SINK)])
+    if name == SOURCE or op.scenario.sink != "table":
+        op.with_store(server, lambda store: store.queue(name).widen_columns(WIDER))
 
 
 def recreate_sink(op: Operator, rng: random.Random) -> None:

@@ -587,8 +587,8 @@ FAULTS = [
     Fault(
         "a merge reverses the order of segments",
         "store/log/compact.py",
-        "    segment = Segment(run.partition, pa.concat_batches(batches))\n",
-        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]))\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches), width)\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]), width)\n",
     ),
     Fault(
         "a merge does not lock its partition",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock.commit.offsets import pad
 from penstock.continuous.connectors.protocol import SinkDriver
@@ -66,7 +66,8 @@ class Plan:
         return QueueSinkDriver(self.sink, query_id, exactly)
 
 
-COLUMNS = StructType([StructField("id", LongType()), StructField("key", LongType())])
+KEY = pa.field("key", pa.int32())
+COLUMNS = StructType([StructField("id", LongType()), StructField("key", IntegerType())])
 
 
 class MicroBatchRun:
@@ -376,8 +377,14 @@ def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.rename_columns([f"c{place}" for place in range(batch.num_columns)])
 
 
+def as_selected(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with the key as the query has it, whatever type it has in the queue."""
+    place = batch.schema.get_field_index("key")
+    return batch.set_column(place, KEY, batch.column(place).cast(KEY.type))
+
+
 def _rows(reader: QueueStreamReader, part: Any) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the columns that the query selects."""
     if part is not None:
         for batch in reader.read(part):
-            yield batch.select(COLUMNS.names)
+            yield as_selected(batch.select(COLUMNS.names))

@@ -27,6 +27,7 @@ from tests.simulation.data_moves import (
     seek,
     take_backup,
     trim,
+    widen_columns,
 )
 from tests.simulation.objects import ORPHAN_SECONDS
 from tests.simulation.operator import Operator
@@ -144,6 +145,7 @@ FOLLOWING = {
     "change_options": 1,
     "foreign": 1,
     "add_columns": 1,
+    "widen_columns": 1,
     "disconnect": 1,
     "lose_reply": 1,
     "stop": 1,
@@ -323,6 +325,7 @@ MOVES: dict[str, Move] = {
         grow_sink,
         foreign,
         add_columns,
+        widen_columns,
         recreate_sink,
         recreate_source,
         maintain,

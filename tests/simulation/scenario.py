@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import Plan
+from tests.simulation.micro_batch import KEY, Plan
 from tests.simulation.scheduler import Choices
 
-SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
+SCHEMA = pa.schema([("id", pa.int64()), KEY])
+WIDER = pa.field("key", pa.int64())
+"""What the key may become."""
 SOURCE, SINK, TABLE, CONSUMER, PROGRAM = "source", "sink", "totals", "billing", "reports"
 ADDED = "note"
 """A column that a queue may get later, which the query does not select."""

@@ -40,6 +40,7 @@ CHANGING = (
     ("queue", "compact", "other"),
     ("queue", "grow", "q", "--by", "3"),
     ("queue", "add-columns", "other", "more string"),
+    ("queue", "widen-columns", "other", "more bigint"),
     ("queue", "retention", "q", "--retention-rows", "7"),
     ("queue", "drop", "other", "--yes", "--force"),
     ("consumer", "seek", "q", "q", "--to", "earliest"),

@@ -7,6 +7,8 @@ that no layer above has to ask whether a string column is ``large_string``, or w
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -90,10 +92,23 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
     """Return the schema in an Arrow IPC schema message of a store, or raise StoreError."""
-    try:
+    with _readable():
         # A store has the canonical form already. To make it decodes every name and time zone, which may not
         # be UTF-8.
         return canonical_schema(pa.ipc.read_schema(pa.py_buffer(data)))
+
+
+def fields_from_bytes(data: bytes) -> list[pa.Field]:
+    """Return the fields in an Arrow IPC schema message of a store, which may have one name several times."""
+    with _readable():
+        fields = list(pa.ipc.read_schema(pa.py_buffer(data)))
+        return [canonical_schema(pa.schema([field])).field(0) for field in fields]
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, SchemaMismatchError) as error:
         raise unreadable_record("the schema of a queue", error) from None
 

@@ -72,12 +72,12 @@ class Pump:
         another one that of its schema and name, as in ``sales.orders``.
     schema_changes
         What to do when a table gets or loses columns, or the publication gets a table. ``refuse``: end before
-        the first commit with such rows. ``evolve``: the queue gets new columns, and columns that are gone are
-        NULL from then on; a new table gets a queue with all of its rows, which are read while the pump
-        follows the others (a backfill), and is left out, with a warning, while it has no key. ``ignore``: new
-        columns and tables are left out. Columns that are renamed, that get another type, or that belong to
-        the key are always refused, and so are such changes of a table without a key, or where one queue has
-        the rows of all tables.
+        the first commit with such rows. ``evolve``: the queue gets new columns and wider types, and columns
+        that are gone are NULL from then on; a new table gets a queue with all of its rows, which are read
+        while the pump follows the others (a backfill), and is left out, with a warning, while it has no key.
+        ``ignore``: new columns and tables are left out. Columns that are renamed, that get any other type, or
+        that leave the key are always refused, and so are such changes of a table without a key, or where one
+        queue has the rows of all tables.
     partitions
         The partitions of each queue that is created.
     retention

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.arguments import in_quotes
+from penstock.arrow.widening import is_wider
 from penstock.errors import AlreadyExistsError, FeedUnavailableError, QueueNotFoundError
 from penstock.feeds.contract import COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.feeds.feed_writer import FeedRows
@@ -157,7 +158,7 @@ def _require_empty(queue: Queue, schema: pa.Schema) -> None:
 
 
 def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Return rows as one table; the queue gets the columns that a table has got.
+    """Return rows as one table; the queue gets the columns, and the wider types, that a table has got.
 
     Raises
     ------
@@ -166,16 +167,27 @@ def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Tab
     """
     for schema in dict.fromkeys(batch.schema for batch in batches):
         known = queue.schema
+        wider = [
+            field
+            for field in schema
+            if field.name in known.names and is_wider(field.type, known.field(field.name).type)
+        ]
+        if wider:
+            queue.widen_columns(pa.schema(wider))
         added = [
             field
             for field in schema
-            if field.name not in known.names or known.field(field.name).type != field.type
+            if field.name not in known.names
+            or (field not in wider and not _holds(known.field(field.name).type, field.type))
         ]
         if added:
             queue.add_columns(pa.schema(added))
-    return pa.concat_tables(
-        [pa.Table.from_batches([batch]) for batch in batches], promote_options="default"
-    ).combine_chunks()
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+
+
+def _holds(known: pa.DataType, wanted: pa.DataType) -> bool:
+    return known == wanted or is_wider(known, wanted)
 
 
 class Stamps:

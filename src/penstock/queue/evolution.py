@@ -1,7 +1,8 @@
-"""Addition of partitions and of columns to a queue.
+"""Addition of partitions and of columns to a queue, and wider types of columns.
 
 Equal keys stay together when partitions are added. Columns are added at the end and nullable, so that
-programs that know fewer columns keep working.
+programs that know fewer columns keep working. Those that know a narrower type keep working too, as long as
+its values suffice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pyarrow.types as pat
 from penstock.arguments import in_quotes, refusal
 from penstock.arrow.coerce import same_type
 from penstock.arrow.key_hash import key_hash
-from penstock.arrow.schema import canonical_schema
+from penstock.arrow.schema import canonical_schema, unknown_column
+from penstock.arrow.widening import is_wider
 from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.queue.placement import Hashes, Home, home_of
@@ -27,8 +29,8 @@ from penstock.store.records.catalog import MAX_PARTITIONS, QueueRecord
 _RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the columns that continuous queries and change feeds add."""
 _RECREATE = (
-    "columns are not renamed, dropped or changed: create a new queue with the columns that you want, copy "
-    "the rows with a query, and move the consumers to it"
+    "columns are not renamed or dropped, and get only wider types: create a new queue with the columns that "
+    "you want, copy the rows with a query, and move the consumers to it"
 )
 _NOT_INSIDE = (
     "fields are not added inside a column, because existing rows are stored by its fields: add a new column"
@@ -102,7 +104,7 @@ def new_columns(columns: object) -> pa.Schema:
     They are a ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a
     name and an Arrow type.
     """
-    canonical = canonical_schema(_as_schema(columns))
+    canonical = wider_columns(columns)
     for field in canonical:
         if not field.nullable:
             raise SchemaMismatchError(
@@ -121,6 +123,11 @@ def new_columns(columns: object) -> pa.Schema:
     return canonical
 
 
+def wider_columns(columns: object) -> pa.Schema:
+    """Return columns with the types that they are to have, in canonical form."""
+    return canonical_schema(_as_schema(columns))
+
+
 def _as_schema(columns: object) -> object:
     if isinstance(columns, pa.Schema) or hasattr(columns, "json"):
         return columns
@@ -132,7 +139,21 @@ def _as_schema(columns: object) -> object:
 
 
 def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
-    """Add the columns that the queue does not have yet.
+    """Add the columns that the queue does not have yet."""
+    _change_columns(database, queue, lambda current: [field for field in columns if _is_new(current, field)])
+
+
+def widen_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
+    """Give columns wider types, except those that have them already."""
+    _change_columns(
+        database, queue, lambda current: [column for field in columns for column in _wider(current, field)]
+    )
+
+
+def _change_columns(
+    database: Database, queue: QueueRecord, changes: Callable[[QueueRecord], list[pa.Field]]
+) -> None:
+    """Change columns of a queue.
 
     Only the queue's row is locked, so that appends neither wait nor are waited for.
     """
@@ -141,13 +162,34 @@ def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> N
         locked = catalog.find_queue(tx, queue.name, lock=True)
         if locked.queue_id != queue.queue_id:
             raise catalog.dropped(queue)
-        # With the columns that others added before the lock was free.
+        # With what others changed before the lock was free.
         current = catalog.reread(tx, locked)
-        added = [field for field in columns if _is_new(current, field)]
-        if added:
-            catalog.add_columns(tx, current, added)
+        changed = changes(current)
+        if changed:
+            catalog.change_columns(tx, current, changed)
 
     database.run(work, idempotent=True)
+
+
+def _wider(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
+    """Return a column with its new type, or nothing if it is as wide already."""
+    if wanted.name not in queue.schema.names:
+        raise unknown_column(wanted.name, queue.schema)
+    existing = queue.schema.field(wanted.name)
+    is_key = wanted.name in queue.key
+    if same_type(existing.type, wanted.type) or is_wider(existing.type, wanted.type, key=is_key):
+        return []
+    if is_wider(wanted.type, existing.type, key=is_key):
+        return [existing.with_type(wanted.type)]
+    raise SchemaMismatchError(
+        f"column {in_quotes(wanted.name)} of queue {in_quotes(queue.name)} is {existing.type}, and cannot "
+        f"become {wanted.type}: a column can get a larger integer or float, or a decimal with more digits, "
+        f"which keeps its scale if the column is in the key; {_RECREATE}",
+        condition="SCHEMA_MISMATCH.COLUMN_TYPE",
+        column=wanted.name,
+        expected=str(existing.type),
+        found=str(wanted.type),
+    )
 
 
 def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
@@ -183,6 +225,8 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
 def _fix(existing: pa.Field, wanted: pa.Field) -> str:
     if pat.is_nested(existing.type) and pat.is_nested(wanted.type):
         return f"{_NOT_INSIDE} with another name"
+    if is_wider(wanted.type, existing.type):
+        return "widen_columns gives it that type"
     return f"add a column with another name; {_RECREATE}"
 
 

@@ -23,6 +23,7 @@ from penstock.json_text import unreadable_record
 from penstock.store.database import Database, Row
 from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.queue_columns import QueueColumns
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
 _BLOCK = 1 << 20
@@ -98,6 +99,8 @@ class Placement:
     key: tuple[str, ...]
     partitions: int
     homes: tuple[Home, ...] = ()
+    columns: QueueColumns | None = None
+    """Those that the queue has and has had; None if each is the only one of its name."""
 
     def segments(
         self,
@@ -113,13 +116,14 @@ class Placement:
         All rows go to ``partition``; when it is None, to the partition of each row's key, and rows without a
         key to the one that ``fallback`` chooses.
         """
+        width = None if self.columns is None else self.columns.width_of(rows.schema)
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
             self._require_partition(rows, partition)
         return [
             segment
             for target, part in parts
-            for segment in to_segments(part, target, max_rows=max_rows, lazy=lazy)
+            for segment in to_segments(part, target, width=width, max_rows=max_rows, lazy=lazy)
         ]
 
     def _split(self, rows: Rows, fallback: int) -> list[tuple[int, Rows]]:
@@ -158,14 +162,14 @@ class Placement:
 def placement_of(database: Database, record: QueueRecord) -> Placement:
     """Return the queue's current placement."""
     if not record.key:
-        return Placement((), record.partitions)
+        return Placement((), record.partitions, columns=record.columns)
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
     unknown = set(record.key).difference(record.schema.names)
     if unknown:
         why = ValueError("it is no column of the queue")
         raise unreadable_record(f"the key of queue {record.name!r}", why)
     homes = tuple(_home(record, row) for row in rows if row.partitions < record.partitions)
-    return Placement(record.key, record.partitions, homes)
+    return Placement(record.key, record.partitions, homes, record.columns)
 
 
 def _home(record: QueueRecord, row: Row) -> Home:

@@ -25,7 +25,7 @@ from penstock.queue.append_buffer import BATCH_BYTES, LINGER, AppendBuffer
 from penstock.queue.appends import AppendResult, Rows
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
 from penstock.queue.consumer import Consumer, Position
-from penstock.queue.evolution import add_columns, grow, new_columns
+from penstock.queue.evolution import add_columns, grow, new_columns, widen_columns, wider_columns
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, Retention, limits_of, maintain_partitions, trim_partition
@@ -204,7 +204,7 @@ class Queue:
                 return to_table(rows, columns(known))
             except SchemaMismatchError:
                 self.refresh()
-                if self._record.added_bytes == known.added_bytes:
+                if self._record.columns == known.columns:
                     raise
 
     def _append(
@@ -460,6 +460,32 @@ class Queue:
         UnsupportedTypeError, InvalidInputError
         """
         add_columns(self.database, self._record, new_columns(columns))
+        self.refresh()
+        return self.schema
+
+    def widen_columns(self, columns: object) -> pa.Schema:
+        """Give columns wider types, and return the queue's columns.
+
+        Stored rows are not written again; they are read in the new type. Programs that know the narrower type
+        keep working: producers append its values, and running queries and open queues read it, until a row
+        has a value that does not fit (SCHEMA_MISMATCH.COLUMN_WIDENED). A query that is started again has the
+        wider type, and resumes where it stopped. Columns that are as wide already are ignored, so that the
+        call can be repeated.
+
+        Parameters
+        ----------
+        columns
+            Existing columns with the types that they are to have, as for ``add_columns``: a larger integer or
+            float; or a decimal with more digits, and no fewer before or after its point. A decimal in the key
+            keeps its scale.
+
+        Raises
+        ------
+        SchemaMismatchError
+            When a column does not exist, or cannot get that type.
+        UnsupportedTypeError, InvalidInputError
+        """
+        widen_columns(self.database, self._record, wider_columns(columns))
         self.refresh()
         return self.schema
 

@@ -129,10 +129,11 @@ class Scan:
         if lost.start < lost.end:
             report_loss(self.queue.name, *lost, fail=False)
 
-    def _columns(self) -> list[str] | None:
-        """Return the queue's columns to decode; None for all."""
-        wanted = [name for name in self.queue.schema.names if name in set(self.schema.names)]
-        return None if wanted == self.queue.schema.names else wanted or self.queue.schema.names[:1]
+    def _columns(self) -> pa.Schema:
+        """Return the queue's columns to decode, with the types of the read: the queue may have wider ones."""
+        names = self.queue.schema.names
+        wanted = [self.schema.field(name) for name in names if name in set(self.schema.names)]
+        return pa.schema(wanted or [self.queue.schema.field(0)])
 
     def _filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.predicate is None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema, spark_json
+from penstock.arrow.widening import is_wider
 from penstock.errors import SchemaMismatchError
 from penstock.store.log.reading import Chunk
 from penstock.store.records.catalog import QueueRecord
@@ -107,7 +108,7 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
         if index < 0 and field.name in metadata:
             continue
         found = None if index < 0 else queue.schema.field(index)
-        if found is None or found.type != field.type or (found.nullable and not field.nullable):
+        if found is None or not _reads(field, found):
             now = "missing" if found is None else _typed(found)
             raise SchemaMismatchError(
                 f"queue {in_quotes(queue.name)} was dropped and created again after the query had looked up "
@@ -117,6 +118,12 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
                 queue=queue.name,
                 column=field.name,
             )
+
+
+def _reads(field: pa.Field, found: pa.Field) -> bool:
+    """Whether a read can have a column of a queue: its values may fit even if it has a wider type by now."""
+    same_kind = found.type == field.type or is_wider(found.type, field.type)
+    return same_kind and (field.nullable or not found.nullable)
 
 
 def _typed(field: pa.Field) -> str:

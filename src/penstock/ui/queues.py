@@ -130,7 +130,7 @@ class DeadLetters:
 
         def row(record: QueueRecord) -> Json | None:
             # A long schema is not among what was read, and not that of dead letters.
-            if not record.schema_bytes or not record.schema.equals(DEAD_LETTERS):
+            if not record.columns.first or not record.schema.equals(DEAD_LETTERS):
                 return None
             own = partitions[record.queue_id]
             newest = self._read(database, record, own, before.get(record.queue_id))

@@ -134,6 +134,32 @@ def test_add_columns(penstock: Penstock) -> None:
         assert penstock("queue", "add-columns", "orders", ddl, "--json", code=1).error["error"] == condition
 
 
+def test_columns_get_wider_types(penstock: Penstock) -> None:
+    penstock("queue", "create", "orders", "--schema", "id int not null comment 'its number', amount float")
+    penstock("queue", "put", "orders", stdin='{"id": 1}\n')
+    ddl = "id bigint, amount double"
+    assert penstock("queue", "widen-columns", "orders", ddl, "--json").json == {
+        "queue": "orders",
+        "widened": ["id", "amount"],
+        "ddl": "id bigint not null comment 'its number', amount double",
+    }
+    assert (
+        penstock("queue", "widen-columns", "orders", ddl).out
+        == "queue 'orders' has new types for none of its columns\n"
+    )
+    penstock("queue", "put", "orders", stdin='{"id": 3000000000, "amount": 0.1}\n')
+    assert penstock("queue", "peek", "orders", "--json").lines == [
+        {"id": 1, "amount": None},
+        {"id": 3000000000, "amount": 0.1},
+    ]
+    for ddl, condition in [
+        ("id string", "SCHEMA_MISMATCH.COLUMN_TYPE"),
+        ("other bigint", "SCHEMA_MISMATCH.UNKNOWN_COLUMN"),
+        ("id bigintt", "INVALID_SCHEMA"),
+    ]:
+        assert penstock("queue", "widen-columns", "orders", ddl, "--json", code=1).error["error"] == condition
+
+
 def test_drop_requires_confirmation(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int")
     assert penstock("queue", "drop", "q", "--json", code=1).error["error"] == "CONFIRMATION_NEEDED"

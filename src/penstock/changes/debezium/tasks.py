@@ -77,7 +77,7 @@ class Letters:
         context = context_of(spark)
         check_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
-        if not record.first_columns(record.first_width).equals(DEAD_LETTERS):
+        if not record.columns.of(record.columns.first_width).equals(DEAD_LETTERS):
             raise SchemaMismatchError(
                 f"queue {address.queue!r} has another schema than dead letters: create it with the schema "
                 "penstock.changes.DEAD_LETTERS",

@@ -74,8 +74,9 @@ def run_pump(
         option(
             "--schema-changes",
             "POLICY",
-            "When a table gets or loses columns, or the publication gets a table: refuse stops the pump; "
-            "evolve adds the columns to the queue and reads the new table; ignore leaves them out.",
+            "When a table gets or loses columns or gets wider types, or the publication gets a table: refuse "
+            "stops the pump; evolve changes the queue too, and reads the new table; ignore leaves out new "
+            "columns and tables.",
         ),
     ] = "refuse",
     partitions: Annotated[

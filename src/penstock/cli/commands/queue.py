@@ -360,6 +360,30 @@ def add_columns(
     run.output.done(text, {"queue": name, "added": added, "ddl": ", ".join(schema_ddl(columns))})
 
 
+@command(group, "widen-columns", "penstock queue widen-columns orders 'id bigint, amount decimal(18, 2)'")
+def widen_columns(
+    run: Run,
+    name: QueueName,
+    ddl: Annotated[str, argument("DDL", "Existing columns with their new types, in Spark's DDL.")],
+) -> None:
+    """Give columns wider types: a larger integer or float, or a decimal with more digits.
+
+    Stored rows are read in the new type. Running queries continue until a value does not fit into the type
+    that they know; started again, they have the new one. Repeating the command does no harm.
+    """
+    from penstock.arrow.schema import canonical_schema
+    from penstock.cli.ddl import parse_ddl, schema_ddl
+
+    wanted = canonical_schema(parse_ddl(ddl))
+    with run.connect() as store:
+        queue = store.queue(name)
+        before = queue.schema
+        columns = queue.widen_columns(wanted)
+    widened = [field.name for field in columns if before.field(field.name).type != field.type]
+    text = f"queue {name!r} has new types for {', '.join(widened) or 'none of its columns'}"
+    run.output.done(text, {"queue": name, "widened": widened, "ddl": ", ".join(schema_ddl(columns))})
+
+
 @command(
     group,
     "retention",

@@ -92,7 +92,7 @@ class RowReader:
         sieve: RowSieve | None = None,
     ) -> None:
         self._sieve = sieve
-        self._settings, self._tables, self._schema = settings, tables, schema
+        self._settings, self._tables, self.schema = settings, tables, schema
         self._name, self._first, self._from_log = settings.name, first, from_log
         # The position of the last row, from which to resume after a broken connection.
         position = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
@@ -128,7 +128,7 @@ class RowReader:
         if rows is None:
             return None
         self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
-        return rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
+        return rows.select(self.schema.names) if len(rows.schema) > len(self.schema) else rows
 
     @property
     def place(self) -> tuple[int, int]:

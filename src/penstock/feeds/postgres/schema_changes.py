@@ -21,10 +21,15 @@ from penstock.json_text import Json
 
 _WHOLE_NUMBERS = (21, 23, 20)
 """smallint, integer and bigint: each holds the values of those before it."""
+_REAL, _DOUBLE = 700, 701
 _TEXT, _VARCHAR = 25, 1043
 _TIMES = (1083, 1114, 1184, 1266)
 """Times and timestamps, whose modifier is the number of digits of a second."""
-_EVOLVABLE = ("FEED_UNAVAILABLE.COLUMN_ADDED", "FEED_UNAVAILABLE.COLUMN_DROPPED")
+_EVOLVABLE = (
+    "FEED_UNAVAILABLE.COLUMN_ADDED",
+    "FEED_UNAVAILABLE.COLUMN_DROPPED",
+    "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED",
+)
 _NAMES = {
     16: "boolean", 17: "bytea", 20: "bigint", 21: "smallint", 23: "integer", 25: "text", 26: "oid",
     114: "json", 700: "real", 701: "double precision", 1042: "character", 1043: "character varying",
@@ -258,10 +263,11 @@ class Fit:
 def evolved(
     table: Table, relation: Relation, tables: Tables, change: SchemaChange, *, keeps_new: bool
 ) -> Table | None:
-    """Return a planned table in the form of a logged relation that has got or lost columns; None if another
-    change has come with that, or the change is another one.
+    """Return a planned table in the form of a logged relation that has got or lost columns, or columns of
+    types with more values; None if another change has come with that, or the change is another one.
 
-    With ``keeps_new`` it has the new columns too. Columns that are still there keep the planned types.
+    With ``keeps_new`` it has the new columns and types. Other columns that are still there keep the planned
+    types.
     """
     if change.condition not in _EVOLVABLE or (tables.changes_rows and not table.keyed):
         # Without a key all columns identify a row, and others would identify other rows.
@@ -271,26 +277,27 @@ def evolved(
     if lasting != [name for name in planned if name in lasting] or not set(table.key) <= set(lasting):
         return None
     logged = {column.name: tables.base(column) for column in relation.columns}
-    if not all(holds(planned[name], logged[name]) for name in lasting):
+    wider = {name for name in lasting if not holds(planned[name], logged[name])}
+    if wider and not (keeps_new and all(_widens(planned[name], logged[name]) for name in wider)):
         return None
+    bases = logged | {name: planned[name] for name in lasting if name not in wider}
     columns = [column for column in relation.columns if keeps_new or column.name in planned]
     return replace(
         table,
         relation=replace(relation, columns=tuple(columns)),
-        bases=tuple(planned.get(column.name, logged[column.name]) for column in columns),
+        bases=tuple(bases[column.name] for column in columns),
         read_as=tuple((name, kind) for name, kind in table.read_as if name in relation.names),
     )
 
 
 def with_columns(table: Table, form: Table) -> Table:
-    """Return a table with the columns that a later form of it has got, beside those that are gone."""
-    new = [place for place, name in enumerate(form.relation.names) if name not in table.relation.names]
-    columns = (*table.relation.columns, *(form.relation.columns[place] for place in new))
-    return replace(
-        table,
-        relation=replace(table.relation, columns=columns),
-        bases=(*table.bases, *(form.bases[place] for place in new)),
+    """Return a table with the columns of a later form of it, beside those that are gone."""
+    known, later = (
+        {column.name: (column, base) for column, base in zip(each.relation.columns, each.bases, strict=True)}
+        for each in (table, form)
     )
+    columns, bases = zip(*(known | later).values(), strict=True)
+    return replace(table, relation=replace(table.relation, columns=columns), bases=bases)
 
 
 def _first_added(table: Table, logged: Collection[str]) -> str | None:
@@ -394,6 +401,15 @@ def holds(planned: BaseType, logged: BaseType) -> bool:
         (precision, scale), (other_precision, other_scale) = map(digits, (modifier, other_modifier))
         return scale == other_scale and other_precision <= precision
     return False
+
+
+def _widens(planned: BaseType, logged: BaseType) -> bool:
+    """Whether a logged type holds all values of a planned one, and the change of type left them equal."""
+    (kind, modifier), (other, other_modifier) = planned, logged
+    if kind == other == NUMERIC and modifier >= 4 and other_modifier >= 4:
+        (precision, scale), (other_precision, other_scale) = map(digits, (modifier, other_modifier))
+        return other_scale >= scale and other_precision - other_scale >= precision - scale
+    return (kind, other) == (_REAL, _DOUBLE) or holds(logged, planned)
 
 
 def _no_less(modifier: int, other: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from penstock.arrow.widening import is_wider
 from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, domains_of
 from penstock.feeds.postgres.lookahead import logs_other_key
@@ -35,6 +36,16 @@ def tables_by_queue(tables: Tables, together: bool) -> dict[str, Tables]:
     return {
         table.name: replace(tables, tables=(table,), several=False, chosen=chosen) for table in tables.tables
     }
+
+
+def _are_as_wide(now: pa.Schema, before: pa.Schema, key: Sequence[str]) -> bool:
+    """Whether the columns of both schemas have the same types, or wider ones by now."""
+    return all(
+        field.type == earlier.type or is_wider(field.type, earlier.type, key=field.name in key)
+        for field in now
+        for earlier in before
+        if field.name == earlier.name
+    )
 
 
 class _Reading(NamedTuple):
@@ -235,6 +246,8 @@ class TableReaders:
         chosen = self.tables.chosen or len(self.tables.tables) > 1
         plan = replace(tables, tables=(form,), several=False, chosen=chosen, some_columns=True)
         check_names(self._server, plan)
+        if not _are_as_wide(plan.schema(), self._readers[form.name].schema, form.key):
+            raise change.in_pump(self._settings.name, version)
         reader = self._reader(plan)
         reader.resume_after(*self._readers[form.name].place)
         reader.wants(relation, version)

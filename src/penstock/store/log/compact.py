@@ -233,13 +233,14 @@ def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
     except StoreError as error:
         bad = _first_unreadable(queue, rows)
         raise unreadable(queue, run.partition, bad[0].start_index, bad[-1].end_index, error) from error
+    width = max(int(row.width) for row in rows)
     rows = rows[: len(batches)]
     if len(batches) == 1:
         return _Merged(rows)
     parts = [
         Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
     ]
-    segment = Segment(run.partition, pa.concat_batches(batches))
+    segment = Segment(run.partition, pa.concat_batches(batches), width)
     _ = segment.payload  # compressed before anything is locked, and before the next run is decoded
     return _Merged(rows, segment, Runs.concat(parts).to_buffer())
 
@@ -248,10 +249,10 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = without_bytes = 0
-    columns = len(queue.schema)
+    width = queue.columns.width
     for row, batch in zip(rows, decode_together(queue, rows), strict=False):
         # Nulls of columns that were added later share one buffer until they are joined.
-        size += batch.nbytes if row.width < columns else batch.get_total_buffer_size()
+        size += batch.nbytes if row.width < width else batch.get_total_buffer_size()
         without_bytes += values_without_bytes(batch)
         if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MOST_WITHOUT_BYTES):
             break

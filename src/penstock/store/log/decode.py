@@ -1,19 +1,20 @@
-"""Decode segments into the columns of a read, whichever columns they were written with.
+"""Decode segments into the columns of a read, whichever columns they were written with (`QueueColumns`).
 
-Columns are only added at the end, so the columns of any segment are the first ones of the queue's, and their
-number (the width) is all there is to know about them. Arrow leaves the other columns of a wider segment
-undecoded; a narrower segment gets nulls.
+Arrow leaves columns that are not read undecoded. Rows get nulls in columns that they lack, and their values
+in the types of the read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.arguments import in_quotes
+from penstock.arrow.coerce import Misfit, conform_array, same_type
 from penstock.arrow.segments import decode, decode_each
-from penstock.errors import InvalidInputError, PenstockError, StoreError
+from penstock.errors import InvalidInputError, PenstockError, SchemaMismatchError, StoreError
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
@@ -29,11 +30,11 @@ _OF_ROWS = (
 )  # fmt: skip
 
 
-class _NullFiller:
-    """Adds the columns that rows lack, as nulls."""
+class _Fitter:
+    """Gives rows the columns of a read: those that they lack as nulls, the others in its types."""
 
-    def __init__(self, present: Sequence[str], schema: pa.Schema) -> None:
-        self._schema = schema
+    def __init__(self, queue: QueueRecord, present: Sequence[str], schema: pa.Schema) -> None:
+        self._queue, self._schema = queue, schema
         self._columns = [
             (present.index(field.name) if field.name in present else None, field.type) for field in schema
         ]
@@ -44,15 +45,31 @@ class _NullFiller:
         self.most_rows = max(_MOST_NULLS * _SAMPLE // max(size, 1), 1)
         """How many rows may be filled at once."""
 
-    def filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
             # Adjacent small appends often have the same length, so the arrays are kept.
             self._rows = int(batch.num_rows)
             self._nulls = {kind: pa.nulls(self._rows, kind) for index, kind in self._columns if index is None}
         columns = [
-            self._nulls[kind] if index is None else batch.column(index) for index, kind in self._columns
+            self._nulls[kind] if index is None else self._typed(batch.column(index), kind, place)
+            for place, (index, kind) in enumerate(self._columns)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _typed(self, column: pa.Array, kind: pa.DataType, place: int) -> pa.Array:
+        try:
+            return conform_array(column, kind, "")
+        except Misfit:
+            name = self._schema.names[place]
+            raise SchemaMismatchError(
+                f"column {in_quotes(name)} of queue {in_quotes(self._queue.name)} is {column.type} by now, "
+                f"and has a value that does not fit into {kind}, which it was when this reader began: open "
+                "the queue again; a query that is started again resumes where it stopped",
+                condition="SCHEMA_MISMATCH.COLUMN_WIDENED",
+                column=name,
+                expected=str(kind),
+                found=str(column.type),
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -62,47 +79,66 @@ class _Plan:
     schema: pa.Schema
     columns: Sequence[str] | None
     """The columns to decode; all of the schema when None."""
-    filler: _NullFiller | None
+    fitter: _Fitter | None
 
 
 class Decoder:
-    """Decodes segments into the columns of one read, in their order; all columns when None.
+    """Decodes segments into the columns of one read.
 
-    Columns that were added after the reader looked the queue up are left out.
+    Columns that were added after the reader looked the queue up are left out, and those that have got a wider
+    type are read in the one that it knows, as long as their values fit.
+
+    Parameters
+    ----------
+    queue
+        The queue as the reader has looked it up.
+    columns
+        The columns of the read, in their order; all columns when None. Names stand for the types that the
+        queue has as it was looked up.
+    reread
+        Returns the queue as it is now.
     """
 
-    def __init__(self, queue: QueueRecord, columns: Sequence[str] | None = None) -> None:
-        schema = queue.schema
-        if columns and list(columns) == schema.names[: len(columns)]:
-            # The first columns need no selection.
-            schema, columns = queue.first_columns(len(columns)), None
-        self._queue, self._schema, self._columns = queue, schema, columns
+    def __init__(
+        self,
+        queue: QueueRecord,
+        columns: Sequence[str] | pa.Schema | None,
+        reread: Callable[[], QueueRecord],
+    ) -> None:
+        self._queue, self._reread = queue, reread
+        self._wanted: pa.Schema = columns
+        if columns is None:
+            self._wanted = queue.schema
+        elif not isinstance(columns, pa.Schema):
+            self._wanted = pa.schema([queue.schema.field(name) for name in columns])
         self._plans: dict[int, _Plan] = {}
 
     def rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield rows [start, end) of a segment of a page, in pieces if they are many."""
-        _require_width(self._queue, row.width)
-        width = min(row.width, len(self._schema))
-        plan = self._plans.get(width)
+        plan = self._plans.get(row.width)
         if plan is None:
-            plan = self._plans[width] = self._plan(width)
+            plan = self._plans[row.width] = self._plan(row.width)
         batch = decode(row.data, plan.schema, plan.columns)
         require_rows(row, batch)
-        most = MOST_ROWS if plan.filler is None else min(plan.filler.most_rows, MOST_ROWS)
+        most = MOST_ROWS if plan.fitter is None else min(plan.fitter.most_rows, MOST_ROWS)
         for place in range(start, end, most):
             piece = batch.slice(place - row.start_index, min(most, end - place))
             # After the slice: a reader of few rows does not wait for the nulls of all.
-            yield piece if plan.filler is None else plan.filler.filled(piece)
+            yield piece if plan.fitter is None else plan.fitter.fitted(piece)
 
     def _plan(self, width: int) -> _Plan:
-        if width == len(self._schema):
-            return _Plan(self._schema, self._columns, None)
-        schema = self._queue.first_columns(width)
-        if self._columns is None:
-            return _Plan(schema, None, _NullFiller(schema.names, self._schema))
-        wanted = pa.schema([self._schema.field(name) for name in self._columns])
+        if width > self._queue.columns.width:
+            self._queue = self._reread()
+        _require_width(self._queue, width)
+        wanted, schema = self._wanted, self._queue.columns.of(width)
         present = [name for name in wanted.names if name in schema.names]
-        return _Plan(schema, present, None if len(present) == len(wanted) else _NullFiller(present, wanted))
+        found = pa.schema([schema.field(name) for name in present])
+        fits = len(found) == len(wanted) and all(map(same_type, found.types, wanted.types))
+        fitter = None if fits else _Fitter(self._queue, present, wanted)
+        if present and present == schema.names[: len(present)]:
+            # The first columns need no selection.
+            return _Plan(found, None, fitter)
+        return _Plan(schema, present, fitter)
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
@@ -112,32 +148,34 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     widths = [int(row.width) for row in rows]
     for width in set(widths):
         _require_width(queue, width)
-    widest = queue.first_columns(max(widths))
+    widest = queue.columns.of(max(widths))
     # One decoder for all segments of a width: single ones cost several times as much.
     batches = {
         width: decode_each(
             [row.data for row, own in zip(rows, widths, strict=True) if own == width],
-            queue.first_columns(width),
+            queue.columns.of(width),
         )
         for width in set(widths)
     }
-    fillers = {width: _NullFiller(queue.first_columns(width).names, widest) for width in batches}
+    fitters = {width: _Fitter(queue, queue.columns.of(width).names, widest) for width in batches}
     for row, width in zip(rows, widths, strict=True):
         batch = next(batches[width])
         # Compacted with its neighbours, a segment of other rows would make theirs unreadable too.
         require_rows(row, batch)
-        yield batch if width == len(widest) else fillers[width].filled(batch)
+        yield batch if width == max(widths) else fitters[width].fitted(batch)
 
 
 def _require_width(queue: QueueRecord, width: int) -> None:
-    """Refuse a segment with fewer columns than the queue was created with, which nobody has written.
+    """Refuse a segment with fewer columns than the queue was created with, or with more than it has, which
+    nobody has written.
 
     A segment without columns has no bytes for its rows, and could claim any number of them.
     """
-    if width < queue.first_width:
+    first, last = queue.columns.first_width, queue.columns.width
+    if not first <= width <= last:
         raise StoreError(
-            f"the segment has {width} columns, and the queue was created with {queue.first_width}: the store "
-            "is damaged; restore a backup",
+            f"the segment has {width} columns, and the queue has had {first} to {last}: the store is "
+            "damaged; restore a backup",
             condition="SEGMENT_UNREADABLE",
             columns=width,
         )

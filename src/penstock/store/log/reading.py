@@ -14,7 +14,7 @@ from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import Decoder, unreadable
 from penstock.store.log.payloads import with_payloads
 from penstock.store.log.segmenting import Runs
-from penstock.store.records.catalog import QueueRecord, dropped
+from penstock.store.records.catalog import QueueRecord, dropped, reread
 
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
@@ -58,19 +58,19 @@ def read(
     queue: QueueRecord,
     ranges: Sequence[Range],
     *,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | pa.Schema | None = None,
     page_bytes: int = PAGE_BYTES,
     on_lost: str = "fail",
     with_runs: bool = False,
 ) -> Iterator[Chunk]:
     """Read ranges one after the other, chunk by chunk; each page is a transaction of its own.
 
-    ``columns`` are those to decode, all when None; rows from before a column was added have nulls in it. A
+    ``columns`` are those to decode (`Decoder`); rows from before a column was added have nulls in it. A
     page has rows of up to 64 ranges, and at most about ``page_bytes`` compressed bytes, or one segment.
     ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` asks for each
     row's time, which costs a little for compacted segments.
     """
-    decoder = Decoder(queue, columns)
+    decoder = Decoder(queue, columns, lambda: database.run(lambda tx: reread(tx, queue), write=False))
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)
     # Object storage takes long to answer: the next page is fetched while this one is decoded.
     for page in pages if queue.payloads is None else ahead(pages):

@@ -183,10 +183,11 @@ class InObject:
 class Segment:
     """Consecutive rows of one partition that are about to be stored."""
 
-    def __init__(self, partition: int, batch: pa.RecordBatch) -> None:
+    def __init__(self, partition: int, batch: pa.RecordBatch, width: int | None = None) -> None:
         self.partition = partition
         self.rows = int(batch.num_rows)
-        self.width = int(batch.num_columns)
+        self.width = int(batch.num_columns) if width is None else width
+        """Says which of the queue's columns the rows have (`QueueColumns`)."""
         self.stored: InObject | None = None
         """Where the rows are, if they have been written to object storage."""
         self._batch: pa.RecordBatch | None = batch
@@ -238,17 +239,22 @@ def by_size(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Itera
 
 
 def to_segments(
-    table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS, lazy: bool = False
+    table: pa.Table | pa.RecordBatch,
+    partition: int,
+    *,
+    width: int | None = None,
+    max_rows: int = SEGMENT_ROWS,
+    lazy: bool = False,
 ) -> list[Segment]:
     """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data; ``lazy`` ones
-    are compressed when they are sent.
+    are compressed when they are sent. ``width`` is the number of columns unless it is given.
     """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
     else:
         combined = table.combine_chunks() if table.num_rows > 0 else table
         batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
-    segments = [Segment(partition, piece) for batch in batches for piece in _halved(batch)]
+    segments = [Segment(partition, piece, width) for batch in batches for piece in _halved(batch)]
     if not lazy:
         for segment in segments:
             _ = segment.payload

@@ -8,13 +8,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
+from penstock.arrow.schema import schema_to_bytes
 from penstock.errors import (
     AlreadyExistsError,
     CommitRefusedError,
@@ -26,6 +26,7 @@ from penstock.json_text import parse_record, require_numbered, unreadable_record
 from penstock.objects.location import stored_location
 from penstock.store.database import Row, Transaction
 from penstock.store.records.locations import enter_location
+from penstock.store.records.queue_columns import QueueColumns
 
 QUEUE_SINK = "queue:"
 
@@ -49,15 +50,13 @@ class QueueRecord:
 
     queue_id: int
     name: str
-    schema_bytes: bytes
+    columns: QueueColumns
     key: tuple[str, ...]
     partitions: int
     retention: RetentionLimits
     created_at: int
     contract: str | None = None
     """The contract of a change feed, as JSON. Such a queue is written in whole commits only."""
-    added_bytes: bytes | None = None
-    """The columns that were added after the first ones."""
     payloads: str | None = None
     """Where its large payloads are: the URL of a location, or None for the database."""
 
@@ -68,16 +67,7 @@ class QueueRecord:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        return _schema(self.schema_bytes, self.added_bytes)
-
-    @cached_property
-    def first_width(self) -> int:
-        """The number of columns that the queue was created with."""
-        return len(_schema(self.schema_bytes, None))
-
-    def first_columns(self, width: int) -> pa.Schema:
-        """The first ``width`` columns, or all if there are fewer."""
-        return _prefix(self.schema_bytes, self.added_bytes, width)
+        return self.columns.schema
 
 
 MAX_PARTITIONS = 10_000
@@ -107,29 +97,18 @@ class PartitionRecord:
         return self.next_index - self.first_index
 
 
-@lru_cache(maxsize=256)
-def _schema(data: bytes, added: bytes | None) -> pa.Schema:
-    first = schema_from_bytes(data)
-    return first if added is None else pa.schema([*first, *schema_from_bytes(added)])
-
-
-@lru_cache(maxsize=1024)
-def _prefix(data: bytes, added: bytes | None, width: int) -> pa.Schema:
-    whole = _schema(data, added)
-    return whole if width >= len(whole) else pa.schema([whole.field(place) for place in range(width)])
-
-
 def _record(row: Row) -> QueueRecord:
     return QueueRecord(
         queue_id=row.queue_id,
         name=row.name,
-        schema_bytes=bytes(row.schema or b""),
+        columns=QueueColumns(
+            bytes(row.schema or b""), None if row.added_columns is None else bytes(row.added_columns)
+        ),
         key=_key(row),
         partitions=_partitions(row),
         retention=_limits(row),
         created_at=row.created_at,
         contract=row.contract,
-        added_bytes=None if row.added_columns is None else bytes(row.added_columns),
         payloads=_payloads(row),
     )
 
@@ -211,16 +190,13 @@ def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
     _insert_partitions(tx, queue.queue_id, queue.partitions, total)
 
 
-def add_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
-    """Add columns at the end, under the queue's lock.
+def change_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
+    """Add columns at the end, or give columns wider types, under the queue's lock.
 
-    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says how
-    many.
+    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says which
+    those are.
     """
-    added = [queue.schema.field(place) for place in range(queue.first_width, len(queue.schema))]
-    tx.run(
-        "set_added_columns", queue_id=queue.queue_id, columns=schema_to_bytes(pa.schema([*added, *fields]))
-    )
+    tx.run("set_added_columns", queue_id=queue.queue_id, columns=queue.columns.with_more(fields))
 
 
 def _retention(limits: RetentionLimits) -> dict[str, int | None]:

@@ -1,0 +1,95 @@
+"""The columns of a queue, now and when older rows were written.
+
+A queue is created with some columns. Later ones are added at the end, and a column may get a wider type. All
+of these are steps in one order, and a segment is stored with how many of them its rows have: its width. So
+one number says how to decode it, and nothing that is stored is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import pyarrow as pa
+
+from penstock.arrow.coerce import same_type
+from penstock.arrow.schema import fields_from_bytes, schema_from_bytes, schema_to_bytes
+from penstock.arrow.widening import is_wider
+from penstock.json_text import unreadable_record
+
+
+@dataclass(frozen=True)
+class QueueColumns:
+    """The columns of a queue.
+
+    Parameters
+    ----------
+    first
+        Those that it was created with, as an Arrow schema message.
+    later
+        What came after them, as an Arrow schema message too: new columns, and earlier ones with wider types;
+        None for nothing.
+    """
+
+    first: bytes
+    later: bytes | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns as they are now."""
+        return _columns(self.first, self.later, None)
+
+    @cached_property
+    def first_width(self) -> int:
+        """The width of the rows that were written first."""
+        return len(_columns(self.first, None, None))
+
+    @cached_property
+    def width(self) -> int:
+        """The width of rows with all columns as they are now."""
+        return self.first_width + len(_later(self.later))
+
+    def of(self, width: int) -> pa.Schema:
+        """Return the columns of rows of a width; those of now if it is larger."""
+        return _columns(self.first, self.later, width if width < self.width else None)
+
+    def width_of(self, schema: pa.Schema) -> int:
+        """Return the width of rows that have been given the columns of now, or of an earlier moment."""
+        if self.width == len(self.schema):
+            return len(schema)
+        for width in range(self.width, 0, -1):
+            if _have_same_types(self.of(width), schema):
+                return width
+        raise ValueError(f"the queue never had these columns: {schema}")
+
+    def with_more(self, fields: Sequence[pa.Field]) -> bytes:
+        """Return ``later`` with more columns, or with wider ones."""
+        return schema_to_bytes(pa.schema([*_later(self.later), *fields]))
+
+
+def _have_same_types(left: pa.Schema, right: pa.Schema) -> bool:
+    return len(left) == len(right) and all(map(same_type, left.types, right.types))
+
+
+@lru_cache(maxsize=256)
+def _later(data: bytes | None) -> tuple[pa.Field, ...]:
+    return () if data is None else tuple(fields_from_bytes(data))
+
+
+@lru_cache(maxsize=1024)
+def _columns(first: bytes, later: bytes | None, width: int | None) -> pa.Schema:
+    columns = list(schema_from_bytes(first))
+    if width is not None and width < len(columns):
+        return pa.schema(columns[:width])
+    steps = _later(later)
+    places = {column.name.lower(): place for place, column in enumerate(columns)}
+    for step in steps if width is None else steps[: width - len(columns)]:
+        place = places.setdefault(step.name.lower(), len(columns))
+        if place == len(columns):
+            columns.append(step)
+        elif columns[place].name == step.name and is_wider(step.type, columns[place].type):
+            columns[place] = step
+        else:
+            raise unreadable_record("the schema of a queue", ValueError(f"it has {step.name!r} twice"))
+    return pa.schema(columns)

@@ -1,0 +1,109 @@
+"""Columns of a table that get wider types: their queue does, too, and no row is lost or changed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock.errors import QueueNotFoundError, StoreNotFoundError
+from penstock.feeds.queue_feed import QueueFeed
+from tests.support.postgres_source import Source
+from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.spark_queues import one_store
+from tests.support.waiting import wait_until
+
+BIG = 1 << 40
+
+
+def await_rows(store_url: str, queue: str, count: int, failures: list[Exception]) -> None:
+    def there() -> bool:
+        with suppress(StoreNotFoundError, QueueNotFoundError):
+            return len(change_rows(store_url, queue)) >= count
+        return False
+
+    wait_until(lambda: failures or there(), 30, "the rows")
+    assert not failures
+
+
+def values(store_url: str, queue: str) -> list[tuple[object, ...]]:
+    return [
+        (row["_change_type"], row["id"], row["price"], row["x"])
+        for row in ordered(change_rows(store_url, queue))
+    ]
+
+
+def test_the_queue_follows_the_types_of_its_table(shop: Source, store_url: str) -> None:
+    table = shop.table("id int PRIMARY KEY, price numeric(6, 2), x real", "w")
+    shop.run(f"INSERT INTO {table} VALUES (1, 1.50, 0.5)")
+
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        await_rows(store_url, table, 1, failures)
+        shop.run(
+            f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint",
+            f"INSERT INTO {table} VALUES ({BIG}, 2, 0.5)",
+        )
+        await_rows(store_url, table, 2, failures)
+    shop.run(
+        f"UPDATE {table} SET price = 3 WHERE id = 1",
+        f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(12, 4), ALTER COLUMN x TYPE double precision, "
+        "ADD COLUMN note text",
+        f"INSERT INTO {table} VALUES (2, 12345678.1234, 0.1, 'n')",
+        f"DELETE FROM {table} WHERE id = {BIG}",
+    )
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        await_rows(store_url, table, 5, failures)
+    found = [(kind, number, str(price), x) for kind, number, price, x in values(store_url, table)]
+    assert found == [
+        ("insert", 1, "1.5000", 0.5),
+        ("insert", BIG, "2.0000", 0.5),
+        ("update_postimage", 1, "3.0000", 0.5),
+        ("insert", 2, "12345678.1234", 0.1),
+        ("delete", BIG, "None", None),
+    ]
+    schema = QueueFeed(table, store_url).open().describe().schema
+    assert [schema.field(name).type for name in ("id", "price", "x")] == [
+        pa.int64(),
+        pa.decimal128(12, 4),
+        pa.float64(),
+    ]
+
+
+@one_store
+def test_a_wider_type_travels_on_into_a_table(
+    spark: SparkSession, shop: Source, pg_url: str, store_url: str, tmp_path: Path
+) -> None:
+    table, copy = shop.table("id int PRIMARY KEY, price numeric(6, 2)", "w"), f"copy_{tmp_path.name}"
+    copies = pg_url
+    shop.run(f"INSERT INTO {table} VALUES (1, 1.50), (2, 2.50)")
+
+    def copied() -> list[tuple[object, ...]]:
+        sink = penstock.TableSink(copy, keys=["id"], url=copies, apply_changes=True, schema_changes="evolve")
+        query = (
+            penstock.stream(spark, QueueFeed(table, store_url))
+            .write(sink)
+            .start(checkpoint=str(tmp_path / "checkpoint"), trigger=penstock.Trigger.available_now())
+        )
+        query.awaitTermination()
+        with psycopg.connect(copies) as connection:
+            text = f'select id, price::text from "{copy}" order by id'
+            return connection.execute(text.encode()).fetchall()
+
+    def pump_until(count: int) -> None:
+        with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+            await_rows(store_url, table, count, failures)
+
+    pump_until(2)
+    assert copied() == [(1, "1.50"), (2, "2.50")]
+    shop.run(
+        f"UPDATE {table} SET price = 3 WHERE id = 1",
+        f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint, ALTER COLUMN price TYPE numeric(12, 4)",
+        f"INSERT INTO {table} VALUES ({BIG}, 12345678.1234)",
+        f"DELETE FROM {table} WHERE id = 2",
+    )
+    pump_until(5)
+    assert copied() == [(1, "3.0000"), (BIG, "12345678.1234")]
