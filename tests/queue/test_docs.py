@@ -1,4 +1,4 @@
-"""The example in docs/evolution.md runs as it is written there."""
+"""The examples in docs/evolution.md run as they are written there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.cli import main
 DOCS = Path(__file__).resolve().parents[2] / "docs/evolution.md"
 
 
-def test_the_example_produces_the_documented_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_produce_the_documented_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", "sqlite:///shop.db")
-    (program,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    program = "".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(program, {})
     wanted = [line.rpartition("# ")[2] for line in program.splitlines() if line.startswith("print(")]
     assert printed.getvalue().splitlines() == wanted
-    (command,) = re.findall(r"^penstock (.*?) '(.*)'$", DOCS.read_text(), re.MULTILINE)
-    assert main([*command[0].split(), command[1]]) == 0
+    for words, ddl in re.findall(r"^penstock (.*?) '(.*)'$", DOCS.read_text(), re.MULTILINE):
+        assert main([*words.split(), ddl]) == 0
