@@ -21,6 +21,7 @@ EXTRAS = {
     "psycopg": "postgres",
     "py4j": "spark",
     "pyiceberg": "iceberg",
+    "pyroaring": "delta",
     "pyspark": "spark",
     "rich": "cli",
     "typer": "cli",
