@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.tables.delta import vectors
 from tests.support.crash.cases import check_complete
 from tests.support.crash.chains import run_chain
 from tests.support.crash.children import Children, Fault, failed_with, release
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES
 from tests.tables.crash.delta_cases import DeltaCase, every_state
+from tests.tables.crash.delta_vectors import MOMENTS, large_table, rows_after, update
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND, Driver
+from tests.tables.delta.vectors import live, vectors_of
 
 MODULE = "tests.tables.crash.delta_child"
 
@@ -45,6 +48,24 @@ def test_changes_survive_a_kill_between_the_two_commits(
     again.apply(1, SECOND)
     again.apply(2, FIRST)
     assert driver.rows() == fold([*FIRST, *SECOND])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_update_by_deletion_vector_survives_a_kill(
+    tmp_path: Path, run_child: Callable[..., ChildProcess], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    large_table(tmp_path)
+    child = run_child("tests.tables.crash.delta_vectors", tmp_path, moment)
+    assert child.wait() == -signal.SIGKILL, child.output
+    committed = moment in ("LINKED", "CHECKPOINT")
+    assert live(tmp_path) == rows_after(1 if committed else 0)
+    update(tmp_path, 1)
+    assert live(tmp_path) == rows_after(1)
+    update(tmp_path, 2)
+    assert live(tmp_path) == rows_after(2)
+    assert len(vectors_of(tmp_path)) == 1
 
 
 @pytest.mark.crash_full

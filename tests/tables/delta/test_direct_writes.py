@@ -106,7 +106,6 @@ def test_a_feature_that_is_about_rows_is_left_to_deltalake(tmp_path: Path, reaso
 REPLACING: dict[str, dict[str, Any]] = {
     "has the property delta.appendOnly": {"properties": {"delta.appendOnly": "true"}},
     "has the property delta.enableChangeDataFeed": {"properties": {"delta.enableChangeDataFeed": "true"}},
-    "has deletion vectors": {"features": ("deletionVectors",)},
 }
 
 
@@ -119,7 +118,7 @@ def test_a_feature_that_is_about_replaced_rows_matters_where_rows_are_replaced(
 
 def test_features_that_ask_nothing_of_a_commit_are_no_obstacle(tmp_path: Path) -> None:
     features = ("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns")
-    more = ("identityColumns", "columnMapping", "timestampNtz", "v2Checkpoint")
+    more = ("identityColumns", "columnMapping", "timestampNtz", "v2Checkpoint", "deletionVectors")
     properties = {
         "delta.appendOnly": "false",
         "delta.enableChangeDataFeed": "False",

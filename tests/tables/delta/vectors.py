@@ -49,3 +49,9 @@ def live(folder: Path) -> list[tuple[Any, ...]]:
     """The rows that deltalake reads, sorted."""
     found = QueryBuilder().register("t", DeltaTable(str(folder))).execute("SELECT * FROM t").read_all()
     return sorted((tuple(row.values()) for row in pa.table(found).to_pylist()), key=repr)
+
+
+def vectors_of(folder: Path) -> dict[str, DeletionVector]:
+    """The vectors of the files that the newest commit has added."""
+    adds = added(folder, DeltaTable(str(folder)).version())
+    return {add["path"]: DeletionVector.of(add["deletionVector"]) for add in adds if "deletionVector" in add}

@@ -55,6 +55,19 @@ class DataFile:
             stats=self.statistics,
         )
 
+    def logged(self) -> dict[str, Any]:
+        """Return the same action, as the log has it."""
+        return {
+            "add": {
+                "path": self.path,
+                "partitionValues": {},
+                "size": self.size,
+                "modificationTime": time.time_ns() // 1_000_000,
+                "dataChange": True,
+                "stats": self.statistics,
+            }
+        }
+
 
 def reported(file: DataFile | None, query: str | None) -> pa.RecordBatch:
     """Return the report of a task, which may have written no file, and whose query has an id."""

@@ -35,6 +35,8 @@ _FEATURES = frozenset(
         "invariants",
         _NTZ,
         "v2Checkpoint",
+        # deltalake adds it to each table with deletion vectors.
+        "variantType",
         "vacuumProtocolCheck",
     }
 )
@@ -65,8 +67,6 @@ def _obstacles(table: DeltaTable, mode: str, layout: DeltaLayout) -> Iterator[st
     yield from _other_columns(columns, mode, layout)
     if mode == "append":
         return
-    if "deletionVectors" in features:
-        yield "has deletion vectors"
     if mode == "complete" and _NTZ not in features and _has_ntz(layout.schema):
         yield f"gets the feature {_NTZ}"
     if mode == "update" and any(pat.is_floating(layout.schema.field(key).type) for key in layout.keys):

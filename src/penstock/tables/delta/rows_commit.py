@@ -15,6 +15,7 @@ from penstock.lake.storage import library
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
+from penstock.tables.delta.log_commit import commit_actions
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
 
@@ -54,6 +55,11 @@ class RowsCommit:
         if self.stage.is_old:
             # VACUUM deletes old files that no version refers to.
             self.stage.require_files(files)
+            self.stage.require_vectors(replacement.vectors)
+        if replacement.has_vectors:
+            actions = [*(file.logged() for file in files), *replacement.actions()]
+            commit_actions(self.stage.place, table, actions, versions)
+            return
         complete = self.mode == "complete"
         removed = [file.remove_action() for file in replacement.removed]
         table.create_write_transaction(

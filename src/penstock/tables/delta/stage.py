@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyarrow.fs import FileType
 from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
+from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.delta.data_files import DataFile, read_file, reported, write_file
@@ -89,9 +91,18 @@ class DeltaStage:
 
     def require_files(self, files: Sequence[DataFile]) -> None:
         """Refuse to commit when files are missing, or are not those that the tasks wrote."""
+        self._require({file.path: file.size for file in files})
+
+    def require_vectors(self, vectors: Sequence[DeletionVector]) -> None:
+        """Refuse to commit when files of deletion vectors are missing."""
+        self._require({vector.path: None for vector in vectors if vector.path is not None})
+
+    def _require(self, sizes: Mapping[str, int | None]) -> None:
+        """Refuse to commit when files are missing, or have another size than a known one."""
         with self.place.translating_errors():
-            infos = self.place.files().get_file_info([file.path for file in files])
-        if any(info.size != file.size for info, file in zip(infos, files, strict=True)):
+            infos = self.place.files().get_file_info(list(sizes))
+        known = zip(infos, sizes.values(), strict=True)
+        if any(info.type != FileType.File or size not in (None, info.size) for info, size in known):
             raise CommitRefusedError(
                 f"some files that the tasks wrote for batch {self.batch_id} are missing in "
                 f"{self.place.shown} on the driver: use a folder that all machines share. Nothing of the "

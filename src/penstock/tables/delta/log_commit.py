@@ -1,0 +1,89 @@
+"""Commits that Penstock writes to the log of a Delta table itself: deltalake commits no deletion vectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, condition_of
+from penstock.lake.new_files import NoConditionalPut, create_file
+from penstock.lake.storage import DeltaPlace, library
+from penstock.tables.delta.log_files import commit_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+log = logging.getLogger("penstock.tables")
+Action = dict[str, Any]
+_INTERVAL, _CLEANUP = "delta.checkpointInterval", "delta.enableExpiredLogCleanup"
+_DEFAULT_INTERVAL = 100
+
+
+def commit_actions(
+    place: DeltaPlace, table: DeltaTable, actions: Sequence[Action], versions: Mapping[str, int]
+) -> None:
+    """Commit actions on files, with versions of app transactions, to a table that is as it was loaded.
+
+    If it is not, raise deltalake's ``CommitFailedError``: somebody has committed since then.
+    """
+    version = table.version() + 1
+    now = time.time_ns() // 1_000_000
+    lines = [_commit_info(table.version(), now), *actions, *_transactions(versions, now)]
+    data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
+    try:
+        created = create_file(place, commit_path(version), data)
+    except NoConditionalPut:
+        raise NotImplementedError("its storage does not create a file only if there is none") from None
+    if not created:
+        raise library("deltalake.exceptions").CommitFailedError(f"another writer has made version {version}")
+    _checkpoint_at(place, version, table.metadata().configuration)
+
+
+def _commit_info(read: int, now: int) -> Action:
+    # The id makes the bytes of a commit different from those of any other.
+    return {
+        "commitInfo": {
+            "timestamp": now,
+            "operation": "MERGE",
+            "operationParameters": {},
+            "readVersion": read,
+            "isBlindAppend": False,
+            "engineInfo": "penstock",
+            "txnId": str(uuid.uuid4()),
+        }
+    }
+
+
+def _transactions(versions: Mapping[str, int], now: int) -> Iterable[Action]:
+    return (
+        {"txn": {"appId": app, "version": version, "lastUpdated": now}} for app, version in versions.items()
+    )
+
+
+def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
+    """Write the checkpoints that deltalake writes after its commits; the commit is made, whatever happens."""
+    if (version + 1) % int(properties.get(_INTERVAL) or _DEFAULT_INTERVAL):
+        return
+    try:
+        with place.translating_errors():
+            table = place.open(version)
+            table.create_checkpoint()
+            if (properties.get(_CLEANUP) or "true").lower() == "true":
+                table.cleanup_metadata()
+    except PenstockError as error:
+        log.warning(
+            "the Delta table %s has no checkpoint of version %d, and is opened more slowly: %s",
+            place.shown,
+            version,
+            error,
+            extra={
+                "action": "checkpoint_fails",
+                "table": place.shown,
+                "version": version,
+                "error": condition_of(error),
+            },
+        )

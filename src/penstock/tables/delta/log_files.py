@@ -1,0 +1,126 @@
+"""The add actions of a version of a Delta table, with all that its log says of a file.
+
+deltalake tells no deletion vectors, and a commit that replaces one has to repeat it, and the statistics as
+they are. So the last checkpoint and the commits after it are read here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
+
+from penstock.json_text import parse_json_object
+from penstock.lake.storage import DeltaPlace, library
+from penstock.parallel import in_parallel
+from penstock.tables.delta.data_files import UnreadableFile
+
+LOG = "_delta_log"
+_LAST = f"{LOG}/_last_checkpoint"
+_MAPS = ("partitionValues", "tags")
+Actions = dict[str, dict[str, Any]]
+
+
+@dataclass
+class LogFiles:
+    """What the log says of the files of a table, from version to version."""
+
+    place: DeltaPlace
+    _commits: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """The actions on files of the commits after the checkpoint."""
+
+    def adds(self, version: int, paths: Collection[str]) -> Actions:
+        """Return the add actions of some of a version's files, by their paths as the log has them.
+
+        Raises
+        ------
+        UnreadableFile
+            When the log is not one that is read here.
+        CommitFailedError
+            deltalake's, when the log has a checkpoint of a later version.
+        """
+        files = self.place.files()
+        checkpoint = _last_checkpoint(files)
+        if checkpoint > version:
+            raise library("deltalake.exceptions").CommitFailedError("another writer was faster")
+        self._commits = {number: each for number, each in self._commits.items() if number > checkpoint}
+        new = [number for number in range(checkpoint + 1, version + 1) if number not in self._commits]
+        read = in_parallel(lambda number: _file_actions(files, number), new)
+        self._commits |= dict(zip(new, read, strict=True))
+        found: Actions = {}
+        wanted = set(paths)
+        if checkpoint >= 0:
+            found = _adds_in_checkpoint(files, checkpoint, wanted)
+        for number in range(checkpoint + 1, version + 1):
+            _replay(self._commits[number], wanted, found)
+        if found.keys() != wanted:
+            raise UnreadableFile
+        return found
+
+
+def commit_path(version: int) -> str:
+    """Return the path of a commit in the table's folder."""
+    return f"{LOG}/{version:020}.json"
+
+
+def _last_checkpoint(files: FileSystem) -> int:
+    """Return the version of the last checkpoint; -1 if there is none."""
+    try:
+        with files.open_input_file(_LAST) as file:
+            last = parse_json_object(file.readall())
+    except FileNotFoundError:
+        return -1
+    if last.get("parts") or last.get("v2Checkpoint"):
+        raise UnreadableFile
+    return int(last["version"])
+
+
+def _adds_in_checkpoint(files: FileSystem, version: int, wanted: set[str]) -> Actions:
+    try:
+        with files.open_input_file(f"{LOG}/{version:020}.checkpoint.parquet") as file:
+            parquet = pq.ParquetFile(file)
+            names = [name for name in ("add", "sidecar") if name in parquet.schema_arrow.names]
+            found: Actions = {}
+            for batch in parquet.iter_batches(columns=names):
+                if "sidecar" in names and batch.column("sidecar").null_count < batch.num_rows:
+                    # Other files have the actions.
+                    raise UnreadableFile
+                found |= {add["path"]: add for add in _chosen(batch.column("add"), wanted)}
+            return found
+    except FileNotFoundError:
+        raise UnreadableFile from None
+
+
+def _chosen(adds: pa.StructArray, wanted: set[str]) -> Iterator[dict[str, Any]]:
+    paths = pa.array(sorted(wanted), pa.string())
+    found = pc.is_in(pc.struct_field(adds, "path").cast(pa.string()), value_set=paths)
+    for add in adds.filter(found).to_pylist():
+        maps = {name: dict(add[name]) for name in _MAPS if add.get(name) is not None}
+        yield {name: value for name, value in (add | maps).items() if value is not None}
+
+
+def _file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
+    try:
+        with files.open_input_file(commit_path(version)) as file:
+            lines = file.readall().splitlines()
+    except FileNotFoundError:
+        raise UnreadableFile from None
+    # Most lines are of these kinds.
+    actions = map(parse_json_object, filter(bytes.strip, lines))
+    return [action for action in actions if "add" in action or "remove" in action]
+
+
+def _replay(actions: list[dict[str, Any]], wanted: set[str], found: Actions) -> None:
+    """Apply a commit: what it removes was there before it, and what it adds is there after it."""
+    for action in actions:
+        if "remove" in action:
+            found.pop(action["remove"]["path"], None)
+    for action in actions:
+        if "add" in action and action["add"]["path"] in wanted:
+            add = action["add"]
+            found[add["path"]] = {name: value for name, value in add.items() if value is not None}

@@ -1,0 +1,343 @@
+"""Output mode update with deletion vectors: it equals a fold in plain Python, whoever else writes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import CommitRefusedError
+from penstock.lake.deletion_vectors import DeletionVector, encode
+from penstock.lake.storage import DeltaPlace
+from penstock.tables.delta import log_commit, vectors
+from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
+from tests.support.object_store import object_store
+from tests.support.object_store import settings as object_settings
+from tests.tables.delta.row_queries import RowQuery
+from tests.tables.delta.vectors import ENABLED, added, commit, create, give_vector, live, log_of, vectors_of
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
+MANY = 100
+KEYS = st.tuples(st.integers(0, MANY + 5), st.sampled_from(["", "é😀"]))
+BATCHES = st.lists(st.dictionaries(KEYS, st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=6)
+OTHERS = st.sampled_from(["nothing", "append", "delete", "compact", "checkpoint", "vacuum", "restore"])
+
+
+def table_of(rows: dict[Any, int]) -> pa.Table:
+    return pa.Table.from_pylist([{"a": a, "b": b, "v": v} for (a, b), v in rows.items()], SCHEMA)
+
+
+@pytest.fixture(autouse=True)
+def every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+
+
+def filled(folder: Path, keys: list[str] = ["a"], app: str = "app", **properties: str) -> RowQuery:  # noqa: B006
+    """A table with one file of many rows."""
+    create(folder, SCHEMA, ENABLED | properties)
+    query = RowQuery(folder, SCHEMA, "update", keys, app)
+    query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
+    return query
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 10])
+def test_a_few_rows_of_a_file_get_a_vector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
+) -> None:
+    monkeypatch.setattr(vectors, "_INLINE_BYTES", inline)
+    query = filled(tmp_path)
+    (before,) = query.own_files()
+    query.write(1, table_of({(3, "new"): 1, (999, "new"): 1}))
+    assert before in query.own_files()
+    assert vectors_of(tmp_path)[before].rows == 1
+    query.write(2, table_of({(3, "again"): 2, (5, "again"): 2}))
+    assert vectors_of(tmp_path)[before].rows == 2
+    assert {vector.path is None for vector in vectors_of(tmp_path).values()} == {bool(inline)}
+    kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 5)]
+    assert live(tmp_path) == sorted([*kept, (3, "again", 2), (5, "again", 2), (999, "new", 1)], key=repr)
+    removes = [action["remove"] for action in log_of(tmp_path, 3) if "remove" in action]
+    (removed,) = [remove for remove in removes if remove["path"] == before]
+    assert removed["deletionVector"]["cardinality"] == 1
+    stats = json.loads(next(add["stats"] for add in added(tmp_path, 3) if add["path"] == before))
+    assert stats["numRecords"] == MANY
+    assert stats["tightBounds"] is False
+    assert stats["maxValues"]["a"] == MANY - 1
+
+
+def test_a_file_that_has_lost_a_share_of_its_rows_is_copied(tmp_path: Path) -> None:
+    query = filled(tmp_path)
+    (before,) = query.own_files()
+    for number in range(10):
+        query.write(number + 1, table_of({(number, "new"): 1}))
+        assert before in query.own_files(), number
+    query.write(11, table_of({(10, "new"): 1}))
+    assert before not in query.own_files()
+    assert vectors_of(tmp_path) == {}
+    assert len(live(tmp_path)) == MANY
+
+
+def test_a_file_without_live_rows_is_removed(tmp_path: Path) -> None:
+    query = filled(tmp_path)
+    (add,) = added(tmp_path, 1)
+    give_vector(tmp_path, add, inline_vector(range(1, MANY)))
+    query.write(1, table_of({(0, "new"): 1}))
+    assert live(tmp_path) == [(0, "new", 1)]
+    assert len(query.table().file_uris()) == 1
+
+
+def inline_vector(positions: Any) -> DeletionVector:
+    array = np.array(list(positions))
+    return DeletionVector.inline(encode(array), len(array))
+
+
+@pytest.mark.parametrize("properties", [{}, {"delta.enableDeletionVectors": "false"}])
+def test_only_tables_with_the_property_get_vectors(tmp_path: Path, properties: dict[str, str]) -> None:
+    create(tmp_path, SCHEMA, properties)
+    query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
+    query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
+    query.write(1, table_of({(3, "new"): 1}))
+    assert vectors_of(tmp_path) == {}
+    assert query.rows() == sorted([*((n, "x", 0) for n in range(MANY) if n != 3), (3, "new", 1)], key=repr)
+
+
+def test_vectors_of_a_table_that_wants_no_more_are_heeded(tmp_path: Path) -> None:
+    query = filled(tmp_path)
+    query.write(1, table_of({(3, "new"): 1}))
+    query.table().alter.set_table_properties({"delta.enableDeletionVectors": "false"})
+    query.write(2, table_of({(4, "new"): 1}))
+    assert vectors_of(tmp_path) == {}
+    kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4)]
+    assert live(tmp_path) == sorted([*kept, (3, "new", 1), (4, "new", 1)], key=repr)
+
+
+def test_small_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_LEAST_BYTES", 1 << 20)
+    query = filled(tmp_path)
+    query.write(1, table_of({(3, "new"): 1}))
+    assert vectors_of(tmp_path) == {}
+    assert len(live(tmp_path)) == MANY
+
+
+@pytest.mark.parametrize("keys", [["a"], ["b", "a"]])
+def test_a_table_equals_a_fold_beside_other_writers(tmp_path: Path, keys: list[str]) -> None:
+    numbers = iter(range(1000))
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(batches=BATCHES, others=st.lists(OTHERS, min_size=6, max_size=6))
+    def check(batches: list[dict[tuple[int, str], int]], others: list[str]) -> None:
+        folder = tmp_path / str(next(numbers))
+        query = filled(folder, keys, **{"delta.checkpointInterval": "4"})
+        rows = {tuple((n, "x")["ab".index(k)] for k in keys): (n, "x", 0) for n in range(MANY)}
+        stray: list[tuple[Any, ...]] = []
+        for number, (batch, other) in enumerate(zip(batches, others, strict=False), 1):
+            distinct = {tuple(key["ab".index(k)] for k in keys): (*key, v) for key, v in batch.items()}
+            changes = pa.Table.from_pylist(
+                [dict(zip("abv", row, strict=True)) for row in distinct.values()], SCHEMA
+            )
+            query.write(number, changes)
+            query.write(number, changes)
+            rows |= distinct
+            if other == "append":
+                stray.append((1000 + number, "late", 0))
+                write_deltalake(str(folder), table_of({stray[-1][:2]: 0}), mode="append")
+            elif other == "delete":
+                query.table().delete(f"a = {number}")
+                rows = {key: row for key, row in rows.items() if row[0] != number}
+            elif other == "compact":
+                query.table().optimize.compact()
+            elif other == "checkpoint":
+                query.table().create_checkpoint()
+            elif other == "vacuum":
+                query.table().vacuum(
+                    retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+                )
+            elif other == "restore":
+                query.table().delete()
+                query.table().restore(query.table().version() - 1)
+            assert live(folder) == sorted([*rows.values(), *stray], key=repr), (number, other)
+
+    check()
+
+
+class Hook:
+    """What another writer does after a query has planned its commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Callable[[], object]] = []
+        replacement = CopyOnWrite.replacement
+
+        def hooked(copies: CopyOnWrite, table: DeltaTable) -> Replacement:
+            planned = replacement(copies, table)
+            if self.calls:
+                assert planned.has_vectors
+                self.calls.pop()()
+            return planned
+
+        monkeypatch.setattr(CopyOnWrite, "replacement", hooked)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
+    return Hook(monkeypatch)
+
+
+OVERTAKING: dict[str, Callable[[RowQuery], object]] = {
+    "append": lambda query: write_deltalake(query.place.path, table_of({(4, "late"): 9}), mode="append"),
+    "delete": lambda query: query.table().delete("a = 4"),
+    "compact": lambda query: query.table().optimize.compact(),
+    "checkpoint": lambda query: (query.table().delete("a = 4"), query.table().create_checkpoint()),
+    "overwrite": lambda query: write_deltalake(query.place.path, table_of({(4, "o"): 9}), mode="overwrite"),
+}
+
+
+@pytest.mark.parametrize("other", OVERTAKING)
+def test_what_others_commit_meanwhile_is_heeded(tmp_path: Path, hook: Hook, other: str) -> None:
+    query = filled(tmp_path)
+    query.write(1, table_of({(MANY, "x"): 0}))
+    hook.calls.append(lambda: OVERTAKING[other](query))
+    query.write(2, table_of({(3, "new"): 1, (4, "new"): 1}))
+    kept = [] if other == "overwrite" else [(n, "x", 0) for n in range(MANY + 1) if n not in (3, 4)]
+    assert live(tmp_path) == sorted([*kept, (3, "new", 1), (4, "new", 1)], key=repr)
+
+
+def test_two_queries_that_update_a_file_at_the_same_moment_lose_nothing(tmp_path: Path, hook: Hook) -> None:
+    one = filled(tmp_path)
+    other = RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
+    hook.calls.append(lambda: other.write(0, table_of({(3, "other"): 1, (5, "other"): 1})))
+    one.write(1, table_of({(3, "one"): 2, (4, "one"): 2}))
+    kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4, 5)]
+    assert live(tmp_path) == sorted([*kept, (3, "one", 2), (4, "one", 2), (5, "other", 1)], key=repr)
+
+
+def test_another_run_of_the_query_commits_a_micro_batch_once(tmp_path: Path, hook: Hook) -> None:
+    one, other = filled(tmp_path), RowQuery(tmp_path, SCHEMA, "update", ["a"])
+    rows = table_of({(3, "new"): 1})
+    hook.calls.append(lambda: other.write(1, rows))
+    one.write(1, rows)
+    assert one.table().version() == 2
+    assert len(live(tmp_path)) == MANY
+
+
+def test_a_lost_answer_of_the_storage_commits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, create_file, calls = filled(tmp_path), log_commit.create_file, []
+
+    def losing(*arguments: Any) -> bool:
+        calls.append(create_file(*arguments))
+        if len(calls) == 1:
+            raise OSError("connection reset")
+        return calls[-1]
+
+    monkeypatch.setattr(log_commit, "create_file", losing)
+    rows = table_of({(3, "new"): 1})
+    query.write(1, rows)
+    query.write(1, rows)
+    assert calls == [True]
+    assert len(live(tmp_path)) == MANY
+
+
+def test_checkpoints_are_written_and_keep_vectors_and_transactions(tmp_path: Path) -> None:
+    query = filled(tmp_path, **{"delta.checkpointInterval": "3"})
+    for number in range(1, 4):
+        query.write(number, table_of({(3, "new"): number}))
+    last = json.loads((tmp_path / "_delta_log/_last_checkpoint").read_text())
+    assert last["version"] == 2
+    for version in range(3):
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    query.write(3, table_of({(3, "other"): 0}))
+    query.write(4, table_of({(4, "new"): 4}))
+    assert sorted(vector.rows for vector in vectors_of(tmp_path).values()) == [2]
+    kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4)]
+    assert live(tmp_path) == sorted([*kept, (3, "new", 3), (4, "new", 4)], key=repr)
+
+
+def test_vectors_of_other_places_are_left_to_deltalake(tmp_path: Path) -> None:
+    query = filled(tmp_path)
+    (add,) = added(tmp_path, 1)
+    data = encode(np.array([1, 2]))
+    vector = DeletionVector.in_file("", uuid.uuid4(), data, 2)
+    (tmp_path / "elsewhere.bin").write_bytes(b"\1" + len(data).to_bytes(4, "big") + data + crc(data))
+    place = DeletionVector("p", (tmp_path / "elsewhere.bin").as_uri(), len(data), 2, vector.offset)
+    give_vector(tmp_path, add, place)
+    query.write(1, table_of({(3, "new"): 1}))
+    kept = [(n, "x", 0) for n in range(MANY) if n not in (1, 2, 3)]
+    assert live(tmp_path) == sorted([*kept, (3, "new", 1)], key=repr)
+
+
+def crc(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("stats", [None, '{"numRecords":99}', '{"numRecords":100,"tightBounds":true}'])
+def test_statistics_of_other_writers_decide(tmp_path: Path, stats: str | None) -> None:
+    query = filled(tmp_path)
+    (add,) = added(tmp_path, 1)
+    old = {"path": add["path"], "size": add["size"], "partitionValues": {}, "dataChange": True}
+    new = {**add, "stats": stats} if stats else {name: add[name] for name in add if name != "stats"}
+    commit(tmp_path, {"remove": {**old, "deletionTimestamp": 1}})
+    commit(tmp_path, {"add": new})
+    query.write(1, table_of({(3, "new"): 1}))
+    assert len(vectors_of(tmp_path)) == (1 if stats and "tight" in stats else 0)
+    kept = [(n, "x", 0) for n in range(MANY) if n != 3]
+    assert live(tmp_path) == sorted([*kept, (3, "new", 1)], key=repr)
+    for found in (json.loads(add["stats"]) for add in added(tmp_path, 4) if "deletionVector" in add):
+        assert found == {"numRecords": MANY, "tightBounds": False}
+
+
+def test_complete_mode_replaces_files_with_vectors(tmp_path: Path) -> None:
+    query = filled(tmp_path)
+    query.write(1, table_of({(3, "new"): 1}))
+    complete = RowQuery(tmp_path, SCHEMA, "complete", app_id="complete")
+    complete.write(0, table_of({(7, "only"): 1}))
+    assert live(tmp_path) == [(7, "only", 1)]
+    assert len(query.own_files()) == 1
+
+
+def test_large_vectors_are_written_whole(tmp_path: Path) -> None:
+    positions = np.unique(np.random.default_rng(7).integers(0, 1 << 25, 1 << 21))
+    place = DeltaPlace(str(tmp_path))
+    vector = vectors.written_vector(place, positions)
+    assert vector.size > 1 << 21
+    assert np.array_equal(vector.positions(place.files()), positions)
+
+
+def test_a_driver_that_wakes_late_commits_no_vector_without_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
+    monkeypatch.setattr(vectors, "_INLINE_BYTES", 0)
+    query = filled(tmp_path)
+    stage, files = query.stage(1, table_of({(3, "new"): 1}))
+
+    def clean() -> None:
+        for path in (tmp_path / vectors.FOLDER).iterdir():
+            path.unlink()
+
+    hook.calls.append(clean)
+    monkeypatch.setattr("penstock.tables.delta.stage.time.time", lambda: stage.begun + 8 * 86_400)
+    with pytest.raises(CommitRefusedError, match="STAGED_FILES_MISSING"):
+        query.commit(stage, files)
+    assert len(live(tmp_path)) == MANY
+
+
+def test_tables_in_an_object_store_get_vectors() -> None:
+    with object_store() as store:
+        store.bucket("lake")
+        place = DeltaPlace("s3://lake/t", object_settings(store.endpoint))
+        table = place.create(SCHEMA)
+        table.alter.set_table_properties(ENABLED)
+        query = RowQuery(place, SCHEMA, "update", ["a"])
+        query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
+        query.write(1, table_of({(3, "new"): 1}))
+        query.write(2, table_of({(3, "new"): 2, (4, "new"): 2}))
+        rows = pa.table(query.table().scan()).to_pylist()
+        assert len(rows) == MANY
+        assert pa.table(query.table().deletion_vectors()).num_rows == 1
