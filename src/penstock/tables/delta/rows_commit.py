@@ -15,7 +15,8 @@ from penstock.lake.storage import library
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
-from penstock.tables.delta.log_commit import commit_actions
+from penstock.tables.delta.file_commit import commit_replacement
+from penstock.tables.delta.leaving_rows import StagedKeys
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
 
@@ -51,29 +52,24 @@ class RowsCommit:
                 self._commit_rows(table, versions)
 
     def _commit_files(self, table: DeltaTable, replacement: Replacement, versions: Mapping[str, int]) -> None:
-        files = [*self.files, *replacement.added]
-        if self.stage.is_old:
-            # VACUUM deletes old files that no version refers to.
-            self.stage.require_files(files)
-            self.stage.require_vectors(replacement.vectors)
-        if replacement.has_vectors:
-            actions = [*(file.logged() for file in files), *replacement.actions()]
-            commit_actions(self.stage.place, table, actions, versions)
+        if self.mode == "update":
+            commit_replacement(self.stage, table, self.files, replacement, versions)
             return
+        if self.stage.is_old:
+            self.stage.require_files(self.files)
         complete = self.mode == "complete"
-        removed = [file.remove_action() for file in replacement.removed]
         table.create_write_transaction(
-            [*(file.add_action() for file in files), *removed],
+            [file.add_action() for file in self.files],
             "overwrite" if complete else "append",
             self._delta_schema if complete else table.schema(),
-            # Rows that other writers add meanwhile may have a key of these, or are to be replaced too.
-            commit_properties=commit_properties(versions, as_loaded=self.mode != "append"),
+            # Rows that other writers add meanwhile are to be replaced too.
+            commit_properties=commit_properties(versions, as_loaded=complete),
         )
 
     @cached_property
     def _copies(self) -> CopyOnWrite:
         assert self.spark is not None
-        return CopyOnWrite(self.spark, self.stage, self.files)
+        return CopyOnWrite(self.spark, self.stage, StagedKeys(self.stage, self.files))
 
     @property
     def _delta_schema(self) -> Any:

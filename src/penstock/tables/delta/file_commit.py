@@ -1,0 +1,44 @@
+"""The commit of files that tasks wrote to a Delta table, in place of stored files that lose rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.tables.delta.copy_on_write import Replacement
+from penstock.tables.delta.data_files import DataFile
+from penstock.tables.delta.log_commit import commit_actions
+from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.transactions import commit_properties
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+def commit_replacement(
+    stage: DeltaStage,
+    table: DeltaTable,
+    new: Sequence[DataFile],
+    replacement: Replacement,
+    versions: Mapping[str, int],
+) -> None:
+    """Commit new files and what takes the place of stored ones, with versions of app transactions.
+
+    The table has to be as it was loaded: rows that others add meanwhile may have a key of the new ones.
+    """
+    files = [*new, *replacement.added]
+    if stage.is_old:
+        # VACUUM deletes old files that no version refers to.
+        stage.require_files(files)
+        stage.require_vectors(replacement.vectors)
+    if replacement.has_vectors:
+        actions = [*(file.logged() for file in files), *replacement.actions()]
+        commit_actions(stage.place, table, actions, versions)
+        return
+    removed = [file.remove_action() for file in replacement.removed]
+    table.create_write_transaction(
+        [*(file.add_action() for file in files), *removed],
+        "append",
+        table.schema(),
+        commit_properties=commit_properties(versions, as_loaded=True),
+    )

@@ -1,0 +1,146 @@
+"""The data files that a Delta table has stored: those that may have some keys, and their rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.lake.deletion_vectors import DamagedVector, DeletionVector, Positions
+from penstock.lake.parquet import Piece, completed, fitted, read_piece
+from penstock.lake.storage import DeltaPlace, library
+from penstock.tables.changes.merge_plan import numbered
+from penstock.tables.delta.data_files import UnreadableFile
+from penstock.tables.delta.log_files import LogFiles
+from penstock.tables.delta.vectors import may_have_vectors, vector_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_NUMBER = "_penstock_number"
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=-]+")
+Identity = tuple[str, DeletionVector | None]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A data file of the table."""
+
+    path: str
+    size: int
+    add: dict[str, Any] | None = None
+    """Its add action, of a table whose files may have deletion vectors."""
+
+    @property
+    def vector(self) -> DeletionVector | None:
+        return None if self.add is None else vector_of(self.add)
+
+    @property
+    def identity(self) -> Identity:
+        """What its live rows depend on."""
+        return self.path, self.vector
+
+    def remove_action(self) -> Any:
+        """Return deltalake's ``RemoveAction``."""
+        return library("deltalake.transaction").RemoveAction(
+            path=self.path,
+            data_change=True,
+            deletion_timestamp=time.time_ns() // 1_000_000,
+            size=self.size,
+            partition_values={},
+        )
+
+
+@dataclass
+class StoredFiles:
+    """The data files of a table, from version to version."""
+
+    place: DeltaPlace
+    log: LogFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = LogFiles(self.place)
+
+    def near(self, table: DeltaTable, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
+        """Return the files that may have rows with keys in the bounds of some statistics."""
+        conflict = library("deltalake.exceptions").CommitFailedError
+        with self.place.translating_errors(beside=(UnreadableFile, conflict)):
+            stored = _may_share_keys(table, keys, bounds)
+            if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
+                # Of others it is not certain that the log has them in the same form.
+                raise UnreadableFile
+            if may_have_vectors(table):
+                adds = self.log.adds(table.version(), [file.path for file in stored])
+                stored = [Stored(file.path, file.size, adds[file.path]) for file in stored]
+        return stored
+
+
+def _may_share_keys(table: DeltaTable, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    near = pa.repeat(False, actions.num_rows)
+    for statistics in bounds:
+        apart = pa.repeat(False, actions.num_rows)
+        found = json.loads(statistics, parse_int=str)
+        for key, kind in zip(keys.names, keys.types, strict=True):
+            low, high = (found.get(part, {}).get(key) for part in ("minValues", "maxValues"))
+            least, most = (_column(actions, f"{part}.{key}", kind) for part in ("min", "max"))
+            if _is_ordered(kind) and low is not None and high is not None:
+                # Upper bounds that writers cut off, after milliseconds or 32 characters, are compared with
+                # lower ones that are cut off there too.
+                below = pc.less(most, pa.scalar(low).cast(kind))
+                above = pc.greater(least, pa.scalar(high).cast(kind))
+                apart = pc.or_(apart, pc.fill_null(pc.or_kleene(below, above), False))
+        near = pc.or_(near, pc.invert(apart))
+    chosen = actions.filter(near)
+    sizes = zip(chosen["path"].to_pylist(), chosen["size_bytes"].to_pylist(), strict=True)
+    return [Stored(path, size) for path, size in sizes]
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Whether all writers give bounds of a type of key that can be compared."""
+    return any(test(kind) for test in (pat.is_integer, pat.is_date, pat.is_string, pat.is_timestamp))
+
+
+def _column(actions: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return bounds of stored files, null where they have none."""
+    if name not in actions.column_names:
+        return pa.chunked_array([pa.nulls(actions.num_rows, kind)])
+    return actions[name].cast(kind)
+
+
+def all_rows(place: DeltaPlace, file: Stored, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of all rows of a file, null where it does not have them."""
+    with place.files().open_input_file(file.path) as source:
+        for batch in read_piece(source, Piece(), schema.names):
+            yield completed(fitted(batch, schema, UnreadableFile), schema)
+
+
+def deleted_rows(place: DeltaPlace, file: Stored) -> Positions:
+    """Return the positions of the rows of a file that are deleted."""
+    if file.vector is None:
+        return np.empty(0, np.int64)
+    try:
+        return file.vector.positions(place.files())
+    except DamagedVector:
+        raise UnreadableFile from None
+
+
+def have_key(stored: pa.Table, keys: pa.Table) -> pa.ChunkedArray:
+    """Return for each stored row whether its key is among the keys; a null is no key."""
+    if keys.num_columns > 1:
+        rows = numbered(stored, _NUMBER)
+        matched = rows.join(keys, keys=keys.column_names, join_type="left semi")[_NUMBER]
+        return pc.is_in(rows[_NUMBER], value_set=matched)
+    column, values = stored.column(0), keys.column(0)
+    if len(values) > len(column):
+        # The smaller side makes the hash table.
+        values = values.filter(pc.is_in(values, value_set=column))
+    return pc.is_in(column, value_set=values)
