@@ -17,6 +17,7 @@ import psycopg
 from bench import (
     append,
     changes,
+    delta_changes,
     delta_feed,
     delta_table,
     iceberg_changes,
@@ -75,6 +76,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "tables-delta-ten": lambda: delta_table.append(batches=10),
         "tables-delta-bounds": delta_table.bounds,
         "tables-delta-memory": delta_table.driver_memory,
+        "tables-delta-changes": delta_changes.growth,
         "tables-iceberg-changes": iceberg_changes.growth,
         "take-queue": taking.queue,
         "worker-memory": _memory,

@@ -122,13 +122,17 @@ class DeltaPlace:
             )
         return table
 
-    def create(self, schema: pa.Schema) -> DeltaTable:
+    def create(self, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> DeltaTable:
         """Create the table, unless another process creates it at the same moment; load it."""
         deltalake = library("deltalake")
         with self.translating_errors():
             wanted = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(
-                self.path, wanted, mode="ignore", storage_options=self.options or None
+                self.path,
+                wanted,
+                mode="ignore",
+                configuration=properties,
+                storage_options=self.options or None,
             )
         return self.open()
 

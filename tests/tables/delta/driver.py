@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from pyspark.sql import types as spark
 
 from penstock.lake.storage import DeltaPlace
@@ -17,6 +18,8 @@ from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, changes_writer
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
+from penstock.tables.delta.vectors import PROPERTY, gets_vectors
+from tests.tables.delta.row_queries import LocalSpark
 from tests.tables.histories import Event
 from tests.tables.histories import folded as folded_history
 
@@ -60,6 +63,11 @@ def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 class Driver:
     """A query that applies changes to a table, without Spark."""
 
+    by_tasks = True
+    """Whether tasks look for stored rows and write new ones, else deltalake does it."""
+    by_vectors = False
+    """Whether the table has deletion vectors."""
+
     def __init__(
         self, folder: Path, scd_type: int, app_id: str = "app", schema: spark.StructType = ROWS
     ) -> None:
@@ -69,6 +77,9 @@ class Driver:
         self.writer: ChangesWriter = changes_writer(
             frame, self.place, ["k"], "_commit_version", scd_type, "exactly_once", "", app_id
         )
+        table = self.place.open()
+        if self.by_vectors and not gets_vectors(table, self.place):
+            table.alter.set_table_properties({PROPERTY: "true"})
 
     def apply(self, batch_id: int, events: Iterable[Event]) -> None:
         schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
@@ -84,12 +95,16 @@ class Driver:
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
         file = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
-        self.writer._commit(stage, [] if file is None else [file], transaction)
+        session = cast(SparkSession, LocalSpark()) if self.by_tasks else None
+        self.writer._commit(stage, [] if file is None else [file], transaction, session)
         stage.drop()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        found = DeltaTable(self.place.path).to_pyarrow_table().to_pylist()
+        found = pa.table(DeltaTable(self.place.path).scan()).to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def table(self) -> DeltaTable:
+        return self.place.open()
 
     def applied(self) -> DeltaTable:
         (path,) = Path(self.place.path).glob("_penstock/applied-*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from pyspark.sql import types as spark
 
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.tables.changes.merge_plan import plan_history, plan_latest
+from penstock.tables.delta import lookups, vectors
 from penstock.tables.delta.applied_table import AppliedTable
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.stage import DeltaStage
@@ -102,6 +104,36 @@ def test_a_table_equals_a_fold_of_its_events(tmp_path: Path, scd_type: int) -> N
     check()
 
 
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_few_rows_of_a_large_file_get_a_vector(tmp_path: Path, scd_type: int, way: str) -> None:
+    driver = Driver(tmp_path, scd_type)
+    events = [(str(number), 1, 1, 1) for number in range(20)]
+    driver.apply(0, events)
+    changes = [("3", 2, 2, 1), ("4", 0, 2, 0), ("x", 2, 2, 1)]
+    driver.apply(1, changes)
+    assert driver.rows() == FOLDS[scd_type]([*events, *changes])
+    late = [("3", 1, 1, 0), ("5", 3, 3, 1), ("3", 3, 3, 1)]
+    driver.apply(2, late)
+    assert driver.rows() == FOLDS[scd_type]([*events, *changes, *late])
+    vectors_of_table, of_record = (
+        pa.table(table.deletion_vectors()).num_rows for table in (driver.table(), driver.applied())
+    )
+    assert (vectors_of_table > 0) == (way == "vectors")
+    assert (of_record > 0) == (scd_type == 1 and way != "deltalake")
+
+
+@pytest.fixture(params=["deltalake", "copies", "vectors"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How rows are changed; each file is large enough for a vector."""
+    monkeypatch.setattr(Driver, "by_tasks", request.param != "deltalake")
+    monkeypatch.setattr(Driver, "by_vectors", request.param == "vectors")
+    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_LARGEST_SHARE", 0.6)
+    # Tasks look for rows, and not the driver.
+    monkeypatch.setattr(lookups, "_FEW_BYTES", -1)
+    return str(request.param)
+
+
 class Hooks:
     """What happens before a driver remembers the events of its next micro-batch, and after it has."""
 
@@ -110,10 +142,10 @@ class Hooks:
         self.after: list[Callable[[], None]] = []
         remember = AppliedTable.record
 
-        def hooked(applied: AppliedTable, version: int, events: pa.Table) -> int:
+        def hooked(applied: AppliedTable, *arguments: Any) -> int:
             if self.before:
                 self.before.pop()()
-            number = remember(applied, version, events)
+            number = remember(applied, *arguments)
             if self.after:
                 self.after.pop()()
             return number
@@ -157,8 +189,8 @@ def test_two_runs_of_a_query_commit_a_micro_batch_once(tmp_path: Path, hooks: Ho
     hooks.after.append(lambda: other.apply(0, EVENTS))
     one.apply(0, EVENTS)
     assert one.rows() == FOLDS[scd_type](EVENTS)
-    assert DeltaTable(one.place.path).version() == 2, (
-        "it is made, it names what is remembered, it has the micro-batch"
+    assert DeltaTable(one.place.path).version() == 2 + one.by_vectors, (
+        "it is made, it names what is remembered, it gets a property, it has the micro-batch"
     )
 
 
@@ -185,6 +217,21 @@ def test_events_of_a_dead_driver_count_once_it_has_restarted(
     other.apply(1, last)
     events = [*FIRST, *(SECOND if again else []), ("a", 0, 0, 1), *last]
     assert one.rows() == FOLDS[scd_type](events)
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_dead_driver_may_have_made_a_checkpoint_of_the_record(
+    tmp_path: Path, hooks: Hooks, scd_type: int
+) -> None:
+    """So the last checkpoint is later than the version that counts."""
+    driver = Driver(tmp_path, scd_type)
+    driver.apply(0, FIRST)
+    hooks.after.append(die)
+    with pytest.raises(Killed):
+        driver.apply(1, SECOND)
+    driver.applied().create_checkpoint()
+    driver.apply(1, SECOND)
+    assert driver.rows() == FOLDS[scd_type](EVENTS)
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
@@ -269,4 +316,4 @@ def test_remembered_events_are_kept_in_few_files(tmp_path: Path, monkeypatch: py
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])
     assert len(driver.applied().file_uris()) <= 4
     assert driver.rows() == [("a", number, 2 * number, 2 * number + 1) for number in range(8)]
-    assert driver.applied().to_pyarrow_table().num_rows == 8
+    assert pa.table(driver.applied().scan()).num_rows == 8

@@ -21,6 +21,7 @@ from penstock.lake.deletion_vectors import DeletionVector, encode
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta import log_commit, vectors
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
+from penstock.tables.delta.log_files import LogFiles
 from tests.support.object_store import object_store
 from tests.support.object_store import settings as object_settings
 from tests.tables.delta.row_queries import RowQuery
@@ -258,6 +259,18 @@ def test_checkpoints_are_written_and_keep_vectors_and_transactions(tmp_path: Pat
     assert sorted(vector.rows for vector in vectors_of(tmp_path).values()) == [2]
     kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4)]
     assert live(tmp_path) == sorted([*kept, (3, "new", 3), (4, "new", 4)], key=repr)
+
+
+def test_the_log_of_an_earlier_version_is_read_beside_later_checkpoints(tmp_path: Path) -> None:
+    query = filled(tmp_path, **{"delta.checkpointInterval": "3"})
+    for number in range(1, 8):
+        query.write(number, table_of({(3, "new"): number}))
+    for version in range(1, 8):
+        table = query.place.open(version)
+        paths = pa.table(table.get_add_actions())["path"].to_pylist()
+        adds = LogFiles(query.place).adds(version, paths)
+        vectors_then = sum("deletionVector" in add for add in adds.values())
+        assert vectors_then == pa.table(table.deletion_vectors()).num_rows
 
 
 def test_vectors_of_other_places_are_left_to_deltalake(tmp_path: Path) -> None:

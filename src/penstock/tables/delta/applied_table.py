@@ -15,14 +15,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
+from penstock.lake.new_files import can_create
 from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.changes.merge_plan import numbered
-from penstock.tables.delta.stage import FOLDER
+from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
+from penstock.tables.delta.data_files import UnreadableFile
+from penstock.tables.delta.file_commit import commit_replacement
+from penstock.tables.delta.leaving_rows import GivenKeys
+from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.delta.stage import FOLDER, DeltaStage
+from penstock.tables.delta.statistics import indexed_columns
 from penstock.tables.delta.transactions import commit_properties, merge_by_keys
+from penstock.tables.delta.vectors import PROPERTY
 from penstock.tables.names import quoted
 
 if TYPE_CHECKING:
@@ -73,7 +82,8 @@ class AppliedTable:
 
     def prepare(self, table: DeltaTable) -> None:
         """Create it if it does not exist, and name its version in the data table."""
-        applied = self.place.create(self.schema)
+        # Nobody else reads it.
+        applied = self.place.create(self.schema, {PROPERTY: "true"} if can_create(self.place) else None)
         now, before = _types(library("deltalake").Schema.from_arrow(self.schema)), _types(applied.schema())
         if now != before:
             raise SchemaMismatchError(
@@ -105,7 +115,7 @@ class AppliedTable:
         """Read the events that a version records for some keys."""
         return rows_with_keys(self.place, self.place.open(version), touched, self.schema)
 
-    def record(self, version: int, events: pa.Table) -> int:
+    def record(self, version: int, events: pa.Table, spark: SparkSession | None = None) -> int:
         """Record events, each later than what a version has of its key; return the version that has them."""
         if not events.num_rows:
             return version
@@ -116,6 +126,29 @@ class AppliedTable:
             table.restore(version, commit_properties=_written_by(token))
         if len(table.file_uris()) > _MOST_FILES:
             table.optimize.compact(commit_properties=_written_by(token))
+        replaced = None if spark is None else self._replaced(spark, table, events)
+        return self._merged(table, events, token) if replaced is None else replaced
+
+    def stage(self, table: DeltaTable) -> DeltaStage:
+        """Return where files of the record are written."""
+        layout = DeltaLayout(self.schema, self.keys)
+        indexed = indexed_columns(self.schema, table.metadata().configuration)
+        return DeltaStage(self.place, layout, "applied", 0, indexed)
+
+    def _replaced(self, spark: SparkSession, table: DeltaTable, events: pa.Table) -> int | None:
+        """Add events in a file, in place of those of their keys; None if deltalake has to do it."""
+        stage = self.stage(table)
+        replacement = Replacement()
+        try:
+            if not self.history:
+                leaving = GivenKeys(events.select(self.keys))
+                replacement = CopyOnWrite(spark, stage, leaving).replacement(table)
+        except UnreadableFile:
+            return None
+        file = stage.write(iter(events.combine_chunks().to_batches()))
+        return commit_replacement(stage, table, [] if file is None else [file], replacement, {})
+
+    def _merged(self, table: DeltaTable, events: pa.Table, token: int) -> int:
         if self.history:
             library("deltalake").write_deltalake(
                 table, events, mode="append", commit_properties=_written_by(token)

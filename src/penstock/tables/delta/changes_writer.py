@@ -28,6 +28,7 @@ from penstock.tables.changes.events import (
 from penstock.tables.changes.merge_plan import MergePlan
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
+from penstock.tables.delta.changes_commit import ChangesCommit
 from penstock.tables.delta.data_files import REPORT, DataFile
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned, to_reader
@@ -120,9 +121,12 @@ class ChangesWriter(DeltaWriter):
         """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
 
     def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
+        by_tasks = None if spark is None else ChangesCommit(spark, stage, files, self.events, self.applied)
+
         def publish(table: DeltaTable, versions: Mapping[str, int]) -> None:
             with committing(self.place):
-                self._publish(table, stage, files, versions)
+                if by_tasks is None or not by_tasks(table, versions):
+                    self._publish(table, stage, files, versions)
 
         return publish
 

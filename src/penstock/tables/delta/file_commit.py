@@ -21,11 +21,12 @@ def commit_replacement(
     new: Sequence[DataFile],
     replacement: Replacement,
     versions: Mapping[str, int],
-) -> None:
-    """Commit new files and what takes the place of stored ones, with versions of app transactions.
+) -> int:
+    """Commit new files and what takes the place of stored ones; return the new version.
 
     The table has to be as it was loaded: rows that others add meanwhile may have a key of the new ones.
     """
+    version = table.version() + 1
     files = [*new, *replacement.added]
     if stage.is_old:
         # VACUUM deletes old files that no version refers to.
@@ -34,7 +35,7 @@ def commit_replacement(
     if replacement.has_vectors:
         actions = [*(file.logged() for file in files), *replacement.actions()]
         commit_actions(stage.place, table, actions, versions)
-        return
+        return version
     removed = [file.remove_action() for file in replacement.removed]
     table.create_write_transaction(
         [*(file.add_action() for file in files), *removed],
@@ -42,3 +43,4 @@ def commit_replacement(
         table.schema(),
         commit_properties=commit_properties(versions, as_loaded=True),
     )
+    return version

@@ -13,6 +13,7 @@ from penstock.errors import PenstockError, condition_of
 from penstock.lake.new_files import NoConditionalPut, create_file
 from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.delta.log_files import commit_path
+from penstock.tables.delta.unneeded_vectors import delete_unneeded_vectors
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -65,7 +66,10 @@ def _transactions(versions: Mapping[str, int], now: int) -> Iterable[Action]:
 
 
 def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
-    """Write the checkpoints that deltalake writes after its commits; the commit is made, whatever happens."""
+    """Write the checkpoints that deltalake writes after its commits, and delete vectors that nobody needs.
+
+    The commit is made, whatever happens.
+    """
     if (version + 1) % int(properties.get(_INTERVAL) or _DEFAULT_INTERVAL):
         return
     try:
@@ -74,9 +78,10 @@ def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str
             table.create_checkpoint()
             if (properties.get(_CLEANUP) or "true").lower() == "true":
                 table.cleanup_metadata()
+            delete_unneeded_vectors(place, table)
     except PenstockError as error:
         log.warning(
-            "the Delta table %s has no checkpoint of version %d, and is opened more slowly: %s",
+            "the Delta table %s has no checkpoint of version %d, or keeps vectors that nobody needs: %s",
             place.shown,
             version,
             error,

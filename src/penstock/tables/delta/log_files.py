@@ -6,6 +6,7 @@ they are. So the last checkpoint and the commits after it are read here too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,15 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSelector, FileSystem
 
 from penstock.json_text import parse_json_object
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace
 from penstock.parallel import in_parallel
 from penstock.tables.delta.data_files import UnreadableFile
 
 LOG = "_delta_log"
 _LAST = f"{LOG}/_last_checkpoint"
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _MAPS = ("partitionValues", "tags")
 Actions = dict[str, dict[str, Any]]
 
@@ -41,13 +43,11 @@ class LogFiles:
         ------
         UnreadableFile
             When the log is not one that is read here.
-        CommitFailedError
-            deltalake's, when the log has a checkpoint of a later version.
         """
         files = self.place.files()
         checkpoint = _last_checkpoint(files)
         if checkpoint > version:
-            raise library("deltalake.exceptions").CommitFailedError("another writer was faster")
+            checkpoint = _checkpoint_before(files, version)
         self._commits = {number: each for number, each in self._commits.items() if number > checkpoint}
         new = [number for number in range(checkpoint + 1, version + 1) if number not in self._commits]
         read = in_parallel(lambda number: _file_actions(files, number), new)
@@ -68,6 +68,11 @@ def commit_path(version: int) -> str:
     return f"{LOG}/{version:020}.json"
 
 
+def checkpoint_path(version: int) -> str:
+    """Return the path of a checkpoint in the table's folder."""
+    return f"{LOG}/{version:020}.checkpoint.parquet"
+
+
 def _last_checkpoint(files: FileSystem) -> int:
     """Return the version of the last checkpoint; -1 if there is none."""
     try:
@@ -80,9 +85,16 @@ def _last_checkpoint(files: FileSystem) -> int:
     return int(last["version"])
 
 
+def _checkpoint_before(files: FileSystem, version: int) -> int:
+    """Return the version of the last checkpoint that is not later; -1 if there is none."""
+    infos = files.get_file_info(FileSelector(LOG))
+    found = (_CHECKPOINT.fullmatch(info.base_name) for info in infos)
+    return max((int(match[1]) for match in found if match and int(match[1]) <= version), default=-1)
+
+
 def _adds_in_checkpoint(files: FileSystem, version: int, wanted: set[str]) -> Actions:
     try:
-        with files.open_input_file(f"{LOG}/{version:020}.checkpoint.parquet") as file:
+        with files.open_input_file(checkpoint_path(version)) as file:
             parquet = pq.ParquetFile(file)
             names = [name for name in ("add", "sidecar") if name in parquet.schema_arrow.names]
             found: Actions = {}

@@ -25,14 +25,25 @@ def joined(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) ->
     small = [file for file in files if file.size < _SMALL_BYTES]
     if stage.indexed is None or len(small) <= _FEW:
         return list(files)
-    groups = _groups(small)
-    new = files_in(JoinTask(stage, groups).job(spark, len(groups), REPORT).collect())
-    stage.require_files(new)
+    new = _rewritten(spark, stage, small)
     stage.delete(small)
     return [*(file for file in files if file.size >= _SMALL_BYTES), *new]
 
 
-def _groups(files: Sequence[DataFile]) -> list[list[DataFile]]:
+def copied(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
+    """Return files with the same rows, fewer if there are many; the given ones stay for another try."""
+    return list(files) if len(files) <= _FEW else _rewritten(spark, stage, files)
+
+
+def _rewritten(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
+    groups = grouped_files(files)
+    new = files_in(JoinTask(stage, groups).job(spark, len(groups), REPORT).collect())
+    stage.require_files(new)
+    return new
+
+
+def grouped_files(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Divide files into groups, each for a file of its own."""
     groups: list[list[DataFile]] = [[]]
     size = 0
     for file in files:

@@ -71,8 +71,7 @@ class StoredFiles:
 
     def near(self, table: DeltaTable, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
         """Return the files that may have rows with keys in the bounds of some statistics."""
-        conflict = library("deltalake.exceptions").CommitFailedError
-        with self.place.translating_errors(beside=(UnreadableFile, conflict)):
+        with self.place.translating_errors(beside=(UnreadableFile,)):
             stored = _may_share_keys(table, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
                 # Of others it is not certain that the log has them in the same form.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _FEATURE = "deletionVectors"
-_PROPERTY = "delta.enableDeletionVectors"
+PROPERTY = "delta.enableDeletionVectors"
 FOLDER = "_penstock_vectors"
 """The folder of vectors: deltalake's ``vacuum(full=True)`` would delete those in the table's own folder."""
 _LEAST_BYTES = 4 << 20
@@ -40,7 +40,7 @@ def gets_vectors(table: DeltaTable, place: DeltaPlace) -> bool:
     """Whether a table's owner wants deletion vectors for changes, and its storage allows them."""
     properties = table.metadata().configuration.items()
     wanted = any(
-        name.lower() == _PROPERTY.lower() and (value or "").lower() == "true" for name, value in properties
+        name.lower() == PROPERTY.lower() and (value or "").lower() == "true" for name, value in properties
     )
     return wanted and may_have_vectors(table) and can_create(place)
 

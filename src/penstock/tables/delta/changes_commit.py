@@ -1,0 +1,152 @@
+"""The commit of change events to a Delta table by tasks: the driver plans from their keys, tasks look for
+stored rows of these keys, write the new ones, and take the old ones out of their files.
+
+Each try plans anew, from the table as it was loaded. What tasks have written for an earlier try is used again
+if the plan is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.tables.changes.events import EventLayout, require_stored
+from penstock.tables.changes.merge_plan import MergePlan, incomplete, plan_events
+from penstock.tables.delta.applied_table import AppliedTable
+from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
+from penstock.tables.delta.data_files import DataFile, UnreadableFile
+from penstock.tables.delta.direct_writes import obstacle
+from penstock.tables.delta.event_rows import written_rows
+from penstock.tables.delta.file_commit import commit_replacement
+from penstock.tables.delta.leaving_rows import GivenKeys, NewEnds
+from penstock.tables.delta.lookups import Lookup
+from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.delta.small_files import copied
+from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.statistics import indexed_columns
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+@dataclass
+class Written:
+    """What tasks have written for a plan."""
+
+    plan: MergePlan
+    rows: list[DataFile]
+    copies: CopyOnWrite | None
+    """None if no stored row changes."""
+    moved: dict[frozenset[str], list[DataFile]] = field(default_factory=dict)
+    """The files with the rows of each set of files with moved rows."""
+
+
+@dataclass
+class ChangesCommit:
+    """A function that commits staged events, over all tries."""
+
+    spark: SparkSession
+    stage: DeltaStage
+    files: Sequence[DataFile]
+    events: EventLayout
+    applied: AppliedTable
+    _written: list[Written] = field(default_factory=list)
+
+    def __call__(self, table: DeltaTable, versions: Mapping[str, int]) -> bool:
+        """Commit to a table as it was loaded, with versions of app transactions.
+
+        Return False, without a commit, if deltalake has to do it.
+        """
+        layout = DeltaLayout(self.events.table, self.events.keys)
+        if obstacle(table, "update", layout) is not None:
+            return False
+        target = replace(
+            self.stage, layout=layout, indexed=indexed_columns(layout.schema, _properties(table))
+        )
+        try:
+            recorded = self.applied.named_by(table)
+            plan = self._plan(table, recorded)
+            if plan is None:
+                return False
+            if plan.is_empty:
+                return True
+            written = self._write(target, plan)
+            replacement = written.copies.replacement(table) if written.copies else Replacement()
+        except UnreadableFile:
+            return False
+        moved = self._moved(target, written, replacement)
+        new = [*written.rows, *moved]
+        target.require_files(new)
+        recorded = self.applied.record(recorded, plan.recorded, self.spark)
+        versions = {**versions, self.applied.transaction: recorded}
+        commit_replacement(target, table, new, replacement, versions)
+        target.delete([file for file in replacement.moved if file not in moved])
+        return True
+
+    @cached_property
+    def _staged(self) -> pa.Table:
+        """The keys of all events, and what else their merge is planned from."""
+        return self.stage.columns(self.files, self.events.planning.names)
+
+    @cached_property
+    def _touched(self) -> pa.Table:
+        return self._staged.select(self.events.keys)
+
+    @cached_property
+    def _recorded(self) -> Lookup:
+        stage = DeltaStage(self.applied.place, self.stage.layout, "applied", 0)
+        return Lookup(self.spark, stage, self._touched, self.applied.schema)
+
+    @cached_property
+    def _versions(self) -> Lookup:
+        return Lookup(self.spark, self.stage, self._touched, self.events.versions)
+
+    def _plan(self, table: DeltaTable, recorded: int) -> MergePlan | None:
+        """Return what the events change; None if some leave values out, which deltalake joins."""
+        known = self._recorded.rows(self.applied.place.open(recorded))
+        plan, refused = plan_events(self.events, self._staged, known, lambda: self._versions.rows(table))
+        require_stored(refused, self.events, self.stage.place.shown)
+        if self.events.unchanged is not None and incomplete(self._staged, plan.taken).num_rows:
+            return None
+        return plan
+
+    def _write(self, target: DeltaStage, plan: MergePlan) -> Written:
+        """Have tasks write the rows of a plan, unless they have."""
+        for each in self._written:
+            if _same(each.plan, plan):
+                return each
+        rows = written_rows(self.spark, target, self.events, self.files, plan)
+        written = Written(plan, rows, self._copies(target, plan))
+        self._written.append(written)
+        return written
+
+    def _copies(self, target: DeltaStage, plan: MergePlan) -> CopyOnWrite | None:
+        if plan.changed is None:
+            taken = self._touched.filter(plan.taken)
+            return CopyOnWrite(self.spark, target, GivenKeys(taken)) if taken.num_rows else None
+        if not plan.changed.num_rows:
+            return None
+        return CopyOnWrite(self.spark, target, NewEnds(plan.changed))
+
+    def _moved(self, target: DeltaStage, written: Written, replacement: Replacement) -> list[DataFile]:
+        """Return data files with the rows that leave files since they get another end."""
+        files = replacement.moved
+        key = frozenset(file.path for file in files)
+        if key not in written.moved:
+            written.moved[key] = copied(self.spark, target, files)
+        return written.moved[key]
+
+
+def _properties(table: DeltaTable) -> Mapping[str, str | None]:
+    return table.metadata().configuration
+
+
+def _same(one: MergePlan, other: MergePlan) -> bool:
+    """Whether tasks write the same for two plans."""
+    pairs = ((one.taken, other.taken), (one.ends, other.ends), (one.changed, other.changed))
+    return all(a is b or (a is not None and b is not None and a.equals(b)) for a, b in pairs)

@@ -1,0 +1,120 @@
+"""Files of deletion vectors that a table does not have any more: deleted when readers of earlier versions
+have had as long as ``VACUUM`` gives them.
+
+The log does not say since when a vector is not needed. So once a day a note lists those that the table does
+not have, and a file is deleted that all notes list since one that is old enough.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, FileSystem
+
+from penstock.json_text import parse_json
+from penstock.lake.deletion_vectors import DeletionVector
+from penstock.lake.storage import DeltaPlace
+from penstock.tables.delta.log_files import checkpoint_path
+from penstock.tables.delta.vectors import FOLDER
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+NOTES = f"{FOLDER}_unneeded"
+_DAY = 86_400_000
+_LEAST_DAYS = 7
+_RETENTION = "delta.deletedFileRetentionDuration"
+_INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(day|week)s?", re.IGNORECASE)
+_NAME = re.compile(r"(\d+)-[0-9a-f]{32}\.json")
+
+
+@dataclass(frozen=True)
+class Note:
+    path: str
+    at: int
+    """In milliseconds since 1970."""
+
+
+def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
+    """Note the vectors that a table does not have, and delete those that it has not had for long.
+
+    The table's version has a checkpoint.
+    """
+    files, now = place.files(), time.time_ns() // 1_000_000
+    notes = _notes(files)
+    if notes and now - notes[-1].at < _DAY:
+        return
+    unneeded = _stored(files) - _live(files, table.version())
+    if not unneeded and not notes:
+        return
+    oldest = now - _DAY * _retention_days(table.metadata().configuration)
+    old = [note for note in notes if note.at <= oldest]
+    if old:
+        lists = (_listed(files, note) for note in notes[len(old) - 1 :])
+        for path in unneeded.intersection(*lists):
+            _delete(files, path)
+            unneeded = unneeded - {path}
+        for note in old[:-1]:
+            _delete(files, note.path)
+    text = json.dumps(sorted(unneeded)).encode()
+    with files.open_output_stream(f"{NOTES}/{now}-{uuid.uuid4().hex}.json", buffer_size=len(text) + 1) as out:
+        out.write(text)
+
+
+def _notes(files: FileSystem) -> list[Note]:
+    """List the notes, the oldest first."""
+    infos = files.get_file_info(FileSelector(NOTES, allow_not_found=True))
+    named = ((info.base_name, _NAME.fullmatch(info.base_name)) for info in infos)
+    notes = [Note(f"{NOTES}/{name}", int(found[1])) for name, found in named if found]
+    return sorted(notes, key=lambda note: note.at)
+
+
+def _listed(files: FileSystem, note: Note) -> set[str]:
+    try:
+        with files.open_input_file(note.path) as file:
+            return set(parse_json(file.readall()))
+    except ValueError:
+        # Its writer has died, where a file is not written whole.
+        return set()
+
+
+def _stored(files: FileSystem) -> set[str]:
+    infos = files.get_file_info(FileSelector(FOLDER, allow_not_found=True))
+    return {f"{FOLDER}/{info.base_name}" for info in infos if info.base_name.endswith(".bin")}
+
+
+def _live(files: FileSystem, version: int) -> set[str]:
+    """Return the vector files of a version, by its checkpoint."""
+    with files.open_input_file(checkpoint_path(version)) as file:
+        # The name is that of a group of columns.
+        adds = pq.ParquetFile(file).read(columns=["add.deletionVector"])
+    found: set[str] = set()
+    for chunk in adds["add"].chunks if adds.num_columns else ():
+        vectors = pc.struct_field(chunk, "deletionVector").drop_null()
+        # Of others only the bytes are in the log.
+        in_files = vectors.filter(pc.equal(pc.struct_field(vectors, "storageType").cast(pa.string()), "u"))
+        found.update(DeletionVector.of(each).path or "" for each in in_files.to_pylist())
+    return found
+
+
+def _retention_days(properties: Mapping[str, str | None]) -> int:
+    found = _INTERVAL.fullmatch((properties.get(_RETENTION) or "").strip())
+    days = int(found[1]) * (7 if found[2].lower() == "week" else 1) if found else _LEAST_DAYS
+    return max(days, _LEAST_DAYS)
+
+
+def _delete(files: FileSystem, path: str) -> None:
+    try:
+        files.delete_file(path)
+    except FileNotFoundError:
+        # Another process does the same.
+        return
