@@ -56,7 +56,7 @@ class StagedKeys(LeavingRows):
     def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
         if self._read is None:
             self._read = self.stage.columns(self.files, self.keys.names)
-        return _mask(stored, self._read)
+        return have_key(stored, self._read)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class GivenKeys(LeavingRows):
         return bounds_of(self.table)
 
     def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        return _mask(stored, self.table)
+        return have_key(stored, self.table)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class NewEnds(LeavingRows):
         return bounds_of(self.table.select(self.keys.names))
 
     def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        return _mask(stored, self.table.select(self.schema.names))
+        return have_key(stored, self.table.select(self.schema.names))
 
     def changed(self, rows: pa.Table) -> pa.Table:
         names = self.schema.names
@@ -111,7 +111,3 @@ def bounds_of(keys: pa.Table) -> list[str]:
     for batch in keys.combine_chunks().to_batches():
         statistics.add(batch)
     return [statistics.to_json()]
-
-
-def _mask(stored: pa.Table, wanted: pa.Table) -> NDArray[np.bool_]:
-    return np.array(have_key(stored, wanted), np.bool_)

@@ -96,7 +96,7 @@ class LookupTask(FileTask):
         deleted, names = deleted_rows(place, file), self.keys.column_names
         found, at = [], 0
         for batch in all_rows(place, file, self.schema):
-            chosen = np.array(have_key(pa.Table.from_batches([batch]).select(names), self.keys), np.bool_)
+            chosen = have_key(pa.Table.from_batches([batch]).select(names), self.keys)
             first, end = np.searchsorted(deleted, (at, at + batch.num_rows))
             chosen[deleted[first:end] - at] = False
             at += batch.num_rows

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from numpy.typing import NDArray
 
 from penstock.lake.deletion_vectors import DamagedVector, DeletionVector, Positions
 from penstock.lake.parquet import Piece, completed, fitted, read_piece
@@ -132,14 +133,38 @@ def deleted_rows(place: DeltaPlace, file: Stored) -> Positions:
         raise UnreadableFile from None
 
 
-def have_key(stored: pa.Table, keys: pa.Table) -> pa.ChunkedArray:
+def have_key(stored: pa.Table, keys: pa.Table) -> NDArray[np.bool_]:
     """Return for each stored row whether its key is among the keys; a null is no key."""
     if keys.num_columns > 1:
         rows = numbered(stored, _NUMBER)
         matched = rows.join(keys, keys=keys.column_names, join_type="left semi")[_NUMBER]
-        return pc.is_in(rows[_NUMBER], value_set=matched)
+        found: NDArray[np.bool_] = np.zeros(len(rows), np.bool_)
+        found[matched.to_numpy()] = True
+        return found
     column, values = stored.column(0), keys.column(0)
+    in_order = _found_in_order(column, values)
+    if in_order is not None:
+        return in_order
     if len(values) > len(column):
         # The smaller side makes the hash table.
         values = values.filter(pc.is_in(values, value_set=column))
-    return pc.is_in(column, value_set=values)
+    return np.array(pc.is_in(column, value_set=values), np.bool_)
+
+
+def _found_in_order(column: pa.ChunkedArray, values: pa.ChunkedArray) -> NDArray[np.bool_] | None:
+    """Look for numbers or times by bisection; None if the rows are not in their order.
+
+    Those of the record often are, and those of a table whose keys are numbered.
+    """
+    kind = column.type
+    if column.null_count or not (pat.is_signed_integer(kind) or pat.is_timestamp(kind)):
+        return None
+    rows = column.cast(pa.int64()).to_numpy()
+    if (rows[1:] < rows[:-1]).any():
+        return None
+    wanted = np.unique(values.drop_null().cast(pa.int64()).to_numpy())
+    first, end = (np.searchsorted(rows, wanted, side) for side in ("left", "right"))
+    steps = np.zeros(len(rows) + 1, np.int32)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, end, -1)
+    return np.asarray(steps.cumsum()[:-1] > 0)
