@@ -7,11 +7,14 @@ from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import QueueNotFoundError, StoreNotFoundError
 from penstock.feeds.queue_feed import QueueFeed
+from penstock.pump import backfills
+from tests.support.backfilled import add, await_queue, evolving, held_at
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.spark_queues import one_store
@@ -107,3 +110,35 @@ def test_a_wider_type_travels_on_into_a_table(
     )
     pump_until(5)
     assert copied() == [(1, "3.0000"), (BIG, "12345678.1234")]
+
+
+@pytest.mark.parametrize(("kind", "wider"), [("int", "bigint"), ("numeric(6, 2)", "numeric(20, 2)")])
+def test_a_table_gets_wider_types_while_its_rows_are_read(
+    source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, wider: str
+) -> None:
+    monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
+    source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
+    table = source.table(f"id {kind} PRIMARY KEY, v int", "added")
+    source.run(
+        f"ALTER PUBLICATION {source.name} DROP TABLE {table}",
+        f"INSERT INTO {table} SELECT n, n FROM generate_series(1, 1000) AS n",
+    )
+
+    def copied() -> dict[object, object]:
+        last = {row["id"]: row for row in ordered(change_rows(store_url, table))}
+        return {number: row["v"] for number, row in last.items() if row["_change_type"] != "delete"}
+
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        with held_at(monkeypatch, 5) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+            source.run(
+                f"ALTER TABLE {table} ALTER COLUMN id TYPE {wider}, ALTER COLUMN v TYPE bigint",
+                f"UPDATE {table} SET v = v + {BIG} WHERE id % 100 = 0",
+                f"UPDATE {table} SET id = id + {BIG} WHERE id % 100 = 1",
+            )
+            released.set()
+        expected = dict(source.rows(f"SELECT id, v FROM {table}"))
+        wait_until(lambda: failures or copied() == expected, 60, "the rows of the table", interval=0.5)
+        assert not failures

@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.arrow.widening import is_wider
 from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, domains_of
+from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.lookahead import logs_other_key
 from penstock.feeds.postgres.pgoutput import BEGIN, RELATION, Changes, Decoder, Relation, Truncation
 from penstock.feeds.postgres.publication import PublicationState, state_of
@@ -248,6 +249,9 @@ class TableReaders:
         check_names(self._server, plan)
         if not _are_as_wide(plan.schema(), self._readers[form.name].schema, form.key):
             raise change.in_pump(self._settings.name, version)
+        if form.name in self._backfills:
+            # The key may have got a wider type, as which its values are compared from now on.
+            self._backfills[form.name].order = KeyOrder.of(self._server, form)
         reader = self._reader(plan)
         reader.resume_after(*self._readers[form.name].place)
         reader.wants(relation, version)
