@@ -17,6 +17,7 @@ from penstock.errors import (
     InvalidNameError,
     InvalidUrlError,
     QueueNotFoundError,
+    SchemaMismatchError,
     TableRefusedError,
 )
 from penstock.export.delta_table import DeltaExportTable
@@ -114,6 +115,36 @@ def test_columns_and_partitions_that_come_later_are_exported(
     export().run()
     rows = lake.rows("orders").sort_by("n").to_pylist()
     assert rows == [{"n": 1, "s": "1", "more": None}, {"n": 2, "s": None, "more": 0.5}]
+
+
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_wider_types_are_exported(store: penstock.Store, store_url: str, lake: Lake) -> None:
+    queue = store.create_queue("narrow", pa.schema([("n", pa.int32()), ("x", pa.float32())]))
+
+    def run() -> list[dict[str, object]]:
+        penstock.QueueExport("narrow", store_url, lake.url, table=lake.named("narrow")).run()
+        return lake.rows("narrow").sort_by("n").to_pylist()
+
+    queue.append([{"n": 1, "x": 0.5}])
+    assert run() == [{"n": 1, "x": 0.5}]
+    queue.widen_columns([("n", pa.int64()), ("x", pa.float64())])
+    queue.append([{"n": 1 << 40, "x": 0.1}])
+    assert run() == [{"n": 1, "x": 0.5}, {"n": 1 << 40, "x": 0.1}]
+
+
+@pytest.mark.parametrize("lake", ["delta"], indirect=True)
+def test_a_table_that_cannot_get_a_wider_type_is_left_as_it_is(
+    store: penstock.Store, store_url: str, lake: Lake
+) -> None:
+    queue = store.create_queue("narrow", pa.schema([("n", pa.int32())]))
+    export = penstock.QueueExport("narrow", store_url, lake.url, table=lake.named("narrow"))
+    queue.append([{"n": 1}])
+    export.run()
+    queue.widen_columns([("n", pa.int64())])
+    queue.append([{"n": 1 << 40}])
+    with pytest.raises(SchemaMismatchError, match="'n' is integer in the table and long in the rows"):
+        export.run()
+    assert lake.rows("narrow").to_pylist() == [{"n": 1}]
 
 
 def test_metadata_columns_say_where_a_row_came_from(

@@ -18,7 +18,7 @@ from penstock.errors import (
 )
 from penstock.testing import replay_last_batch, temporary_store_url
 from tests.support.spark_queues import one_store
-from tests.support.sql_tables import Feed, named, query, rows, sql_name
+from tests.support.sql_tables import Feed, iceberg_url, named, query, rows, sql_name
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int32()), ("w", pa.string())])
 CHANGES = pa.schema([*SCHEMA, ("_change_type", pa.string()), ("_commit_version", pa.int64())])
@@ -119,6 +119,55 @@ def test_types_are_widened_in_postgresql(spark: SparkSession, feed: Feed, pg_url
         assert rows(url, "t", "id, v") == [(1, 1), (2, 5000000002)]
         with pytest.raises(SchemaMismatchError, match="is bigint, and the rows need text"):
             feed.add(row(3)).run(sink(url, "evolve", "id"), wrong, mode="update")
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_types_are_promoted_in_iceberg(feed: Feed, tmp_path: Path, mode: str) -> None:
+    url, keys = iceberg_url(tmp_path), ["id"] if mode == "update" else []
+
+    def wider(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr("id", "v + 5000000000L as v", "w")
+
+    feed.add(row(1), row(2)).run(sink(url, "evolve", *keys), mode=mode)
+    with pytest.raises(SchemaMismatchError, match="'v' is int in the table and long in the rows"):
+        feed.add(row(2), row(3)).run(sink(url, "ignore", *keys), wider, mode=mode)
+    feed.run(sink(url, "evolve", *keys), wider, mode=mode)
+    replay_last_batch(feed.folder / "ck")
+    feed.run(sink(url, "evolve", *keys), wider, mode=mode)
+    old = [(1, 1)] if keys else [(1, 1), (2, 2)]
+    assert rows(url, "t", "id, v") == [*old, (2, 5000000002), (3, 5000000003)]
+    with pytest.raises(SchemaMismatchError, match="'v' is long in the table and string in the rows"):
+        feed.add(row(4)).run(
+            sink(url, "evolve", *keys), lambda frame: frame.selectExpr("id", "w as v", "w"), mode=mode
+        )
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_values_of_changes_are_promoted_in_iceberg_and_keys_are_not(
+    changes: Feed, tmp_path: Path, scd_type: int
+) -> None:
+    url = iceberg_url(tmp_path)
+    target = sink(url, "evolve", "id", apply_changes=True, scd_type=scd_type)
+
+    def change(number: int, version: int, kind: str = "insert") -> dict[str, Any]:
+        return row(number, _change_type=kind, _commit_version=version)
+
+    def narrower(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("id", frame.id.cast("int"))
+
+    def wider(frame: DataFrame) -> DataFrame:
+        return narrower(frame).withColumn("v", frame.v + 5_000_000_000)
+
+    changes.add(change(1, 1), change(2, 1)).run(target, narrower)
+    changes.add(change(1, 2, "update_postimage"), change(3, 2)).run(target, wider)
+    now = [(1, 5000000001), (2, 2), (3, 5000000003)]
+    found = rows(url, "t", "id, v") if scd_type == 1 else rows(url, "t", "id, v, _valid_to")
+    if scd_type == 1:
+        assert found == now
+    else:
+        assert found == sorted([*((*each, None) for each in now), (1, 1, 2)], key=repr)
+    with pytest.raises(SchemaMismatchError, match="'id' is int in the table and long in the rows"):
+        changes.add(change(4, 3)).run(target, lambda frame: frame.withColumn("v", frame.v.cast("long")))
 
 
 def test_a_view_on_the_column_is_named(feed: Feed, pg_url: str) -> None:

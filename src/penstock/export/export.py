@@ -68,8 +68,9 @@ class QueueExport:
     is killed, or if two processes export the same queue at once. The export's consumer follows the table, and
     keeps rows that the table does not have from being trimmed.
 
-    Columns that are added to the queue later are added to the table. Other programs may append to the table
-    too, and several queues may be exported to one.
+    Columns that are added to the queue later are added to the table, and an Iceberg table gets the wider
+    types of its columns. Other programs may append to the table too, and several queues may be exported to
+    one.
 
     Parameters
     ----------

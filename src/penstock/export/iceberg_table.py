@@ -19,7 +19,7 @@ from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
 from penstock.tables.iceberg.compaction import merge, small_files
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.schema import RowLayout, add_columns, match_table, rows_layout, table_schema
+from penstock.tables.iceberg.schema import RowLayout, evolve, match_table, rows_layout, table_schema
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
 from penstock.tables.names import digest
@@ -55,7 +55,7 @@ class IcebergExportTable:
         rows = _layout(schema)
         table = self._place.find() or self._place.create(table_schema(rows))
         require_writable(self._place, table)
-        add_columns(self._place, rows)
+        evolve(self._place, rows)
         table = self._place.open()
         match_table(self._place, rows, table.schema(), table.metadata.default_spec_id)
         delete_abandoned(self._place, table)

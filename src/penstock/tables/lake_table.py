@@ -27,8 +27,10 @@ class LakeTable(Protocol):
         """Return the columns of the rows that the table lacks; none if it does not exist."""
         ...
 
-    def add_columns(self, schema: StructType) -> None:
-        """Add the columns of the rows that the table lacks, except keys."""
+    def evolve(self, schema: StructType) -> None:
+        """Add the columns of the rows that the table lacks, except keys, and widen types as far as its format
+        can.
+        """
 
     def writer(
         self, frame: DataFrame, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None

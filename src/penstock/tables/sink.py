@@ -89,9 +89,9 @@ class TableSink(Sink, ContinuousSink):
         value than one that was applied before is dropped.
     schema_changes
         What to do, when a query starts, if its rows have columns that the table lacks. ``refuse``: do not
-        start; ``evolve``: add the columns, and in PostgreSQL also widen types that are too narrow;
-        ``ignore``: leave the columns out. Types that are too narrow are refused otherwise. Output mode
-        complete replaces the table's columns in any case.
+        start; ``evolve``: add the columns, and widen types that are too narrow, in PostgreSQL and, except for
+        keys, in Iceberg; ``ignore``: leave the columns out. Types that are too narrow are refused otherwise.
+        Output mode complete replaces the table's columns in any case.
     """
 
     format: ClassVar[str] = "penstock table"
@@ -254,7 +254,7 @@ class TableSink(Sink, ContinuousSink):
                     option="guarantee",
                 )
             if self.schema_changes == EVOLVE and output_mode != "complete":
-                lake.add_columns(frame.schema)
+                lake.evolve(frame.schema)
             return lake.writer(frame, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
         keys = self.keys

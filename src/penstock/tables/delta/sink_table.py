@@ -31,7 +31,7 @@ class DeltaSinkTable:
     def new_columns(self, schema: StructType) -> list[str]:
         return new_columns(self._layout(schema), self.place.find())
 
-    def add_columns(self, schema: StructType) -> None:
+    def evolve(self, schema: StructType) -> None:
         add_columns(self.place, self._layout(schema))
 
     def writer(

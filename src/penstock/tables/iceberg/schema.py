@@ -142,35 +142,61 @@ def new_columns(rows: RowLayout, table: Table | None) -> list[str]:
     return [name for name in rows.names if _match(name, table.schema()) is None]
 
 
-def add_columns(place: IcebergPlace, rows: RowLayout) -> None:
-    """Add the columns of the rows that the table lacks, in one commit; a key is never added."""
+def evolve(place: IcebergPlace, rows: RowLayout) -> None:
+    """Add the columns of the rows that the table lacks, and promote those whose type is too narrow for them,
+    in one commit; a key is never changed.
+    """
     from pyiceberg.exceptions import CommitFailedException
 
     types = {field.name: field.field_type for field in rows.fields}
     for attempt in range(_ATTEMPTS):
         table = place.find()
         names = [name for name in new_columns(rows, table) if name not in rows.keys]
-        if table is None or not names:
+        wider = {} if table is None else _promoted(rows, table.schema())
+        if table is None or not (names or wider):
             return
         last = attempt == _ATTEMPTS - 1
         try:
             with (
                 place.translating_errors(
-                    "columns cannot be added", beside=() if last else (CommitFailedException,)
+                    "columns cannot be changed", beside=() if last else (CommitFailedException,)
                 ),
                 table.update_schema() as update,
             ):
                 for name in names:
                     update.add_column((name,), types[name])
+                for name, kind in wider.items():
+                    update.update_column((name,), kind)
         except CommitFailedException:
             continue
+        changes = [
+            *(f"add column {name}" for name in names),
+            *(f"alter column {name} type {kind}" for name, kind in wider.items()),
+        ]
         log.info(
-            "the Iceberg table %s is changed to take new rows: add column %s",
+            "the Iceberg table %s is changed to take new rows: %s",
             place.shown,
-            ", ".join(names),
-            extra={"action": "table_evolves", "table": place.shown, "columns": names},
+            ", ".join(changes),
+            extra={"action": "table_evolves", "table": place.shown, "columns": changes},
         )
         return
+
+
+def _promoted(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]:
+    """Return the columns of a table that need a wider type for the rows, where Iceberg can promote them."""
+    found = ((field, _match(field.name, schema)) for field in rows.fields if field.name not in rows.keys)
+    return {
+        column.name: field.field_type
+        for field, column in found
+        if column is not None and _is_promotion(column.field_type, field.field_type)
+    }
+
+
+def _is_promotion(stored: iceberg.IcebergType, wanted: iceberg.IcebergType) -> bool:
+    """Whether a column can get another type (Iceberg specification, version 2, "Schema Evolution")."""
+    if isinstance(stored, iceberg.DecimalType) and isinstance(wanted, iceberg.DecimalType):
+        return wanted.scale == stored.scale and wanted.precision > stored.precision
+    return any(isinstance(stored, a) and isinstance(wanted, b) for a, b in _PROMOTIONS)
 
 
 def replace_columns(rows: RowLayout, transaction: Transaction) -> None:
@@ -196,6 +222,9 @@ def replace_columns(rows: RowLayout, transaction: Transaction) -> None:
             update.delete_column((name,))
         for field in added:
             update.add_column((field.name,), field.field_type)
+
+
+_PROMOTIONS = ((iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType))
 
 
 def _type(kind: spark.DataType, ids: Iterator[int]) -> iceberg.IcebergType | None:

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from penstock.tables.iceberg.changes_writer import accepted_changes, changes_writer
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.schema import RowLayout, add_columns, new_columns, rows_layout
+from penstock.tables.iceberg.schema import RowLayout, evolve, new_columns, rows_layout
 from penstock.tables.iceberg.writer import IcebergWriter, accepted_rows, iceberg_writer
 
 
@@ -31,8 +31,8 @@ class IcebergSinkTable:
     def new_columns(self, schema: StructType) -> list[str]:
         return new_columns(self._layout(schema), self.place.find())
 
-    def add_columns(self, schema: StructType) -> None:
-        add_columns(self.place, self._layout(schema))
+    def evolve(self, schema: StructType) -> None:
+        evolve(self.place, self._layout(schema))
 
     def writer(
         self, frame: DataFrame, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None
