@@ -33,7 +33,7 @@ def test_a_displayed_sqlite_url_opens_the_same_file(name: str) -> None:
     ("url", "word", "problem"),
     [
         ("sqlite://x.db", "sqlite:///relative.db", ".MISSING_PART"),
-        ("sqlite:///", "names no file", ".MISSING_PART"),
+        ("sqlite:///", "has no file name", ".MISSING_PART"),
         ("sqlite:///:memory:", "in memory", ".MISSING_PART"),
         ("sqlite:///x.db?sinchronous=full", "'synchronous'", ".UNKNOWN_PARAMETER"),
         ("sqlite:///x.db?synchronous=off", "full or normal", ".VALUE"),

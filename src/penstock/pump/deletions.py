@@ -159,8 +159,8 @@ class Deletions:
         if search.changes.is_whole:
             return
         log.warning(
-            "queue %s no longer has its first rows, so pump %s cannot know of each of them whether %s still "
-            "has it: remove deleted rows from copies with `penstock reconcile --repair`",
+            "queue %s no longer has its first rows, so pump %s cannot find all rows that were deleted from "
+            "%s: remove them from copies with `penstock reconcile --repair`",
             self._plan.queues[table],
             self._name,
             table,

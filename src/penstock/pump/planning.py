@@ -198,7 +198,7 @@ def require_same_source(plan: PumpPlan, settings: PumpSettings, identity: str) -
     if _without_server(plan.feed) == _without_server(identity) and same and names <= set(plan.queues):
         return
     raise CheckpointMismatchError(
-        f"the pump {settings.name!r} brings {plan.feed} into {plan.listed()}: start it with the same "
+        f"the pump {settings.name!r} copies {plan.feed} into {plan.listed()}: start it with the same "
         "feed, queue and prefix, or give this one another name",
         condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
         pump=settings.name,

@@ -49,15 +49,15 @@ class Pump:
     """Moves the changes of the tables of a PostgreSQL publication into queues, without Spark.
 
     The pump reads a replication slot and appends each commit to the queues of its tables, in one transaction
-    of the store that also has the position in the log: nothing is lost and nothing repeated, whatever dies
-    when. Then the server may remove its log, however long Spark is down. A new pump first copies the rows
-    that are there (see ``snapshot`` of :class:`PostgresFeed`).
+    of the store that also has the position in the WAL. So no row is lost or repeated when a process or a
+    server dies, and the server can remove its WAL, however long Spark is down. A new pump first copies the
+    rows that are there (see ``snapshot`` of :class:`PostgresFeed`).
 
     Each table has a queue of its own, a change feed, which :class:`QueueFeed` reads. A queue that is missing
     is created. Other programs may not append to it.
 
     One process runs a pump at a time. Others that are started with the same store and name wait, and one of
-    them takes over when that one ends, or has given no sign of life for 6 seconds.
+    them takes over when that one ends, or has sent no heartbeat for 6 seconds.
 
     Parameters
     ----------

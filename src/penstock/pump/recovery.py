@@ -68,7 +68,7 @@ class Recovery:
         """Forget a request, since the pump can resume."""
         self._change_state(RecoveryRequest.remove)
         log.warning(
-            "pump %s resumes, and does not recover: `penstock pump recover %s --force` has it recover anyway",
+            "pump %s resumes, and does not recover: `penstock pump recover %s --force` recovers it anyway",
             self.settings.name,
             self.settings.name,
             extra={"action": "recovery_declined", "pump": self.settings.name},

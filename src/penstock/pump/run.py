@@ -254,7 +254,7 @@ class PumpRun:
         if step.progress is None:
             deletions.begin(step.table)
             log.info(
-                "pump %s has brought all rows of %s into its queue",
+                "pump %s has backfilled %s",
                 self.settings.name,
                 step.table,
                 extra={"action": "backfill_complete", "pump": self.settings.name, "table": step.table},
@@ -293,7 +293,7 @@ class PumpRun:
             except Exception as error:
                 self.reports.give_back(news)
                 # What it appends is refused if another process takes over meanwhile.
-                log.debug("no sign of life: %s", shown(error), extra={"action": "pump_beat_failed"})
+                log.debug("the heartbeat failed: %s", shown(error), extra={"action": "pump_beat_failed"})
                 continue
             if not alive:
                 self._lost.set()

@@ -160,7 +160,7 @@ def _sqlite(url: str) -> StoreUrl:
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
         raise InvalidUrlError(
-            f"{_shown(url)} names no file: write sqlite:///relative.db or sqlite:////absolute.db",
+            f"{_shown(url)} has no file name: write sqlite:///relative.db or sqlite:////absolute.db",
             condition="INVALID_URL.MISSING_PART",
         )
     if path == "/:memory:":

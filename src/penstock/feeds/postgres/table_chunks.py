@@ -87,7 +87,7 @@ def require_backfills(server: Server, publication: str) -> None:
     if not now.timeline:
         raise server.unavailable(
             "BACKFILL_ON_STANDBY",
-            "the server is a standby, which does not tell which transactions run: read from the primary, or "
+            "the server is a standby, which does not report running transactions: read from the primary, or "
             "start the pump with schema_changes='ignore' (--schema-changes ignore)",
         )
     rows = server.fetch("publication", publication=publication)

@@ -14,7 +14,7 @@ from penstock.json_text import Json, parse_record
 from penstock.store.database import Row, Transaction
 
 ALIVE_SECONDS = 6.0
-"""How long after its last sign of life a pump is taken for dead."""
+"""How long after its last heartbeat a pump is taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PumpRecord:
     epoch: int
     """How many processes have run it."""
     alive_at: int
-    """The last sign of life, in microseconds since 1970 by the database's clock."""
+    """The last heartbeat, in microseconds since 1970 by the database's clock."""
     position: PumpPosition
     text: str
     """Its state as JSON."""
@@ -60,7 +60,7 @@ class PumpRecord:
 
     def is_alive(self, now: int) -> bool:
         """Whether a process runs it, as far as anybody can know."""
-        # A sign of life in the future is from before the clock was set back.
+        # A heartbeat in the future is from before the clock was set back.
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
 
     def copies(self, queue: str) -> bool:
@@ -158,7 +158,7 @@ def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
 
 
 def beat_pump(tx: Transaction, name: str, owner: str) -> bool:
-    """Give a sign of life; False if another process runs the pump, or nobody does."""
+    """Send a heartbeat; False if another process runs the pump, or nobody does."""
     return bool(tx.run("beat_pump", name=name, owner=owner, now=tx.now()))
 
 

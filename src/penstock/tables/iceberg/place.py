@@ -197,8 +197,8 @@ def _parts(name: str, *, at_least: int) -> list[str]:
     if more or end != len(name) or len(parts) < at_least:
         form = "iceberg:catalog.namespace.table" if at_least == 3 else "namespace.table"
         raise InvalidNameError(
-            f"{in_quotes(name)} is no name of an Iceberg table: write {form}, with double quotes around a "
-            "part that has a dot or begins with a double quote",
+            f"{in_quotes(name)} is not the name of an Iceberg table: write {form}, with double quotes around "
+            "a part that has a dot or begins with a double quote",
             name=name,
         )
     return parts

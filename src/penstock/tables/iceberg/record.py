@@ -144,7 +144,7 @@ class Record:
 
     def _forgotten(self, why: str) -> TableRefusedError:
         return TableRefusedError(
-            f"the Iceberg table {self.place.shown} does not say any more which changes it has: {why}. "
+            f"the Iceberg table {self.place.shown} has lost the record of its changes: {why}. "
             "Restore it, or drop the table to start over",
             condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
             table=self.place.shown,
