@@ -181,12 +181,20 @@ def _wider(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
         return []
     if is_wider(wanted.type, existing.type, key=is_key):
         return [existing.with_type(wanted.type)]
-    raise SchemaMismatchError(
-        f"column {in_quotes(wanted.name)} of queue {in_quotes(queue.name)} is {existing.type}, and cannot "
-        f"become {wanted.type}: a column can get a larger integer or float, or a decimal with more digits, "
-        f"which keeps its scale if the column is in the key; {_RECREATE}",
+    raise _of_other_type(
+        queue,
+        existing,
+        wanted,
+        f"and cannot become {wanted.type}: a column can get a larger integer or float, or a decimal with "
+        f"more digits, which keeps its scale if the column is in the key; {_RECREATE}",
+    )
+
+
+def _of_other_type(queue: QueueRecord, existing: pa.Field, wanted: pa.Field, why: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"column {in_quotes(existing.name)} of queue {in_quotes(queue.name)} is {existing.type}, {why}",
         condition="SCHEMA_MISMATCH.COLUMN_TYPE",
-        column=wanted.name,
+        column=existing.name,
         expected=str(existing.type),
         found=str(wanted.type),
     )
@@ -205,14 +213,7 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
             column=field.name,
         )
     if not same_type(existing.type, field.type):
-        raise SchemaMismatchError(
-            f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is {existing.type}, not "
-            f"{field.type}: {_fix(existing, field)}",
-            condition="SCHEMA_MISMATCH.COLUMN_TYPE",
-            column=field.name,
-            expected=str(existing.type),
-            found=str(field.type),
-        )
+        raise _of_other_type(queue, existing, field, f"not {field.type}: {_fix(existing, field)}")
     if not existing.nullable:
         raise SchemaMismatchError(
             f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: {_RECREATE}",
