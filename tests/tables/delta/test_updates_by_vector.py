@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 import zlib
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +214,37 @@ def test_what_others_commit_meanwhile_is_heeded(tmp_path: Path, hook: Hook, othe
     assert live(tmp_path) == sorted([*kept, (3, "new", 1), (4, "new", 1)], key=repr)
 
 
+@pytest.mark.parametrize("moment", ["PLANNED", "CHECKED"])
+def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The log has no file for the next version then, since it has later ones, and a checkpoint."""
+    query, other = filled(tmp_path), RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
+    create_file = log_commit.create_file
+
+    def sleep() -> None:
+        monkeypatch.setattr(log_commit, "create_file", create_file)
+        for number in range(3):
+            other.write(number, table_of({(number, "other"): number}))
+        table = query.table()
+        table.create_checkpoint()
+        for version in range(table.version()):
+            (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+
+    def sleeping(*arguments: Any) -> bool:
+        sleep()
+        return create_file(*arguments)
+
+    if moment == "PLANNED":
+        hook.calls.append(sleep)
+    else:
+        monkeypatch.setattr(log_commit, "create_file", sleeping)
+    query.write(1, table_of({(1, "new"): 7, (50, "new"): 7}))
+    kept = [(n, "x", 0) for n in range(3, MANY) if n != 50]
+    new = [(0, "other", 0), (1, "new", 7), (2, "other", 2), (50, "new", 7)]
+    assert live(tmp_path) == sorted([*kept, *new], key=repr)
+
+
 def test_two_queries_that_update_a_file_at_the_same_moment_lose_nothing(tmp_path: Path, hook: Hook) -> None:
     one = filled(tmp_path)
     other = RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
@@ -271,6 +305,39 @@ def test_the_log_of_an_earlier_version_is_read_beside_later_checkpoints(tmp_path
         adds = LogFiles(query.place).adds(version, paths)
         vectors_then = sum("deletionVector" in add for add in adds.values())
         assert vectors_then == pa.table(table.deletion_vectors()).num_rows
+
+
+def test_what_a_checkpoint_says_in_other_columns_is_in_no_commit(tmp_path: Path) -> None:
+    """Statistics in columns have dates and decimals, of which JSON has none."""
+    schema = pa.schema([("a", pa.int64()), ("d", pa.date32()), ("n", pa.decimal128(9, 2))])
+    create(tmp_path, schema, ENABLED | {"delta.checkpoint.writeStatsAsStruct": "true"})
+    query = RowQuery(tmp_path, schema, "update", ["a"])
+    days, numbers = [date(2020, 1, 1)] * MANY, [Decimal("1.50")] * MANY
+    query.write(0, pa.table({"a": range(MANY), "d": days, "n": numbers}, schema))
+    query.table().create_checkpoint()
+    (before,) = added(tmp_path, 1)
+    query.write(1, pa.table({"a": [3], "d": [None], "n": [None]}, schema))
+    (again,) = [add for add in added(tmp_path, 2) if add["path"] == before["path"]]
+    assert again.keys() == {name for name in before if before[name] is not None} | {"deletionVector"}
+    assert len(live(tmp_path)) == MANY
+
+
+def test_no_commit_is_written_into_a_table_that_was_dropped_and_created_again(
+    tmp_path: Path, hook: Hook
+) -> None:
+    query = filled(tmp_path)
+    query.write(1, table_of({(3, "new"): 1}))
+
+    def recreate() -> None:
+        shutil.rmtree(tmp_path)
+        create(tmp_path, SCHEMA)
+
+    hook.calls.append(recreate)
+    with pytest.raises(CommitRefusedError, match="STAGED_FILES_MISSING"):
+        query.write(2, table_of({(4, "new"): 1}))
+    assert live(tmp_path) == []
+    query.write(2, table_of({(4, "new"): 1}))
+    assert live(tmp_path) == [(4, "new", 1)]
 
 
 def test_vectors_of_other_places_are_left_to_deltalake(tmp_path: Path) -> None:

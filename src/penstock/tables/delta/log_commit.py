@@ -9,10 +9,12 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyarrow.fs import FileType
+
 from penstock.errors import PenstockError, condition_of
 from penstock.lake.new_files import NoConditionalPut, create_file
 from penstock.lake.storage import DeltaPlace, library
-from penstock.tables.delta.log_files import commit_path
+from penstock.tables.delta.log_files import checkpoint_path, commit_path
 from penstock.tables.delta.unneeded_vectors import delete_unneeded_vectors
 
 if TYPE_CHECKING:
@@ -35,13 +37,27 @@ def commit_actions(
     now = time.time_ns() // 1_000_000
     lines = [_commit_info(table.version(), now), *actions, *_transactions(versions, now)]
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
+    _require_in_log(place, table.version())
     try:
         created = create_file(place, commit_path(version), data)
     except NoConditionalPut:
         raise NotImplementedError("its storage does not create a file only if there is none") from None
     if not created:
         raise library("deltalake.exceptions").CommitFailedError(f"another writer has made version {version}")
+    # The driver may also have been suspended just before it wrote.
+    _require_in_log(place, table.version())
     _checkpoint_at(place, version, table.metadata().configuration)
+
+
+def _require_in_log(place: DeltaPlace, version: int) -> None:
+    """Refuse to commit after a version that the log does not have any more.
+
+    While a driver was suspended, others may have committed, and the log was cleaned up, or the table created
+    again. Then there is no file for the next version, and nobody would read one.
+    """
+    infos = place.files().get_file_info([commit_path(version), checkpoint_path(version)])
+    if all(info.type != FileType.File for info in infos):
+        raise library("deltalake.exceptions").CommitFailedError(f"the log has no version {version} any more")
 
 
 def _commit_info(read: int, now: int) -> Action:

@@ -25,6 +25,11 @@ LOG = "_delta_log"
 _LAST = f"{LOG}/_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _MAPS = ("partitionValues", "tags")
+_ADD = (
+    *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
+    *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
+)
+"""What an action in a commit says. Checkpoints say some of it again, in columns such as ``stats_parsed``."""
 Actions = dict[str, dict[str, Any]]
 
 
@@ -113,7 +118,8 @@ def _chosen(adds: pa.StructArray, wanted: set[str]) -> Iterator[dict[str, Any]]:
     found = pc.is_in(pc.struct_field(adds, "path").cast(pa.string()), value_set=paths)
     for add in adds.filter(found).to_pylist():
         maps = {name: dict(add[name]) for name in _MAPS if add.get(name) is not None}
-        yield {name: value for name, value in (add | maps).items() if value is not None}
+        fields = add | maps
+        yield {name: fields[name] for name in _ADD if fields.get(name) is not None}
 
 
 def _file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:

@@ -171,11 +171,14 @@ class DeltaWriter:
         versions = {} if transaction is None else transaction.versions
         conflict = library("deltalake.exceptions").CommitFailedError
         last_conflict = ""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             table = self.place.open()
             if transaction is not None and transaction.committed(self.place, table):
                 return
             try:
+                if attempt:
+                    # Whoever was faster may have dropped the table and created it again.
+                    stage.require_files(files)
                 publish(table, versions)
                 return
             except conflict as error:
