@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.extras import load
@@ -25,6 +26,9 @@ _REPEATING = ("max_retries", "retry_timeout", "backoff_config")
 """Settings of deltalake alone, which change nothing here."""
 _CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "connect_timeout", "proxy_url")
 _CLIENT_PREFIXES = ("aws_", "azure_", "google_")
+
+_ASKED = "_delta_log/_last_checkpoint"
+_BRIEF = {"retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}}
 
 
 class NoConditionalPut(Exception):
@@ -61,12 +65,21 @@ def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
 
 
 def can_create(place: DeltaPlace) -> bool:
-    """Whether :func:`create_file` can work with a table's storage and settings."""
+    """Whether :func:`create_file` can work with a table's storage and settings.
+
+    An object store is asked, because deltalake finds credentials where this library does not look for them,
+    such as a profile of the AWS command line.
+    """
     if not is_url(place.path):
         return True
     try:
-        _store(place)
-    except NoConditionalPut:
+        store = _store(place, **_BRIEF)
+        import obstore
+
+        obstore.head(store, _ASKED)
+    except FileNotFoundError:
+        return True
+    except Exception:
         return False
     return True
 
@@ -107,7 +120,7 @@ def _found(store: ObjectStore, path: str) -> bytes | None:
         raise OSError(f"it is not known whether {path} was written ({type(error).__name__})") from None
 
 
-def _store(place: DeltaPlace) -> ObjectStore:
+def _store(place: DeltaPlace, **more: Any) -> ObjectStore:
     """Return the object store of a table, with deltalake's storage options."""
     try:
         from_url = load("obstore.store", "from_url", "a Delta table with deletion vectors in an object store")
@@ -115,7 +128,7 @@ def _store(place: DeltaPlace) -> ObjectStore:
         raise NoConditionalPut from None
     config, client = _settings(place.options)
     try:
-        store: ObjectStore = from_url(place.path, config=config, client_options=client)
+        store: ObjectStore = from_url(place.path, config=config, client_options=client, **more)
     except BaseException as error:
         # The library panics over some settings; what it says may have their values.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":

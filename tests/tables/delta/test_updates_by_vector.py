@@ -25,7 +25,7 @@ from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta import log_commit, vectors
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.log_files import LogFiles
-from tests.support.object_store import object_store
+from tests.support.object_store import KEY, SECRET, object_store
 from tests.support.object_store import settings as object_settings
 from tests.tables.delta.row_queries import RowQuery
 from tests.tables.delta.vectors import ENABLED, added, commit, create, give_vector, live, log_of, vectors_of
@@ -421,3 +421,26 @@ def test_tables_in_an_object_store_get_vectors() -> None:
         rows = pa.table(query.table().scan()).to_pylist()
         assert len(rows) == MANY
         assert pa.table(query.table().deletion_vectors()).num_rows == 1
+
+
+def test_credentials_that_only_deltalake_finds_get_no_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile of the AWS command line is one of several places where it looks for them."""
+    lines = f"[lake]\naws_access_key_id={KEY}\naws_secret_access_key={SECRET}\n"
+    (tmp_path / "credentials").write_text(lines)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    monkeypatch.setenv("AWS_FORCE_CREDENTIAL_LOAD", "true")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with object_store() as store:
+        store.bucket("lake")
+        options = object_settings(store.endpoint)
+        del options["AWS_ACCESS_KEY_ID"], options["AWS_SECRET_ACCESS_KEY"]
+        place = DeltaPlace("s3://lake/t", options)
+        place.create(SCHEMA, ENABLED)
+        query = RowQuery(place, SCHEMA, "update", ["a"])
+        query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
+        query.write(1, table_of({(3, "new"): 1}))
+        assert pa.table(query.table().deletion_vectors()).num_rows == 0
+        assert len(pa.table(query.table().scan())) == MANY
