@@ -63,12 +63,27 @@ def test_a_replaced_vector_is_deleted_after_seven_days(
     assert len(list((tmp_path / NOTES).iterdir())) <= 9
 
 
-def test_the_table_may_keep_them_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(tmp_path, monkeypatch, **{"delta.deletedFileRetentionDuration": "interval 2 weeks"})
+@pytest.mark.parametrize(
+    "interval", ["interval 2 weeks", "INTERVAL 336 HOURS", "interval 1 week 6 days 24 hours", "14 days"]
+)
+def test_the_table_may_keep_them_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    table = Table(tmp_path, monkeypatch, **{"delta.deletedFileRetentionDuration": interval})
     first, second = table.update(1), table.update(2)
     for _ in range(13):
         assert table.clean() == sorted([first, second])
     assert table.clean() == [second]
+
+
+@pytest.mark.parametrize("interval", ["interval 2 months", "interval '14' day"])
+def test_none_is_deleted_after_a_time_that_is_not_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    table = Table(tmp_path, monkeypatch, **{"delta.deletedFileRetentionDuration": interval})
+    paths = sorted([table.update(1), table.update(2)])
+    for _ in range(3):
+        assert table.clean(20) == paths
 
 
 def test_a_vector_that_comes_back_is_kept_as_long_again(

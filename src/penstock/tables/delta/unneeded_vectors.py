@@ -33,7 +33,18 @@ NOTES = f"{FOLDER}_unneeded"
 _DAY = 86_400_000
 _LEAST_DAYS = 7
 _RETENTION = "delta.deletedFileRetentionDuration"
-_INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(day|week)s?", re.IGNORECASE)
+_UNITS = {
+    "week": 7 * _DAY,
+    "day": _DAY,
+    "hour": _DAY // 24,
+    "minute": 60_000,
+    "second": 1000,
+    "millisecond": 1,
+    "microsecond": 0,
+    "nanosecond": 0,
+}
+_PART = rf"\s*(\d+)\s+({'|'.join(_UNITS)})s?(?:\s|$)"
+_INTERVAL = re.compile(rf"\s*(?:interval\s)?((?:{_PART})+)", re.IGNORECASE)
 _NAME = re.compile(r"(\d+)-[0-9a-f]{32}\.json")
 
 
@@ -56,8 +67,8 @@ def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
     unneeded = _stored(files) - _live(files, table.version())
     if not unneeded and not notes:
         return
-    oldest = now - _DAY * _retention_days(table.metadata().configuration)
-    old = [note for note in notes if note.at <= oldest]
+    kept = _retention(table.metadata().configuration)
+    old = [] if kept is None else [note for note in notes if note.at <= now - kept]
     if old:
         lists = (_listed(files, note) for note in notes[len(old) - 1 :])
         for path in unneeded.intersection(*lists):
@@ -106,10 +117,17 @@ def _live(files: FileSystem, version: int) -> set[str]:
     return found
 
 
-def _retention_days(properties: Mapping[str, str | None]) -> int:
-    found = _INTERVAL.fullmatch((properties.get(_RETENTION) or "").strip())
-    days = int(found[1]) * (7 if found[2].lower() == "week" else 1) if found else _LEAST_DAYS
-    return max(days, _LEAST_DAYS)
+def _retention(properties: Mapping[str, str | None]) -> int | None:
+    """Return for how long vectors are kept, in milliseconds; None if the property is not understood."""
+    least = _LEAST_DAYS * _DAY
+    text = next((value for name, value in properties.items() if name.lower() == _RETENTION.lower()), None)
+    if not text:
+        return least
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return None
+    parts = re.findall(_PART, found[1].lower())
+    return max(least, sum(int(number) * _UNITS[unit] for number, unit in parts))
 
 
 def _delete(files: FileSystem, path: str) -> None:
