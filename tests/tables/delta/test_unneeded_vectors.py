@@ -102,6 +102,20 @@ def test_a_vector_that_comes_back_is_kept_as_long_again(
     assert table.clean() == [second]
 
 
+def test_a_driver_that_cleans_up_late_keeps_vectors_of_a_version_that_was_restored_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(tmp_path, monkeypatch)
+    first = table.update(1)
+    table.update(2)
+    table.clean()
+    DeltaTable(str(tmp_path)).restore(2)
+    table.now += 8 * DAY
+    delete_unneeded_vectors(DeltaPlace(str(tmp_path)), DeltaPlace(str(tmp_path)).open(3))
+    assert (tmp_path / first).exists()
+    assert len(live(tmp_path)) == ROWS
+
+
 def test_vectors_of_attempts_that_died_are_deleted_and_of_those_that_commit_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,10 +86,10 @@ def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str
 
     The commit is made, whatever happens.
     """
-    if (version + 1) % int(properties.get(_INTERVAL) or _DEFAULT_INTERVAL):
-        return
     try:
         with place.translating_errors():
+            if (version + 1) % int(properties.get(_INTERVAL) or _DEFAULT_INTERVAL):
+                return
             table = place.open(version)
             table.create_checkpoint()
             if (properties.get(_CLEANUP) or "true").lower() == "true":

@@ -55,7 +55,7 @@ class LogFiles:
             checkpoint = _checkpoint_before(files, version)
         self._commits = {number: each for number, each in self._commits.items() if number > checkpoint}
         new = [number for number in range(checkpoint + 1, version + 1) if number not in self._commits]
-        read = in_parallel(lambda number: _file_actions(files, number), new)
+        read = in_parallel(lambda number: file_actions(files, number), new)
         self._commits |= dict(zip(new, read, strict=True))
         found: Actions = {}
         wanted = set(paths)
@@ -122,7 +122,8 @@ def _chosen(adds: pa.StructArray, wanted: set[str]) -> Iterator[dict[str, Any]]:
         yield {name: fields[name] for name in _ADD if fields.get(name) is not None}
 
 
-def _file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
+def file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
+    """Return the actions of a commit on files; raise :class:`UnreadableFile` if the log does not have it."""
     try:
         with files.open_input_file(commit_path(version)) as file:
             lines = file.readall().splitlines()

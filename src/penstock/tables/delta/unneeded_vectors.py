@@ -23,8 +23,9 @@ from pyarrow.fs import FileSelector, FileSystem
 from penstock.json_text import parse_json
 from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace
-from penstock.tables.delta.log_files import checkpoint_path
-from penstock.tables.delta.vectors import FOLDER
+from penstock.tables.delta.data_files import UnreadableFile
+from penstock.tables.delta.log_files import checkpoint_path, file_actions
+from penstock.tables.delta.vectors import FOLDER, vector_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -61,10 +62,15 @@ def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
     The table's version has a checkpoint.
     """
     files, now = place.files(), time.time_ns() // 1_000_000
-    notes = _notes(files)
+    notes, stored = _notes(files), _stored(files)
     if notes and now - notes[-1].at < _DAY:
         return
-    unneeded = _stored(files) - _live(files, table.version())
+    try:
+        live = _live(files, table.version()) | _added_since(place, files, table.version())
+    except UnreadableFile:
+        # A driver that was suspended before this.
+        return
+    unneeded = stored - live
     if not unneeded and not notes:
         return
     kept = _retention(table.metadata().configuration)
@@ -115,6 +121,13 @@ def _live(files: FileSystem, version: int) -> set[str]:
         in_files = vectors.filter(pc.equal(pc.struct_field(vectors, "storageType").cast(pa.string()), "u"))
         found.update(DeletionVector.of(each).path or "" for each in in_files.to_pylist())
     return found
+
+
+def _added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
+    """Return the vector files that commits after a version have added: of restored versions, for example."""
+    actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
+    vectors = (vector_of(action["add"]) for each in actions for action in each if "add" in action)
+    return {vector.path for vector in vectors if vector is not None and vector.path is not None}
 
 
 def _retention(properties: Mapping[str, str | None]) -> int | None:
