@@ -191,6 +191,24 @@ def test_deletion_vectors_are_refused_where_they_matter(path: Path) -> None:
     assert changes(feed, 1).num_rows == 1
 
 
+def test_a_table_that_may_have_deletion_vectors_is_read_until_it_has_one(path: Path) -> None:
+    """deltalake then also says that it may have variants, and those are refused where a column has some."""
+    history = History(path, feed=False, partitioned=False)
+    history.append(rows((1, "a", 1.0)))
+    DeltaTable(path).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    enabled = DeltaTable(path).version()
+    assert "variantType" in DeltaTable(path).protocol().reader_features
+    write_deltalake(path, rows((2, "a", 1.0)), mode="append")
+    assert changes(DeltaFeed(path, "id").open())["id"].to_pylist() == [1, 2]
+    edit(
+        path,
+        enabled,
+        metaData=lambda data: data.update(schemaString=data["schemaString"].replace("double", "variant")),
+    )
+    with refused("READER_FEATURE", "features variantType"):
+        DeltaFeed(path, "id").open().describe()
+
+
 def test_a_version_that_records_its_changes_may_have_deletion_vectors(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "a", 1.0)))

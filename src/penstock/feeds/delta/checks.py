@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -32,13 +33,16 @@ _FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
+_VARIANT = "variantType"
+"""deltalake adds it to each table with deletion vectors."""
 
 
 def check_state(state: TableState, shown: str, version: int | None = None) -> None:
     """Refuse a table, or one of its versions, that needs something unknown from its readers."""
     which = f"the Delta table {shown}" if version is None else f"version {version} of the Delta table {shown}"
     reader, mapping = state.protocol.reader, state.metadata.column_mapping
-    unknown = sorted(set(state.protocol.features) - _FEATURES)
+    known = _FEATURES if _has_variants(state) else _FEATURES | {_VARIANT}
+    unknown = sorted(set(state.protocol.features) - known)
     if reader > _READER or unknown:
         what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {reader}"
         raise FeedUnavailableError(
@@ -58,6 +62,10 @@ def check_state(state: TableState, shown: str, version: int | None = None) -> No
             mode=mapping,
             version=version,
         )
+
+
+def _has_variants(state: TableState) -> bool:
+    return re.search(r':\s*"variant"', state.metadata.schema) is not None
 
 
 def check_files(commit: CommitFile, before: TableState | None, table: TableState, shown: str) -> None:
