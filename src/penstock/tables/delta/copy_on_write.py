@@ -156,14 +156,16 @@ class RewriteTask(FileTask):
 
     def _changed(self, file: Stored) -> Change | None:
         place, schema = self.stage.place, self.leaving.schema
-        leaves = self.leaving.chosen(pa.Table.from_batches(all_rows(place, file, schema), schema))
+        stored = pa.Table.from_batches(all_rows(place, file, schema), schema)
+        leaves = self.leaving.chosen(stored)
         gone = deleted_rows(place, file)
         if len(gone) and gone[-1] >= len(leaves):
             raise UnreadableFile
         leaves[gone] = False
         if not leaves.any():
             return None
-        moved = self._moved(file, leaves)
+        values = self.leaving.new_values(stored.filter(pa.array(leaves)))
+        moved = None if values is None else self.stage.write(self._moved(file, leaves, values))
         deleted = np.union1d(np.flatnonzero(leaves), gone)
         if self.marks and is_worth_a_vector(file.add, len(leaves), len(deleted)):
             return Change(vector=written_vector(place, deleted), moved=moved)
@@ -171,12 +173,17 @@ class RewriteTask(FileTask):
         kept[deleted] = False
         return Change(self.stage.write(self._rows(file, kept)), moved=moved)
 
-    def _moved(self, file: Stored, leaves: NDArray[np.bool_]) -> DataFile | None:
-        if type(self.leaving).changed is LeavingRows.changed:
-            return None
-        schema = self.stage.layout.schema
-        rows = self.leaving.changed(pa.Table.from_batches(self._rows(file, leaves), schema))
-        return None if rows is None else self.stage.write(iter(rows.to_batches()))
+    def _moved(self, file: Stored, leaves: NDArray[np.bool_], values: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file that leave it, with new values of some columns."""
+        at = 0
+        for batch in self._rows(file, leaves):
+            rows = pa.Table.from_batches([batch])
+            new = values.slice(at, batch.num_rows)
+            at += batch.num_rows
+            for column in values.schema:
+                number = rows.schema.get_field_index(column.name)
+                rows = rows.set_column(number, rows.schema.field(number), new[column.name])
+            yield from rows.to_batches()
 
     def _rows(self, file: Stored, chosen: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         """Yield the chosen rows of a file, with all columns."""

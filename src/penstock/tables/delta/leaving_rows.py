@@ -36,8 +36,11 @@ class LeavingRows(ABC):
     def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
         """Return for each row of a file whether it leaves, by the columns of the schema."""
 
-    def changed(self, rows: pa.Table) -> pa.Table | None:
-        """Return the rows that leave as they are stored again; None if they are not."""
+    def new_values(self, rows: pa.Table) -> pa.Table | None:
+        """Return the columns with which rows that leave are stored again; None if they are not.
+
+        The rows have the columns of the schema.
+        """
         return None
 
 
@@ -94,13 +97,11 @@ class NewEnds(LeavingRows):
     def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
         return have_key(stored, self.table.select(self.schema.names))
 
-    def changed(self, rows: pa.Table) -> pa.Table:
+    def new_values(self, rows: pa.Table) -> pa.Table:
         names = self.schema.names
-        left, right = numbered(rows.select(names), _ROW), numbered(self.table.select(names), _OTHER)
+        left, right = numbered(rows, _ROW), numbered(self.table.select(names), _OTHER)
         both = left.join(right, keys=names, join_type="inner").sort_by(_ROW)
-        ends = self.table[VALID_TO].take(both[_OTHER])
-        place = rows.schema.get_field_index(VALID_TO)
-        return rows.set_column(place, rows.schema.field(place), ends)
+        return self.table.select([VALID_TO]).take(both[_OTHER])
 
 
 def bounds_of(keys: pa.Table) -> list[str]:
