@@ -127,7 +127,8 @@ def _added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]
     """Return the vector files that commits after a version have added: of restored versions, for example."""
     actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
     vectors = (vector_of(action["add"]) for each in actions for action in each if "add" in action)
-    return {vector.path for vector in vectors if vector is not None and vector.path is not None}
+    in_files = (vector for vector in vectors if vector is not None and vector.storage == "u")
+    return {vector.path or "" for vector in in_files}
 
 
 def _retention(properties: Mapping[str, str | None]) -> int | None:
