@@ -78,6 +78,19 @@ def test_who_knows_the_narrower_type_goes_on_until_a_value_does_not_fit(store: p
     assert [each["id"] for each in old.read(0, 0).to_pylist()] == [1, 2, BIG, BIG + 1]
 
 
+def test_rows_are_not_stored_as_older_columns_that_another_thread_has_looked_up(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = store.create_queue("q", FIRST)
+    placed = [queue.current_placement()]
+    queue.widen_columns(LONG)
+    current = queue.current_placement
+    monkeypatch.setattr(queue, "current_placement", lambda: placed.pop() if placed else current())
+    queue.append([row(BIG)])
+    assert not placed
+    assert queue.read(0, 0).to_pylist() == [row(BIG)]
+
+
 def test_an_append_that_was_running_meanwhile_has_the_earlier_type(store: penstock.Store) -> None:
     """In PostgreSQL; in SQLite it is the next writer's turn after it anyway."""
     queue = store.create_queue("q", FIRST)

@@ -22,7 +22,7 @@ from penstock.errors import InvalidInputError
 from penstock.json_text import unreadable_record
 from penstock.store.database import Database, Row
 from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
-from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.catalog import QueueGrown, QueueRecord
 from penstock.store.records.queue_columns import QueueColumns
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
@@ -117,6 +117,9 @@ class Placement:
         key to the one that ``fallback`` chooses.
         """
         width = None if self.columns is None else self.columns.width_of(rows.schema)
+        if width is None and self.columns is not None:
+            # Another thread has looked the queue up before it got them.
+            raise QueueGrown("the queue got new columns while rows were prepared for it: repeat the append")
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
             self._require_partition(rows, partition)

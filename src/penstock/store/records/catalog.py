@@ -247,7 +247,9 @@ def queue_sink(queue: QueueSink) -> str:
 
 
 class QueueGrown(CommitRefusedError):
-    """The queue got more partitions after the rows were placed and before they were appended."""
+    """The queue got more partitions, or new columns, after the rows were prepared and before they were
+    appended.
+    """
 
     condition = "COMMIT_REFUSED.QUEUE_CHANGED"
 

@@ -54,14 +54,14 @@ class QueueColumns:
         """Return the columns of rows of a width; those of now if it is larger."""
         return _columns(self.first, self.later, width if width < self.width else None)
 
-    def width_of(self, schema: pa.Schema) -> int:
-        """Return the width of rows that have been given the columns of now, or of an earlier moment."""
-        if self.width == len(self.schema):
-            return len(schema)
-        for width in range(self.width, 0, -1):
-            if _have_same_types(self.of(width), schema):
-                return width
-        raise ValueError(f"the queue never had these columns: {schema}")
+    def width_of(self, schema: pa.Schema) -> int | None:
+        """Return the width of rows that have been given the columns of now, or of an earlier moment; None if
+        their columns are newer than these.
+        """
+        if schema.equals(self.schema):
+            return self.width
+        widths = range(self.width, 0, -1)
+        return next((width for width in widths if _have_same_types(self.of(width), schema)), None)
 
     def with_more(self, fields: Sequence[pa.Field]) -> bytes:
         """Return ``later`` with more columns, or with wider ones."""
