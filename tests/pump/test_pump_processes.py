@@ -126,7 +126,7 @@ def test_a_pump_is_listed_and_removed(
         assert query.sink == f"queues '{shop.name}.orders', '{shop.name}.stock'"
     refused = _command(tmp_path, "pump", "remove", shop.name, "--yes", "--url", store_url)
     assert refused.wait() == 1
-    assert "runs: stop it first" in refused.output
+    assert "is running: stop it first" in refused.output
     os.kill(child.pid, signal.SIGINT)
     assert child.wait(30) == 0
     password = urlsplit(shop.url).password
