@@ -11,8 +11,9 @@ import pyarrow as pa
 from penstock.arrow.key_hash import key_hash
 from penstock.arrow.coerce import conform
 from penstock.arrow.segments import decode, encode
-from penstock.arrow.schema import canonical_schema, spark_json
+from penstock.arrow.schema import canonical_schema, schema_to_bytes, spark_json
 from penstock.queue.placement import Placement, home_of
+from penstock.store.records.queue_columns import QueueColumns
 
 schema = canonical_schema(pa.schema([
     pa.field("id", pa.int64(), nullable=False),
@@ -32,7 +33,8 @@ for repeats in (1, 100):
     assert decode(encode(batch), schema).equals(batch)
     decode(encode(batch), schema, ["name"])
     home = home_of(2, [key_hash(batch, ["id"])])
-    assert len(Placement(("id",), 3, (home,)).targets(batch)) == batch.num_rows
+    columns = QueueColumns(schema_to_bytes(schema))
+    assert len(Placement(("id",), 3, columns, (home,)).targets(batch)) == batch.num_rows
 found = {"pandas", "pyspark"} & set(sys.modules)
 assert not found, found
 """

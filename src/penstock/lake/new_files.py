@@ -54,6 +54,7 @@ def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
     try:
         obstore.put(store, path, data, mode="create", use_multipart=False)
     except NotImplementedError:
+        # The library's answer for a store that has no conditional writes.
         raise NoConditionalPut from None
     except Exception as error:
         # The library repeats requests by itself, so the file that exists may be this one.

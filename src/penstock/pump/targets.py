@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.arguments import in_quotes
-from penstock.arrow.widening import is_wider
 from penstock.errors import AlreadyExistsError, FeedUnavailableError, QueueNotFoundError
 from penstock.feeds.contract import COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.feeds.feed_writer import FeedRows
@@ -166,28 +165,15 @@ def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Tab
         When the queue has such a column with another type.
     """
     for schema in dict.fromkeys(batch.schema for batch in batches):
-        known = queue.schema
-        wider = [
-            field
-            for field in schema
-            if field.name in known.names and is_wider(field.type, known.field(field.name).type)
-        ]
-        if wider:
-            queue.widen_columns(pa.schema(wider))
-        added = [
-            field
-            for field in schema
-            if field.name not in known.names
-            or (field not in wider and not _holds(known.field(field.name).type, field.type))
-        ]
+        types = {field.name: field.type for field in queue.schema}
+        other = [field for field in schema if types.get(field.name, field.type) != field.type]
+        if other:
+            queue.widen_columns(pa.schema(other))
+        added = [field for field in schema if field.name not in types]
         if added:
             queue.add_columns(pa.schema(added))
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-
-
-def _holds(known: pa.DataType, wanted: pa.DataType) -> bool:
-    return known == wanted or is_wider(known, wanted)
 
 
 class Stamps:

@@ -98,9 +98,9 @@ class Placement:
 
     key: tuple[str, ...]
     partitions: int
+    columns: QueueColumns
+    """Those that the queue has and has had."""
     homes: tuple[Home, ...] = ()
-    columns: QueueColumns | None = None
-    """Those that the queue has and has had; None if each is the only one of its name."""
 
     def segments(
         self,
@@ -116,8 +116,8 @@ class Placement:
         All rows go to ``partition``; when it is None, to the partition of each row's key, and rows without a
         key to the one that ``fallback`` chooses.
         """
-        width = None if self.columns is None else self.columns.width_of(rows.schema)
-        if width is None and self.columns is not None:
+        width = self.columns.width_of(rows.schema)
+        if width is None:
             # Another thread has looked the queue up before it got them.
             raise QueueGrown("the queue got new columns while rows were prepared for it: repeat the append")
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
@@ -165,14 +165,14 @@ class Placement:
 def placement_of(database: Database, record: QueueRecord) -> Placement:
     """Return the queue's current placement."""
     if not record.key:
-        return Placement((), record.partitions, columns=record.columns)
+        return Placement((), record.partitions, record.columns)
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
     unknown = set(record.key).difference(record.schema.names)
     if unknown:
         why = ValueError("it is no column of the queue")
         raise unreadable_record(f"the key of queue {record.name!r}", why)
     homes = tuple(_home(record, row) for row in rows if row.partitions < record.partitions)
-    return Placement(record.key, record.partitions, homes, record.columns)
+    return Placement(record.key, record.partitions, record.columns, homes)
 
 
 def _home(record: QueueRecord, row: Row) -> Home:

@@ -41,12 +41,9 @@ def tables_by_queue(tables: Tables, together: bool) -> dict[str, Tables]:
 
 def _are_as_wide(now: pa.Schema, before: pa.Schema, key: Sequence[str]) -> bool:
     """Whether the columns of both schemas have the same types, or wider ones by now."""
-    return all(
-        field.type == earlier.type or is_wider(field.type, earlier.type, key=field.name in key)
-        for field in now
-        for earlier in before
-        if field.name == earlier.name
-    )
+    types = {field.name: field.type for field in before}
+    changed = [field for field in now if types.get(field.name, field.type) != field.type]
+    return all(is_wider(field.type, types[field.name], key=field.name in key) for field in changed)
 
 
 class _Reading(NamedTuple):

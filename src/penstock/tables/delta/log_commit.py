@@ -41,6 +41,7 @@ def commit_actions(
     try:
         created = create_file(place, commit_path(version), data)
     except NoConditionalPut:
+        # Who asked beforehand (`can_create`) does not get here; the place's errors name it to others.
         raise NotImplementedError("its storage does not create a file only if there is none") from None
     if not created:
         raise library("deltalake.exceptions").CommitFailedError(f"another writer has made version {version}")
