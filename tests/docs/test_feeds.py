@@ -1,4 +1,4 @@
-"""The examples of docs/feeds.md for a Delta table print and write what the page says."""
+"""The examples of docs/feeds/delta.md for a Delta table print and write what the page says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_delta_examples_print_and_write_what_the_page_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(penstock, "session", lambda **_: spark)
-    found = list(blocks(DOCS / "feeds.md"))
+    found = list(blocks(DOCS / "feeds/delta.md"))
     (place,) = [number for number, block in enumerate(found) if "for mode in" in block.body]
     names: dict[str, object] = {}
     exec(found[place].body.replace('"orders"', f'"{tmp_path}/orders"'), names)

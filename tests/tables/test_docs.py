@@ -1,4 +1,4 @@
-"""The functions in docs/tables.md write each micro-batch once."""
+"""The functions in docs/how-to/foreach-batch.md write each micro-batch once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import sqlalchemy
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-import penstock
 from penstock.store.url import parse_url
 from penstock.testing import replay_last_batch
 from tests.support.sql_tables import Feed, query, rows, sql_name
 
-DOCS = Path(__file__).resolve().parents[2] / "docs/tables.md"
-_SECTION = DOCS.read_text().partition("## Your own `foreachBatch`")[2]
+DOCS = Path(__file__).resolve().parents[2] / "docs/how-to/foreach-batch.md"
+_SECTION = DOCS.read_text().partition("## Your own `foreachBatch`")[2].partition("\n## ")[0]
 BLOCKS = dict(
     zip(("psycopg", "sqlalchemy"), re.findall(r"```python\n(.*?)```", _SECTION, re.DOTALL), strict=True)
 )
@@ -35,8 +34,9 @@ def test_a_user_defined_function_writes_once(
     dsn = f"{parsed.target}?options=-csearch_path%3D{parsed.options['schema']}"
     url = dsn.replace("postgresql:", "postgresql+psycopg:", 1)
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
-    names: dict[str, Any] = {"penstock": penstock, "dsn": dsn, "engine": engine, "app_id": "counting"}
+    names: dict[str, Any] = {}
     exec(BLOCKS[driver], names)
+    names |= {"dsn": dsn, "engine": engine}
 
     def run(checkpoint: str = "ck") -> None:
         frame = spark.readStream.format("penstock").options(url=store_url, consumer="c").load("in")
