@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import QueueNotFoundError, StoreNotFoundError
+from penstock.errors import QueueNotFoundError, StoreNotFoundError, StoreUnavailableError
+from penstock.feeds.postgres import following
+from penstock.feeds.postgres.following import Step
 from penstock.feeds.queue_feed import QueueFeed
 from penstock.pump import backfills
+from penstock.pump.appender import Appender
 from tests.support.backfilled import add, await_queue, evolving, held_at
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, ordered, pump_of, running
@@ -74,6 +78,81 @@ def test_the_queue_follows_the_types_of_its_table(shop: Source, store_url: str) 
         pa.decimal128(12, 4),
         pa.float64(),
     ]
+
+
+@one_store
+@pytest.mark.parametrize(
+    ("kind", "narrower"),
+    [
+        ("text", "varchar(2) USING left(v, 2)"),
+        ("varchar(9)", "varchar(2) USING left(v, 2)"),
+        ("timestamp", "timestamp(0)"),
+        ("numeric(12, 4)", "numeric(6, 2)"),
+        ("numeric(12, 4)", "numeric(12, 6)"),
+        ("double precision", "real"),
+    ],
+)
+def test_a_type_that_may_have_changed_values_is_refused(
+    shop: Source, store_url: str, kind: str, narrower: str
+) -> None:
+    table = shop.table(f"id int PRIMARY KEY, n int, v {kind}", "w")
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        shop.run(f"INSERT INTO {table} VALUES (1, 1, NULL)")
+        await_rows(store_url, table, 1, failures)
+        shop.run(
+            f"ALTER TABLE {table} ALTER COLUMN n TYPE bigint, ALTER COLUMN v TYPE {narrower}",
+            f"INSERT INTO {table} VALUES (2, 2, NULL)",
+        )
+        wait_until(lambda: failures, 30, "the pump to stop")
+    assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"
+    assert len(change_rows(store_url, table)) == 1
+
+
+@one_store
+@pytest.mark.parametrize(
+    ("kind", "wider"), [("real", "double precision"), ("numeric(6, 2)", "numeric(12, 4)")]
+)
+def test_a_key_whose_text_changes_is_refused(shop: Source, store_url: str, kind: str, wider: str) -> None:
+    """While a table is read, its rows are known by the text of their keys."""
+    table = shop.table(f"id {kind} PRIMARY KEY", "w")
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        shop.run(f"INSERT INTO {table} VALUES (0.1)")
+        await_rows(store_url, table, 1, failures)
+        shop.run(f"ALTER TABLE {table} ALTER COLUMN id TYPE {wider}", f"INSERT INTO {table} VALUES (0.2)")
+        wait_until(lambda: failures, 30, "the pump to stop")
+    assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"
+
+
+def test_a_type_gets_wider_inside_a_commit_that_is_appended_in_parts(
+    shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interruption, the commit is read again from its start, where it has the narrower type."""
+    monkeypatch.setattr(following, "_PART_BYTES", 1 << 12)
+    table = shop.table("id int PRIMARY KEY, price numeric(6, 2), x real", "w")
+    append, interrupted = Appender.append, threading.Event()
+
+    def append_and_stop(appender: Appender, step: Step, *, note: bool = False) -> None:
+        append(appender, step, note=note)
+        types = [base for base in appender.readers.tables.by_name[table].bases if base[0] == 701]
+        if types and appender.position.part_rows and not interrupted.is_set():
+            interrupted.set()
+            raise StoreUnavailableError("the process ends here")
+
+    monkeypatch.setattr(Appender, "append", append_and_stop)
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        shop.run(f"INSERT INTO {table} VALUES (0, 1.5, 0.5)")
+        await_rows(store_url, table, 1, failures)
+        with shop.connection.transaction():
+            shop.run(
+                f"INSERT INTO {table} SELECT n, n / 4.0, 0.1 FROM generate_series(1, 500) AS n",
+                f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(12, 4), ALTER COLUMN x TYPE float8",
+                f"INSERT INTO {table} SELECT n, n / 16.0, 0.1 FROM generate_series(501, 2000) AS n",
+            )
+        shop.run(f"INSERT INTO {table} VALUES (2001, 12345678.1234, 0.1)")
+        await_rows(store_url, table, 2002, failures)
+    assert interrupted.is_set()
+    found = [(row["id"], row["price"], row["x"]) for row in ordered(change_rows(store_url, table))]
+    assert found == shop.rows(f"SELECT id, price, x FROM {table} ORDER BY id")
 
 
 @one_store
@@ -141,4 +220,31 @@ def test_a_table_gets_wider_types_while_its_rows_are_read(
             released.set()
         expected = dict(source.rows(f"SELECT id, v FROM {table}"))
         wait_until(lambda: failures or copied() == expected, 60, "the rows of the table", interval=0.5)
+        assert not failures
+
+
+def test_a_column_of_a_table_that_is_being_read_gets_narrower_and_wider_again(
+    source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
+    monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 3)
+    source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
+    table = source.table("id int PRIMARY KEY, v bigint", "added")
+    source.run(
+        f"ALTER PUBLICATION {source.name} DROP TABLE {table}",
+        f"INSERT INTO {table} SELECT n, n FROM generate_series(1, 1000) AS n",
+    )
+
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        with held_at(monkeypatch, 5) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+            source.run(
+                f"ALTER TABLE {table} ALTER COLUMN v TYPE int, ADD COLUMN note text",
+                f"UPDATE {table} SET v = 0 WHERE id = 1",
+                f"ALTER TABLE {table} ALTER COLUMN v TYPE bigint",
+            )
+            released.set()
+        wait_until(lambda: failures or len(change_rows(store_url, table)) == 1001, 60, "the rows")
         assert not failures

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.feed_writer import append_commits
+from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.following import PlaceInLog, SlotFollower, Step
 from penstock.feeds.postgres.table_readers import TableReaders
 from penstock.json_text import Json
@@ -102,7 +103,7 @@ class Appender:
             return
         append_commits(self.database, rows, lambda tx: self._move(tx, before, after))
         self._changes = []
-        self.position, self._tables = after, self.readers.tables
+        self.position, self._tables = after, self._tables_at(after)
         times = {moment for each in rows for moment in zip(each.versions, each.timestamps, strict=True)}
         commits = np.array([time for _, time in times], np.int64)
         self.reports.appended(commits, sum(each.rows.num_rows for each in rows))
@@ -119,11 +120,22 @@ class Appender:
     def _move(self, tx: Transaction, before: PumpPosition, after: PumpPosition) -> bool:
         if not pumps.move_pump(tx, self.name, self.owner, before, after):
             return False
-        if self.readers.tables is not self._tables:
-            self._keep(tx, lambda state: state.update(tables=self.readers.tables.to_json()))
+        tables = self._tables_at(after)
+        if tables is not self._tables:
+            self._keep(tx, lambda state: state.update(tables=tables.to_json()))
         for change in self._changes:
             self._keep(tx, change)
         return True
+
+    def _tables_at(self, position: PumpPosition) -> Tables:
+        """Return how the tables are read from a position on.
+
+        After an interruption a commit that is not complete is read from its start, where a table may have
+        another form than at its end.
+        """
+        if not position.part_rows:
+            return self.readers.tables
+        return self.readers.tables_before(position.part_version - self.offset)
 
     def confirm(self, follower: SlotFollower, step: Step, *, leaves_room: bool) -> None:
         """Let the server remove what is appended.

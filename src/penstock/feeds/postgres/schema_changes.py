@@ -278,7 +278,9 @@ def evolved(
         return None
     logged = {column.name: tables.base(column) for column in relation.columns}
     wider = {name for name in lasting if not holds(planned[name], logged[name])}
-    if wider and not (keeps_new and all(_widens(planned[name], logged[name]) for name in wider)):
+    if wider and not keeps_new:
+        return None
+    if not all(_widens(planned[name], logged[name], key=name in table.key) for name in wider):
         return None
     bases = logged | {name: planned[name] for name in lasting if name not in wider}
     columns = [column for column in relation.columns if keeps_new or column.name in planned]
@@ -403,13 +405,19 @@ def holds(planned: BaseType, logged: BaseType) -> bool:
     return False
 
 
-def _widens(planned: BaseType, logged: BaseType) -> bool:
-    """Whether a logged type holds all values of a planned one, and the change of type left them equal."""
+def _widens(planned: BaseType, logged: BaseType, *, key: bool) -> bool:
+    """Whether a logged type holds all values of a planned one, and the change of type left them equal.
+
+    With ``key``, their text too, by which rows are known while a table is read.
+    """
     (kind, modifier), (other, other_modifier) = planned, logged
     if kind == other == NUMERIC and modifier >= 4 and other_modifier >= 4:
         (precision, scale), (other_precision, other_scale) = map(digits, (modifier, other_modifier))
-        return other_scale >= scale and other_precision - other_scale >= precision - scale
-    return (kind, other) == (_REAL, _DOUBLE) or holds(logged, planned)
+        keeps_text = scale == other_scale or not key
+        return keeps_text and other_scale >= scale and other_precision - other_scale >= precision - scale
+    if kind in _WHOLE_NUMBERS and other in _WHOLE_NUMBERS:
+        return holds(logged, planned)
+    return (kind, other) == (_REAL, _DOUBLE) and not key
 
 
 def _no_less(modifier: int, other: int) -> bool:

@@ -183,12 +183,11 @@ def _gone(connection: Connection, tables: Tables) -> list[str]:
     gone = [name for name in table.relation.names if name not in now]
     if set(gone) & set(table.key):
         raise TableChanged
-    for column in table.relation.columns:
-        current = now.get(column.name)
+    for name, planned in zip(table.relation.names, table.bases, strict=True):
+        current = now.get(name)
         if current is None:
             continue
-        base = tables.base(Column(column.name, current.type, current.modifier))
-        if not holds(tables.base(column), base):
+        if not holds(planned, tables.base(Column(name, current.type, current.modifier))):
             raise TableChanged
     return gone
 

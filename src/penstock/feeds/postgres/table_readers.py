@@ -39,11 +39,11 @@ def tables_by_queue(tables: Tables, together: bool) -> dict[str, Tables]:
     }
 
 
-def _are_as_wide(now: pa.Schema, before: pa.Schema, key: Sequence[str]) -> bool:
+def _are_as_wide(now: pa.Schema, before: pa.Schema) -> bool:
     """Whether the columns of both schemas have the same types, or wider ones by now."""
     types = {field.name: field.type for field in before}
     changed = [field for field in now if types.get(field.name, field.type) != field.type]
-    return all(is_wider(field.type, types[field.name], key=field.name in key) for field in changed)
+    return all(is_wider(field.type, types[field.name]) for field in changed)
 
 
 class _Reading(NamedTuple):
@@ -103,6 +103,8 @@ class TableReaders:
         self._use(tables)
         self._readers: dict[str, RowReader] = {}
         self._readings: dict[Relation, _Reading | None] = {}
+        self._before: tuple[int, Tables] = (0, tables)
+        """The last commit in which a table got another form, and how the tables were read before it."""
         self.has_evolved = False
         """Whether tables have got columns that the state of the publication may not have."""
 
@@ -143,6 +145,11 @@ class TableReaders:
             for oid, name in now.names.items()
             if oid not in known.by_oid and name not in known.by_name
         }
+
+    def tables_before(self, version: int) -> Tables:
+        """Return how the tables are read at the start of the last commit, to read it once more."""
+        changed, before = self._before
+        return before if changed == version else self.tables
 
     def begin(self, part_version: int, part_rows: int) -> None:
         """Begin to read, after some rows of a commit; 0 and 0 for a whole one."""
@@ -244,7 +251,7 @@ class TableReaders:
         chosen = self.tables.chosen or len(self.tables.tables) > 1
         plan = replace(tables, tables=(form,), several=False, chosen=chosen, some_columns=True)
         check_names(self._server, plan)
-        if not _are_as_wide(plan.schema(), self._readers[form.name].schema, form.key):
+        if not _are_as_wide(plan.schema(), self._readers[form.name].schema):
             raise change.in_pump(self._settings.name, version)
         if form.name in self._backfills:
             # The key may have got a wider type, as which its values are compared from now on.
@@ -253,6 +260,8 @@ class TableReaders:
         reader.resume_after(*self._readers[form.name].place)
         reader.wants(relation, version)
         self._readers[form.name] = reader
+        if version != self._before[0]:
+            self._before = version, self.tables
         others = [each if each is not table else with_columns(table, form) for each in self.tables.tables]
         self._use(replace(tables, tables=tuple(others)))
         self.has_evolved = True
