@@ -137,3 +137,27 @@ def test_columns_of_other_types_are_refused_by_name(
     table.append(pa.table({"ä `b`.c": pa.array([["x"]], pa.list_(pa.string())), "n": ["text"]}))
     with pytest.raises(Exception, match="READ_WITH_ICEBERG"):
         export.frame(spark).collect()
+
+
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_another_queue_gives_the_table_wider_types(
+    spark: SparkSession, store: penstock.Store, store_url: str, lake: Lake
+) -> None:
+    schema = pa.schema([("n", pa.int32()), ("x", pa.float32()), ("d", pa.decimal128(6, 2))])
+    queues = [store.create_queue(name, schema) for name in ("wide", "narrow")]
+    exports = [
+        penstock.QueueExport(queue.name, store_url, lake.url, table=lake.named("both"), consumer=queue.name)
+        for queue in queues
+    ]
+    for number, (queue, export) in enumerate(zip(queues, exports, strict=True)):
+        queue.append([{"n": number, "x": 0.5, "d": 1}])
+        export.run()
+    queues[0].widen_columns([("n", pa.int64()), ("x", pa.float64()), ("d", pa.decimal128(12, 2))])
+    queues[0].append([{"n": 1 << 40, "x": 0.1, "d": 10**9}])
+    exports[0].run()
+    queues[1].append([{"n": 2, "x": 0.25, "d": 2}])
+    expected = [(0, 0.5, 1), (1, 0.5, 1), (2, 0.25, 2), (1 << 40, 0.1, 10**9)]
+    for _ in range(2):
+        assert sorted(map(tuple, exports[1].frame(spark).collect())) == expected
+        exports[1].run()
+    assert sorted(map(tuple, exports[0].frame(spark).collect())) == expected

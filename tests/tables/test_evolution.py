@@ -136,6 +136,9 @@ def test_types_are_promoted_in_iceberg(feed: Feed, tmp_path: Path, mode: str) ->
     feed.run(sink(url, "evolve", *keys), wider, mode=mode)
     old = [(1, 1)] if keys else [(1, 1), (2, 2)]
     assert rows(url, "t", "id, v") == [*old, (2, 5000000002), (3, 5000000003)]
+    # A program that is not up to date goes on.
+    feed.add(row(5)).run(sink(url, "refuse", *keys), mode=mode)
+    assert rows(url, "t", "id, v")[-1] == (5, 5)
     with pytest.raises(SchemaMismatchError, match="'v' is long in the table and string in the rows"):
         feed.add(row(4)).run(
             sink(url, "evolve", *keys), lambda frame: frame.selectExpr("id", "w as v", "w"), mode=mode
@@ -166,8 +169,10 @@ def test_values_of_changes_are_promoted_in_iceberg_and_keys_are_not(
         assert found == now
     else:
         assert found == sorted([*((*each, None) for each in now), (1, 1, 2)], key=repr)
+    changes.add(change(3, 3, "update_postimage"), change(4, 3)).run(target, narrower)
+    assert {(3, 3), (4, 4)} <= set(rows(url, "t", "id, v"))
     with pytest.raises(SchemaMismatchError, match="'id' is int in the table and long in the rows"):
-        changes.add(change(4, 3)).run(target, lambda frame: frame.withColumn("v", frame.v.cast("long")))
+        changes.add(change(5, 4)).run(target, lambda frame: frame.withColumn("v", frame.v.cast("long")))
 
 
 def test_a_view_on_the_column_is_named(feed: Feed, pg_url: str) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from penstock.arrow.widening import is_wider
 from penstock.errors import TableRefusedError
 
 MOST_SMALL = 32
@@ -98,8 +99,14 @@ def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict
 
 
 def with_columns_of(stored: pa.Schema, rows: pa.Schema) -> pa.Schema:
-    """Return a table's columns, in its order, with the types of the rows where they have the column."""
+    """Return a table's columns, in its order, with the types of the rows where they have the column, unless
+    rows of another queue have a wider one.
+    """
     own = {field.name.lower(): field for field in rows}
+    fields = [(own.get(field.name.lower(), field), field) for field in stored]
     return pa.schema(
-        [own.get(field.name.lower(), field).with_name(field.name).with_nullable(True) for field in stored]
+        [
+            (there if is_wider(there.type, field.type) else field).with_name(there.name).with_nullable(True)
+            for field, there in fields
+        ]
     )

@@ -111,7 +111,7 @@ def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: i
         column = found[field.name]
         if column is None:
             differences.append(f"it has no column {in_quotes(field.name)}")
-        elif _plain(column.field_type) != _plain(field.field_type):
+        elif not _takes(column.field_type, field.field_type, is_key=field.name in rows.keys):
             differences.append(
                 f"column {in_quotes(column.name)} is {_shown(column.field_type)} in the table and "
                 f"{_shown(field.field_type)} in the rows"
@@ -190,6 +190,11 @@ def _promoted(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]
         for field, column in found
         if column is not None and _is_promotion(column.field_type, field.field_type)
     }
+
+
+def _takes(stored: iceberg.IcebergType, given: iceberg.IcebergType, *, is_key: bool) -> bool:
+    """Whether a column takes values of a type: its own, or one that it was promoted from by other rows."""
+    return _plain(stored) == _plain(given) or (not is_key and _is_promotion(given, stored))
 
 
 def _is_promotion(stored: iceberg.IcebergType, wanted: iceberg.IcebergType) -> bool:
