@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 
 import psycopg
@@ -16,11 +18,13 @@ from penstock.errors import QueueNotFoundError, StoreNotFoundError, StoreUnavail
 from penstock.feeds.postgres import following
 from penstock.feeds.postgres.following import Step
 from penstock.feeds.queue_feed import QueueFeed
-from penstock.pump import backfills
+from penstock.pump import backfills, last_changes
 from penstock.pump.appender import Appender
+from penstock.pump.last_changes import LastChanges
 from tests.support.backfilled import add, await_queue, evolving, held_at
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.recovered import drop_slot, fold, is_recovered, queue_rows, recover
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
@@ -248,3 +252,93 @@ def test_a_column_of_a_table_that_is_being_read_gets_narrower_and_wider_again(
             released.set()
         wait_until(lambda: failures or len(change_rows(store_url, table)) == 1001, 60, "the rows")
         assert not failures
+
+
+def test_deletes_of_a_recovery_have_keys_of_a_wider_type(source: Source, store_url: str) -> None:
+    """Its queue still has the earlier type: no row has come since."""
+    table = source.table("id int PRIMARY KEY, v int", "w")
+    source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+        await_rows(store_url, table, 2, failures)
+    drop_slot(source)
+    source.run(f"DELETE FROM {table}", f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint")
+    recover(store_url)
+    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+        wait_until(lambda: failures or is_recovered(store_url), 30, "the recovery")
+        assert not failures
+        assert fold(queue_rows(store_url, table), ["id"], ["id", "v"]) == {}
+        source.run(f"INSERT INTO {table} VALUES ({BIG}, 3)")
+        await_rows(store_url, table, 5, failures)
+
+
+def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
+    source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = source.table("id int PRIMARY KEY, v int", "w")
+    source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+        await_rows(store_url, table, 2, failures)
+    drop_slot(source)
+    source.run(f"DELETE FROM {table} WHERE id = 1")
+    recover(store_url)
+    read_on, began = LastChanges.read_on, threading.Event()
+
+    def reading(changes: LastChanges, ends: Callable[[], bool] = lambda: False) -> None:
+        if not began.is_set():
+            began.set()
+            with psycopg.connect(source.url, autocommit=True) as connection:
+                Source(source.url, source.name, connection).run(
+                    f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint",
+                    f"INSERT INTO {table} VALUES ({BIG}, 3)",
+                )
+            await_rows(store_url, table, 4, failures)
+        read_on(changes, ends)
+
+    monkeypatch.setattr(LastChanges, "read_on", reading)
+    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+        wait_until(lambda: failures or is_recovered(store_url), 30, "the recovery")
+        assert not failures
+    assert began.is_set()
+    assert fold(queue_rows(store_url, table), ["id"], ["id", "v"]) == {
+        (2,): {"id": 2, "v": 2},
+        (BIG,): {"id": BIG, "v": 3},
+    }
+
+
+def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_changes, "_ROWS", 1)
+    key = [("n", pa.int16()), ("x", pa.float32()), ("d", pa.decimal128(4, 2))]
+    rest = [("_commit_version", pa.int64()), ("_commit_sequence", pa.int64()), ("_change_type", pa.string())]
+    queue = store.create_queue("q", pa.schema([*key, *rest]))
+    names = [name for name, _ in key]
+
+    def add(version: int, kind: str, *values: object) -> None:
+        queue.append(
+            [
+                dict(
+                    zip(names, values, strict=True),
+                    _commit_version=version,
+                    _commit_sequence=0,
+                    _change_type=kind,
+                )
+            ]
+        )
+
+    add(1, "insert", 1, 0.5, Decimal(1))
+    add(2, "insert", 2, -0.0, Decimal(2))
+    add(3, "insert", 3, 0.25, Decimal(3))
+    changes = LastChanges(store.queue("q"), names)
+    changes.read_on()
+    queue.widen_columns([("n", pa.int64()), ("x", pa.float64()), ("d", pa.decimal128(12, 2))])
+    add(4, "update_postimage", 1, 0.5, Decimal(1))
+    add(5, "delete", 2, -0.0, Decimal(2))
+    add(6, "insert", BIG, 0.1, Decimal(10) ** 8)
+    changes.read_on()
+    assert [each.to_pylist() for each in changes.live(9, 9)] == [
+        [1, 3, BIG],
+        [0.5, 0.25, 0.1],
+        [Decimal(1), Decimal(3), Decimal(10) ** 8],
+    ]
+    changes.close()

@@ -31,7 +31,6 @@ class LastChanges:
 
     def __init__(self, queue: Queue, key: Sequence[str]) -> None:
         self._queue, self._key = queue, list(key)
-        self._types = [queue.schema.field(name).type for name in key]
         self._next: dict[int, int] = {}
         self._returned: tuple[object, ...] | None = None
         """The last key that was returned as a live one."""
@@ -39,7 +38,7 @@ class LastChanges:
         """Whether the queue had all rows that were ever appended: none was trimmed."""
         # Without a name, SQLite keeps it in a temporary file that nobody else sees.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._names = [f"k{place}" for place in range(len(self._types))]
+        self._names = [f"k{place}" for place in range(len(self._key))]
         columns = ", ".join(self._names)
         self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self._database.execute("PRAGMA synchronous = OFF")
@@ -54,7 +53,10 @@ class LastChanges:
     def read_on(self, ends: Callable[[], bool] = lambda: False) -> None:
         """Read the rows that were appended since, until only few are left, or ``ends`` returns true."""
         while not ends():
-            if sum(self._read(partition, ends) for partition in self._queue.info().partitions) < _ROWS:
+            partitions = self._queue.info().partitions
+            # After that: then all values of their rows fit into the queue's types.
+            self._queue.refresh()
+            if sum(self._read(partition, ends) for partition in partitions) < _ROWS:
                 return
 
     def _read(self, bounds: PartitionInfo, ends: Callable[[], bool]) -> int:
@@ -109,7 +111,8 @@ class LastChanges:
                 [upto, *(self._returned or ()), most],
             ).fetchall()
         self._returned = rows[-1] if rows else self._returned
-        return [_restored([row[place] for row in rows], kind) for place, kind in enumerate(self._types)]
+        types = [self._queue.schema.field(name).type for name in self._key]
+        return [_restored([row[place] for row in rows], kind) for place, kind in enumerate(types)]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -133,14 +136,16 @@ class LastChanges:
 
 
 def _stored(values: pa.ChunkedArray) -> list[object]:
-    """Return values of a key as SQLite keeps them, without a loss."""
+    """Return values of a key as SQLite keeps them, without a loss; the same if their type gets wider."""
     kind = values.type
     if pat.is_decimal(kind):
         values = values.cast(pa.string())
     elif pat.is_boolean(kind):
         values = values.cast(pa.int8())
-    elif (number := _same_bits(kind)) is not None:
-        values = pa.chunked_array([chunk.view(number) for chunk in values.chunks], number)
+    elif pat.is_floating(kind):
+        values = _viewed(values.cast(pa.float64()), pa.int64())
+    elif pat.is_temporal(kind):
+        values = _viewed(values, _same_bits(kind))
     stored: list[object] = values.to_pylist()
     return stored
 
@@ -150,12 +155,17 @@ def _restored(values: list[object], kind: pa.DataType) -> pa.Array:
         return pa.array(values, pa.string()).cast(kind)
     if pat.is_boolean(kind):
         return pa.array(values, pa.int8()).cast(kind)
-    number = _same_bits(kind)
-    return pa.array(values, kind) if number is None else pa.array(values, number).view(kind)
+    if pat.is_floating(kind):
+        return pa.array(values, pa.int64()).view(pa.float64()).cast(kind)
+    if pat.is_temporal(kind):
+        return pa.array(values, _same_bits(kind)).view(kind)
+    return pa.array(values, kind)
 
 
-def _same_bits(kind: pa.DataType) -> pa.DataType | None:
-    """Return the whole number with the bits of a value; None for a type that SQLite has."""
-    if not (pat.is_floating(kind) or pat.is_temporal(kind)):
-        return None
+def _viewed(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk.view(kind) for chunk in values.chunks], kind)
+
+
+def _same_bits(kind: pa.DataType) -> pa.DataType:
+    """Return the whole number with the bits of a time."""
     return pa.from_numpy_dtype(np.dtype(f"int{kind.bit_width}"))
