@@ -175,6 +175,33 @@ def test_values_of_changes_are_promoted_in_iceberg_and_keys_are_not(
         changes.add(change(5, 4)).run(target, lambda frame: frame.withColumn("v", frame.v.cast("long")))
 
 
+@pytest.mark.parametrize("applied", [False, True])
+def test_keys_with_more_digits_after_the_point_are_refused_in_sqlite(
+    spark: SparkSession, tmp_path: Path, applied: bool
+) -> None:
+    """Equal keys would be other text there."""
+    more = CHANGES if applied else SCHEMA
+    schema = pa.schema([("id", pa.decimal128(6, 2)), *list(more)[1:]])
+    with temporary_store_url(None) as url:
+        feed = Feed(spark, url, tmp_path, schema)
+        target = sink(url, "evolve", "id", apply_changes=applied)
+        mode = "append" if applied else "update"
+
+        def change(version: int, kind: str) -> dict[str, Any]:
+            events = {"_change_type": kind, "_commit_version": version} if applied else {}
+            return row(1, **events) | {"v": version}
+
+        feed.add(change(1, "insert")).run(target, mode=mode)
+        feed.queue.widen_columns([("id", pa.decimal128(12, 4))])
+        feed.add(change(2, "update_postimage"))
+        with pytest.raises(
+            SchemaMismatchError, match="have 2 digits after the point, and those of the rows 4"
+        ):
+            feed.run(target, mode=mode)
+        feed.run(target, lambda frame: frame.withColumn("id", frame.id.cast("decimal(10, 2)")), mode=mode)
+        assert [(str(key), v) for key, v in rows(url, "t", "id, v")] == [("1.00", 2)]
+
+
 def test_a_view_on_the_column_is_named(feed: Feed, pg_url: str) -> None:
     with temporary_store_url(pg_url) as url:
         feed.add(row(1)).run(sink(url, "refuse"))

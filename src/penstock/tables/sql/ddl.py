@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
 import pyarrow.types as pat
 
@@ -244,7 +246,34 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
     if existing is None:
         create_table(tx, layout)
     elif not complete:
-        _require_compatible(layout, existing)
+        _require_compatible(layout, existing, _other_scales(tx, layout, existing))
+
+
+def _other_scales(tx: Transaction, layout: Layout, existing: ExistingTable) -> list[str]:
+    """Describe decimal keys that SQLite has as another text than that of equal keys in the rows."""
+    if layout.dialect != "sqlite":
+        return []
+    names, described = spelled_as(existing, layout).types, []
+    for key in layout.keys:
+        if not pat.is_decimal(key.type) or key.name not in names:
+            continue
+        stored = f"select {key.sql} from {layout.name.sql} where typeof({key.sql}) = 'text' limit 1"
+        for (text,) in tx.query(stored):
+            scale = _scale(text)
+            if scale not in (None, key.type.scale):
+                described.append(
+                    f"the table's keys {in_quotes(key.name)} have {scale} digits after the point, and those "
+                    f"of the rows {key.type.scale}, which are other text"
+                )
+    return described
+
+
+def _scale(text: str) -> int | None:
+    """Return the number of digits after the point; None for what is no number."""
+    try:
+        return -int(Decimal(text).as_tuple().exponent)
+    except (InvalidOperation, ValueError):
+        return None
 
 
 def require_compatible(tx: Transaction, layout: Layout) -> None:
@@ -274,8 +303,8 @@ def _gone(name: TableName) -> TableRefusedError:
     )
 
 
-def _require_compatible(layout: Layout, existing: ExistingTable) -> None:
-    described = differences(layout, existing, complete=False)
+def _require_compatible(layout: Layout, existing: ExistingTable, more: Sequence[str] = ()) -> None:
+    described = [*differences(layout, existing, complete=False), *more]
     if described:
         raise SchemaMismatchError(
             f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query "
