@@ -113,6 +113,24 @@ def test_a_type_that_may_have_changed_values_is_refused(
 
 
 @one_store
+def test_a_type_that_gets_narrower_again_is_refused(shop: Source, store_url: str) -> None:
+    table = shop.table("id int PRIMARY KEY, price numeric(6, 2)", "w")
+    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        for number in (0, 1):
+            shop.run(f"INSERT INTO {table} VALUES ({number}, 1.5)")
+            await_rows(store_url, table, number + 1, failures)
+        shop.run(
+            f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(12, 4)",
+            f"INSERT INTO {table} VALUES (2, 1.2345)",
+            f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(6, 2)",
+            f"INSERT INTO {table} VALUES (3, 1.5)",
+        )
+        wait_until(lambda: failures, 30, "the pump to stop")
+    assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"
+    assert [row["id"] for row in ordered(change_rows(store_url, table))] == [0, 1, 2]
+
+
+@one_store
 @pytest.mark.parametrize(
     ("kind", "wider"), [("real", "double precision"), ("numeric(6, 2)", "numeric(12, 4)")]
 )
@@ -342,3 +360,38 @@ def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
         [Decimal(1), Decimal(3), Decimal(10) ** 8],
     ]
     changes.close()
+
+
+@pytest.mark.parametrize("more", ["", ", ADD COLUMN note text"])
+def test_a_table_is_added_with_rows_from_before_its_types_got_wider(
+    source: Source, store_url: str, more: str
+) -> None:
+    source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
+    table = source.table("id int PRIMARY KEY, price numeric(6, 2), x real, n int", "added")
+    source.run(
+        f"ALTER PUBLICATION {source.name} DROP TABLE {table}", f"INSERT INTO {table} VALUES (1, 1.5, 0.1, 1)"
+    )
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+    add(source)
+    source.run(
+        f"INSERT INTO {table} VALUES (2, 2.5, 0.2, 2)",
+        f"UPDATE {table} SET price = 3 WHERE id = 1",
+        f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(12, 4), ALTER COLUMN x TYPE double precision, "
+        f"ALTER COLUMN n TYPE bigint{more}",
+        f"INSERT INTO {table} (id, price, x, n) VALUES (3, 12345678.1234, 0.1, {BIG})",
+    )
+    with running(evolving(source, store_url)) as failures:
+        await_rows(store_url, table, 3, failures)
+        source.run(f"UPDATE {table} SET n = n + 1 WHERE id < 3", f"DELETE FROM {table} WHERE id = 3")
+        await_rows(store_url, table, 6, failures)
+        found = fold(queue_rows(store_url, table), ["id"], ["id", "price", "x", "n"])
+        expected = source.rows(f"SELECT id, price, x, n FROM {table} ORDER BY id")
+        assert [tuple(found[key].values()) for key in sorted(found)] == expected
+        source.run(
+            f"ALTER TABLE {table} ALTER COLUMN price TYPE numeric(6, 2), ALTER COLUMN x TYPE real, "
+            f"ALTER COLUMN n TYPE int",
+            f"INSERT INTO {table} (id, price) VALUES (4, 1)",
+        )
+        wait_until(lambda: failures, 30, "the pump to stop")
+    assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"

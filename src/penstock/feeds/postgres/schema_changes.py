@@ -7,7 +7,7 @@ one. Any other change ends the query before the first row that does not fit, wit
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -269,24 +269,49 @@ def evolved(
     With ``keeps_new`` it has the new columns and types. Other columns that are still there keep the planned
     types.
     """
-    if change.condition not in _EVOLVABLE or (tables.changes_rows and not table.keyed):
-        # Without a key all columns identify a row, and others would identify other rows.
+    if not _may_evolve(table, relation, tables, change):
         return None
     planned = dict(zip(table.relation.names, table.bases, strict=True))
-    lasting = [name for name in relation.names if name in planned]
-    if lasting != [name for name in planned if name in lasting] or not set(table.key) <= set(lasting):
-        return None
     logged = {column.name: tables.base(column) for column in relation.columns}
-    wider = {name for name in lasting if not holds(planned[name], logged[name])}
+    wider = {name for name in planned.keys() & logged.keys() if not holds(planned[name], logged[name])}
     if wider and not keeps_new:
         return None
     if not all(_widens(planned[name], logged[name], key=name in table.key) for name in wider):
         return None
-    bases = logged | {name: planned[name] for name in lasting if name not in wider}
-    columns = [column for column in relation.columns if keeps_new or column.name in planned]
+    bases = logged | {name: base for name, base in planned.items() if name not in wider}
+    return _in_form(table, relation, bases, [name for name in relation.names if keeps_new or name in planned])
+
+
+def earlier_form(table: Table, relation: Relation, tables: Tables, change: SchemaChange) -> Table | None:
+    """Return a planned table in the form of a logged relation from before it was planned, which had fewer
+    columns or columns of types with fewer values; None if it cannot be one.
+    """
+    if not _may_evolve(table, relation, tables, change):
+        return None
+    planned = dict(zip(table.relation.names, table.bases, strict=True))
+    logged = {column.name: tables.base(column) for column in relation.columns if column.name in planned}
+    narrower = {name: base for name, base in logged.items() if not holds(planned[name], base)}
+    if not all(_widens(base, planned[name], key=name in table.key) for name, base in narrower.items()):
+        return None
+    return _in_form(table, relation, planned | narrower, list(logged))
+
+
+def _may_evolve(table: Table, relation: Relation, tables: Tables, change: SchemaChange) -> bool:
+    """Whether a logged relation has the key of a planned table, and its other columns in their order."""
+    if change.condition not in _EVOLVABLE or (tables.changes_rows and not table.keyed):
+        # Without a key all columns identify a row, and others would identify other rows.
+        return False
+    planned = table.relation.names
+    lasting = [name for name in relation.names if name in planned]
+    return lasting == [name for name in planned if name in lasting] and set(table.key) <= set(lasting)
+
+
+def _in_form(table: Table, relation: Relation, bases: Mapping[str, BaseType], names: Sequence[str]) -> Table:
+    """Return a table with some columns of a relation, of certain types."""
+    columns = tuple(column for column in relation.columns if column.name in names)
     return replace(
         table,
-        relation=replace(relation, columns=tuple(columns)),
+        relation=replace(relation, columns=columns),
         bases=tuple(bases[column.name] for column in columns),
         read_as=tuple((name, kind) for name, kind in table.read_as if name in relation.names),
     )

@@ -13,10 +13,18 @@ from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, domains_of
 from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.lookahead import logs_other_key
-from penstock.feeds.postgres.pgoutput import BEGIN, RELATION, Changes, Decoder, Relation, Truncation
+from penstock.feeds.postgres.pgoutput import BEGIN, RELATION, Changes, Column, Decoder, Relation, Truncation
 from penstock.feeds.postgres.publication import PublicationState, state_of
 from penstock.feeds.postgres.rows import RowReader
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, evolved, partition_key, with_columns
+from penstock.feeds.postgres.schema_changes import (
+    Fit,
+    SchemaChange,
+    earlier_form,
+    evolved,
+    holds,
+    partition_key,
+    with_columns,
+)
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 
@@ -46,12 +54,19 @@ def _are_as_wide(now: pa.Schema, before: pa.Schema) -> bool:
     return all(is_wider(field.type, types[field.name]) for field in changed)
 
 
+def _with_form(tables: Tables, table: Table, form: Table) -> tuple[Table, ...]:
+    """Return tables, one of them in a later form."""
+    return tuple(each if each is not table else with_columns(table, form) for each in tables.tables)
+
+
 class _Reading(NamedTuple):
     """How the rows of one form of a table are read."""
 
     name: str
     """The table's; ALL if all come in one form."""
     reader: RowReader
+    is_older: bool = False
+    """Whether that is the form of rows from before the table was planned."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +232,12 @@ class TableReaders:
 
     def wants(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows are read; raises if they do not fit."""
-        if relation not in self._readings:
-            self._readings[relation] = self._reading(relation, version)
+        known = self._readings.get(relation)
+        if relation not in self._readings or (known is not None and known.is_older):
+            reading = self._reading(relation, version)
+            # A form that comes once more after another one is another change.
+            others = {each: its for each, its in self._readings.items() if each.oid != relation.oid}
+            self._readings = {**others, relation: reading}
         return self._readings[relation] is not None
 
     def _reading(self, relation: Relation, version: int) -> _Reading | None:
@@ -240,32 +259,55 @@ class TableReaders:
 
     def _evolved(self, relation: Relation, version: int, change: SchemaChange) -> _Reading:
         """Return how rows are read whose table has got or lost columns; raise if that is to be refused."""
-        table = self._fit.table_of(relation)
-        form = None
-        if self._changes != REFUSE and not self._together and isinstance(table, Table):
-            domains = domains_of(self._server, {column.type for column in relation.columns})
-            tables = replace(self.tables, domains={**self.tables.domains, **domains})
-            form = evolved(table, relation, tables, change, keeps_new=self._changes == EVOLVE)
-        if form is None or not isinstance(table, Table) or self._renames(table, relation):
-            raise change.in_pump(self._settings.name, version)
+        table, refused = self._fit.table_of(relation), change.in_pump(self._settings.name, version)
+        if self._changes == REFUSE or self._together or not isinstance(table, Table):
+            raise refused
+        domains = domains_of(self._server, {column.type for column in relation.columns})
+        tables = replace(self.tables, domains={**self.tables.domains, **domains})
+        form = evolved(table, relation, tables, change, keeps_new=self._changes == EVOLVE)
+        if is_older := form is None and self._is_unread(table):
+            form = earlier_form(table, relation, tables, change)
+        if form is None or self._renames(table, relation):
+            raise refused
         chosen = self.tables.chosen or len(self.tables.tables) > 1
         plan = replace(tables, tables=(form,), several=False, chosen=chosen, some_columns=True)
         check_names(self._server, plan)
-        if not _are_as_wide(plan.schema(), self._readers[form.name].schema):
-            raise change.in_pump(self._settings.name, version)
+        reader, before = self._reader(plan), self._readers[form.name]
+        wide, narrow = (before, reader) if is_older else (reader, before)
+        if not _are_as_wide(wide.schema, narrow.schema):
+            raise refused
+        reader.resume_after(*before.place)
+        reader.wants(relation, version)
+        if not is_older:
+            self._keep_form(version, replace(tables, tables=_with_form(self.tables, table, form)), form)
+            self._readers[form.name] = reader
+        return _Reading(form.name, reader, is_older)
+
+    def _keep_form(self, version: int, tables: Tables, form: Table) -> None:
+        """Read a table in another form from a commit on."""
         if form.name in self._backfills:
             # The key may have got a wider type, as which its values are compared from now on.
             self._backfills[form.name].order = KeyOrder.of(self._server, form)
-        reader = self._reader(plan)
-        reader.resume_after(*self._readers[form.name].place)
-        reader.wants(relation, version)
-        self._readers[form.name] = reader
         if version != self._before[0]:
             self._before = version, self.tables
-        others = [each if each is not table else with_columns(table, form) for each in self.tables.tables]
-        self._use(replace(tables, tables=tuple(others)))
+        self._use(tables)
         self.has_evolved = True
-        return _Reading(form.name, reader)
+
+    def _is_unread(self, table: Table) -> bool:
+        """Whether all rows of a table will be read, as they are now: they have the planned types.
+
+        Then the log may still have rows from before it was planned, with narrower types.
+        """
+        backfill = self._backfills.get(table.name)
+        if backfill is None or backfill.after is not None or backfill.is_complete:
+            return False
+        now = state_of(self._server, self._settings.publication, self.tables)
+        columns = now.columns.get(now.names.get(table.relation.oid, ""), {})
+        return all(
+            holds(base, self.tables.base(Column(name, *columns[name][1:])))
+            for name, base in zip(table.relation.names, table.bases, strict=True)
+            if name in columns
+        )
 
     def _renames(self, table: Table, relation: Relation) -> bool:
         """Whether a column that is gone has, or may have had, another name: its values would be lost."""
