@@ -166,16 +166,23 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
 
 
 def _require_width(queue: QueueRecord, width: int) -> None:
-    """Refuse a segment with fewer columns than the queue was created with, or with more than it has, which
-    nobody has written.
+    """Refuse a segment with fewer columns than the queue was created with, or with later ones than it has.
 
     A segment without columns has no bytes for its rows, and could claim any number of them.
     """
     first, last = queue.columns.first_width, queue.columns.width
-    if not first <= width <= last:
+    if width > last:
         raise StoreError(
-            f"the segment has {width} columns, and the queue has had {first} to {last}: the store is "
-            "damaged; restore a backup",
+            f"the segment's rows have later columns, or later types of columns, than the queue ({width} "
+            f"instead of {last}): repeat what add_columns and widen_columns have done since the backup, if "
+            "the store was restored while programs went on; otherwise it is damaged: restore a backup",
+            condition="SEGMENT_UNREADABLE",
+            columns=width,
+        )
+    if width < first:
+        raise StoreError(
+            f"the segment has {width} columns, and the queue was created with {first}: the store is damaged; "
+            "restore a backup",
             condition="SEGMENT_UNREADABLE",
             columns=width,
         )

@@ -60,7 +60,7 @@ class QueueColumns:
         """
         if schema.equals(self.schema):
             return self.width
-        widths = range(self.width, 0, -1)
+        widths = range(self.width, self.first_width - 1, -1)
         return next((width for width in widths if _have_same_types(self.of(width), schema)), None)
 
     def with_more(self, fields: Sequence[pa.Field]) -> bytes:

@@ -11,7 +11,7 @@ create table penstock.store (
 ) strict;
 
 -- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
--- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON;
+-- is another one. added_columns are the later ones, and wider types of earlier ones; contract is that of a change feed, as JSON;
 -- payloads is where its large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        integer not null primary key,
@@ -58,8 +58,9 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) strict, without rowid;
 
--- width is the number of the queue's columns that the rows have; runs belong to compacted segments. The rows are in data, or in an
--- object of the queue's: there length bytes from start_byte on, with a CRC-32.
+-- width says which of the queue's columns the rows have, and in which types: those that it was created with, and how many steps of
+-- added_columns. runs belong to compacted segments. The rows are in data, or in an object of the queue's: there length bytes from
+-- start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id integer primary key,
     width      integer not null,
