@@ -445,6 +445,11 @@ def _widens(planned: BaseType, logged: BaseType, *, key: bool) -> bool:
     return (kind, other) == (_REAL, _DOUBLE) and not key
 
 
+def is_as_wide(now: BaseType, planned: BaseType) -> bool:
+    """Whether a column still has its planned type, or one that came from it without a change of values."""
+    return holds(planned, now) or _widens(planned, now, key=False)
+
+
 def _no_less(modifier: int, other: int) -> bool:
     # Arrow has one type of text, and times have six digits, whatever their limit.
     return other < 0 or 0 <= modifier <= other

@@ -21,7 +21,7 @@ from penstock.feeds.postgres.schema_changes import (
     SchemaChange,
     earlier_form,
     evolved,
-    holds,
+    is_as_wide,
     partition_key,
     with_columns,
 )
@@ -267,7 +267,7 @@ class TableReaders:
         form = evolved(table, relation, tables, change, keeps_new=self._changes == EVOLVE)
         if is_older := form is None and self._is_unread(table):
             form = earlier_form(table, relation, tables, change)
-        if form is None or self._renames(table, relation):
+        if form is None or (not is_older and self._renames(table, relation)):
             raise refused
         chosen = self.tables.chosen or len(self.tables.tables) > 1
         plan = replace(tables, tables=(form,), several=False, chosen=chosen, some_columns=True)
@@ -294,9 +294,9 @@ class TableReaders:
         self.has_evolved = True
 
     def _is_unread(self, table: Table) -> bool:
-        """Whether all rows of a table will be read, as they are now: they have the planned types.
+        """Whether all rows of a table will be read as they are now, with the planned types or wider ones.
 
-        Then the log may still have rows from before it was planned, with narrower types.
+        Then the log may still have rows from before it was planned, with narrower types or fewer columns.
         """
         backfill = self._backfills.get(table.name)
         if backfill is None or backfill.after is not None or backfill.is_complete:
@@ -304,7 +304,7 @@ class TableReaders:
         now = state_of(self._server, self._settings.publication, self.tables)
         columns = now.columns.get(now.names.get(table.relation.oid, ""), {})
         return all(
-            holds(base, self.tables.base(Column(name, *columns[name][1:])))
+            is_as_wide(self.tables.base(Column(name, *columns[name][1:])), base)
             for name, base in zip(table.relation.names, table.bases, strict=True)
             if name in columns
         )
