@@ -27,6 +27,7 @@ from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.file_commit import commit_replacement
 from penstock.tables.delta.leaving_rows import GivenKeys
+from penstock.tables.delta.log_commit import CLEANUP
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.stage import FOLDER, DeltaStage
 from penstock.tables.delta.statistics import indexed_columns
@@ -42,6 +43,7 @@ _MOST_FILES = 64
 _JOINED_ROWS, _JOINED_BYTES = 1 << 19, 1 << 28
 _NUMBER = "_penstock_number"
 _SMALL_ROWS = 512
+_CLEANED_VERSIONS = 100
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,10 @@ class AppliedTable:
 
     def prepare(self, table: DeltaTable) -> None:
         """Create it if it does not exist, and name its version in the data table."""
-        # Nobody else reads it.
-        applied = self.place.create(self.schema, {PROPERTY: "true"} if can_create(self.place) else None)
+        # Nobody else reads it, so it may have vectors. A commit does not clean up its log: the version before
+        # it is needed until the data table names the new one.
+        vectors = {PROPERTY: "true"} if can_create(self.place) else {}
+        applied = self.place.create(self.schema, {CLEANUP: "false", **vectors})
         now, before = _types(library("deltalake").Schema.from_arrow(self.schema)), _types(applied.schema())
         if now != before:
             raise SchemaMismatchError(
@@ -105,10 +109,13 @@ class AppliedTable:
         library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
 
     def vacuum(self, version: int) -> None:
-        """Delete files of old versions, unless there is a newer version than the data table names."""
+        """Delete old commits, and files of old versions, unless there is a newer version than the data table
+        names.
+        """
         table = self.place.open()
         if table.version() == version:
             with self.place.translating_errors():
+                table.cleanup_metadata()
                 table.vacuum(dry_run=False)
 
     def events(self, version: int, touched: pa.Table) -> pa.Table:
@@ -124,6 +131,8 @@ class AppliedTable:
         if table.version() != version:
             # A writer died between this commit and the data table's, or is about to make the latter.
             table.restore(version, commit_properties=_written_by(token))
+        elif (version + 1) % _CLEANED_VERSIONS == 0:
+            table.cleanup_metadata()
         if len(table.file_uris()) > _MOST_FILES:
             table.optimize.compact(commit_properties=_written_by(token))
         replaced = None if spark is None else self._replaced(spark, table, events)

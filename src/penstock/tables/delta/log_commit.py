@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.tables")
 Action = dict[str, Any]
-_INTERVAL, _CLEANUP = "delta.checkpointInterval", "delta.enableExpiredLogCleanup"
+_INTERVAL, CLEANUP = "delta.checkpointInterval", "delta.enableExpiredLogCleanup"
 _DEFAULT_INTERVAL = 100
 
 
@@ -93,7 +93,7 @@ def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str
                 return
             table = place.open(version)
             table.create_checkpoint()
-            if (properties.get(_CLEANUP) or "true").lower() == "true":
+            if (properties.get(CLEANUP) or "true").lower() == "true":
                 table.cleanup_metadata()
             delete_unneeded_vectors(place, table)
     except PenstockError as error:
