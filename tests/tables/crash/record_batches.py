@@ -1,4 +1,4 @@
-"""Changes in micro-batches, and those of another query of the same table."""
+"""Changes in micro-batches, whose rows would be others with a record that does not match them."""
 
 from __future__ import annotations
 
@@ -32,4 +32,9 @@ BATCHES: list[list[Event]] = [
         ("new", 11, 41, 1),
     ],
 ]
-OTHERS: list[Event] = [("other", 1, 5, 1), ("k1", 1000, 15, 1), ("k2", 2000, 25, 1), ("k3", 0, 35, 0)]
+OTHERS: list[Event] = [
+    *(("other", 1, 5, 1), ("k1", 1000, 15, 1), ("k2", 2000, 25, 1), ("k3", 0, 35, 0)),
+    # Until the second micro-batch is applied, no delete ends it.
+    ("k5", 3000, 15, 1),
+]
+"""Those of another query, each a micro-batch, after the second one of `BATCHES` was recorded in vain."""

@@ -73,7 +73,8 @@ def test_a_delta_table_has_what_its_record_has(
             named = driver.writer.applied.named_by(driver.table())
             assert (driver.applied().version() > named) == (moment != "WRITTEN"), (batch_id, moment)
         if batch_id == 1:
-            Driver(tmp_path, scd_type, "other").apply(0, OTHERS)
+            for number, event in enumerate(OTHERS):
+                Driver(tmp_path, scd_type, "other").apply(number, [event])
             done += OTHERS
             killed(batch_id, "RECORDED")
             assert driver.rows() == fold(done)
@@ -121,7 +122,8 @@ def test_an_iceberg_table_has_what_its_record_has(
             assert driver.rows() == fold(done), (batch_id, moment)
             assert driver.recorded() == recorded, (batch_id, moment)
         if batch_id == 1:
-            ChangesDriver(tmp_path, scd_type, "other").apply(0, OTHERS)
+            for number, event in enumerate(OTHERS):
+                ChangesDriver(tmp_path, scd_type, "other").apply(number, [event])
             done += OTHERS
             recorded = driver.recorded()
             killed(batch_id, "BOTH")
