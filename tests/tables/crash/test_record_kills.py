@@ -50,6 +50,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.mark.crash
+@pytest.mark.few(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", delta_record.WAYS)
 @pytest.mark.parametrize("scd_type", [1, 2])
@@ -99,6 +100,7 @@ def test_a_delta_table_has_what_its_record_has(
 
 
 @pytest.mark.crash
+@pytest.mark.few(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", iceberg_record.WAYS)
 @pytest.mark.parametrize("scd_type", [1, 2])
