@@ -24,7 +24,7 @@ from penstock.lake.deletion_vectors import DeletionVector, encode
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta import log_commit, vectors
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
-from penstock.tables.delta.log_files import LogFiles
+from penstock.tables.delta.log_files import adds_in_log
 from tests.support.object_store import KEY, SECRET, object_store
 from tests.support.object_store import settings as object_settings
 from tests.tables.delta.row_queries import RowQuery
@@ -302,7 +302,7 @@ def test_the_log_of_an_earlier_version_is_read_beside_later_checkpoints(tmp_path
     for version in range(1, 8):
         table = query.place.open(version)
         paths = pa.table(table.get_add_actions())["path"].to_pylist()
-        adds = LogFiles(query.place).adds(version, paths)
+        adds = adds_in_log(query.place, version, paths)
         vectors_then = sum("deletionVector" in add for add in adds.values())
         assert vectors_then == pa.table(table.deletion_vectors()).num_rows
 

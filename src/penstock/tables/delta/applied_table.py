@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
@@ -23,10 +22,6 @@ from penstock.lake.new_files import can_create
 from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.changes.merge_plan import numbered
-from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
-from penstock.tables.delta.data_files import UnreadableFile
-from penstock.tables.delta.file_commit import commit_replacement
-from penstock.tables.delta.leaving_rows import GivenKeys
 from penstock.tables.delta.log_commit import CLEANUP
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.stage import FOLDER, DeltaStage
@@ -122,8 +117,13 @@ class AppliedTable:
         """Read the events that a version records for some keys."""
         return rows_with_keys(self.place, self.place.open(version), touched, self.schema)
 
-    def record(self, version: int, events: pa.Table, spark: SparkSession | None = None) -> int:
-        """Record events, each later than what a version has of its key; return the version that has them."""
+    def record(
+        self, version: int, events: pa.Table, by_tasks: Callable[[DeltaTable], int | None] | None = None
+    ) -> int:
+        """Record events, each later than what a version has of its key; return the version that has them.
+
+        ``by_tasks`` may do it, in a table with the rows of the version; if it returns None, deltalake does.
+        """
         if not events.num_rows:
             return version
         token = uuid.uuid4().int >> 66
@@ -135,7 +135,7 @@ class AppliedTable:
             table.cleanup_metadata()
         if len(table.file_uris()) > _MOST_FILES:
             table.optimize.compact(commit_properties=_written_by(token))
-        replaced = None if spark is None else self._replaced(spark, table, events)
+        replaced = None if by_tasks is None else by_tasks(table)
         return self._merged(table, events, token) if replaced is None else replaced
 
     def stage(self, table: DeltaTable) -> DeltaStage:
@@ -143,19 +143,6 @@ class AppliedTable:
         layout = DeltaLayout(self.schema, self.keys)
         indexed = indexed_columns(self.schema, table.metadata().configuration)
         return DeltaStage(self.place, layout, "applied", 0, indexed)
-
-    def _replaced(self, spark: SparkSession, table: DeltaTable, events: pa.Table) -> int | None:
-        """Add events in a file, in place of those of their keys; None if deltalake has to do it."""
-        stage = self.stage(table)
-        replacement = Replacement()
-        try:
-            if not self.history:
-                leaving = GivenKeys(events.select(self.keys))
-                replacement = CopyOnWrite(spark, stage, leaving).replacement(table)
-        except UnreadableFile:
-            return None
-        file = stage.write(iter(events.combine_chunks().to_batches()))
-        return commit_replacement(stage, table, [] if file is None else [file], replacement, {})
 
     def _merged(self, table: DeltaTable, events: pa.Table, token: int) -> int:
         if self.history:

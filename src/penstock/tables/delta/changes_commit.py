@@ -29,6 +29,7 @@ from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.small_files import copied
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.statistics import indexed_columns
+from penstock.tables.delta.stored_files import StoredFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -69,20 +70,20 @@ class ChangesCommit:
             self.stage, layout=layout, indexed=indexed_columns(layout.schema, _properties(table))
         )
         try:
-            recorded = self.applied.named_by(table)
-            plan = self._plan(table, recorded)
+            stored, record = self._stored(table)
+            plan = self._plan(stored, record)
             if plan is None:
                 return False
             if plan.is_empty:
                 return True
             written = self._write(target, plan)
-            replacement = written.copies.replacement(table) if written.copies else Replacement()
+            replacement = written.copies.replacement(stored) if written.copies else Replacement()
         except UnreadableFile:
             return False
         moved = self._moved(target, written, replacement)
         new = [*written.rows, *moved]
         target.require_files(new)
-        recorded = self.applied.record(recorded, plan.recorded, self.spark)
+        recorded = self._record(record, plan.recorded)
         versions = {**versions, self.applied.transaction: recorded}
         commit_replacement(target, table, new, replacement, versions)
         target.delete([file for file in replacement.moved if file not in moved])
@@ -106,10 +107,16 @@ class ChangesCommit:
     def _versions(self) -> Lookup:
         return Lookup(self.spark, self.stage, self._touched, self.events.versions)
 
-    def _plan(self, table: DeltaTable, recorded: int) -> MergePlan | None:
+    def _stored(self, table: DeltaTable) -> tuple[StoredFiles, StoredFiles]:
+        """Return the data files of the table, and those of the version of the record that belongs to it."""
+        record = self.applied.place
+        version = self.applied.named_by(table)
+        return StoredFiles(self.stage.place, table), StoredFiles(record, record.open(version))
+
+    def _plan(self, stored: StoredFiles, record: StoredFiles) -> MergePlan | None:
         """Return what the events change; None if some leave values out, which deltalake joins."""
-        known = self._recorded.rows(self.applied.place.open(recorded))
-        plan, refused = plan_events(self.events, self._staged, known, lambda: self._versions.rows(table))
+        known = self._recorded.rows(record)
+        plan, refused = plan_events(self.events, self._staged, known, lambda: self._versions.rows(stored))
         require_stored(refused, self.events, self.stage.place.shown)
         if self.events.unchanged is not None and incomplete(self._staged, plan.taken).num_rows:
             return None
@@ -132,6 +139,25 @@ class ChangesCommit:
         if not plan.changed.num_rows:
             return None
         return CopyOnWrite(self.spark, target, NewEnds(plan.changed))
+
+    def _record(self, record: StoredFiles, events: pa.Table) -> int:
+        """Record events in a file, in place of those of their keys; return the version that has them."""
+        version = record.table.version()
+
+        def by_tasks(table: DeltaTable) -> int | None:
+            stored = record if table.version() == version else StoredFiles(self.applied.place, table)
+            stage = self.applied.stage(table)
+            replacement = Replacement()
+            try:
+                if not self.events.history:
+                    leaving = GivenKeys(events.select(self.events.keys))
+                    replacement = CopyOnWrite(self.spark, stage, leaving).replacement(stored)
+            except UnreadableFile:
+                return None
+            file = stage.write(iter(events.combine_chunks().to_batches()))
+            return commit_replacement(stage, table, [] if file is None else [file], replacement, {})
+
+        return self.applied.record(version, events, by_tasks)
 
     def _moved(self, target: DeltaStage, written: Written, replacement: Replacement) -> list[DataFile]:
         """Return data files with the rows that leave files since they get another end."""

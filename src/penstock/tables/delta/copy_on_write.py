@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,6 @@ from penstock.tables.delta.vectors import (
     remove_action,
     written_vector,
 )
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 _OUTCOME = "number bigint, outcome string, copy string, vector string, moved string"
 _SCHEMA = pa.schema(
@@ -107,17 +104,13 @@ class CopyOnWrite:
     leaving: LeavingRows
     known: dict[tuple[Identity, bool], Change | None] = field(default_factory=dict)
     """What becomes of a file, which may get a vector or not; None if it loses no row."""
-    stored: StoredFiles = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.stored = StoredFiles(self.stage.place)
-
-    def replacement(self, table: DeltaTable) -> Replacement:
+    def replacement(self, files: StoredFiles) -> Replacement:
         """Return the stored files that lose rows, and what takes their place."""
         place = self.stage.place
-        stored = self.stored.near(table, self.leaving.keys, self.leaving.bounds)
+        stored = files.near(self.leaving.keys, self.leaving.bounds)
         with place.translating_errors():
-            marks = gets_vectors(table, place)
+            marks = gets_vectors(files.table, place)
         if any(file.vector for file in stored) and not can_create(place):
             raise UnreadableFile
         self._rewrite([file for file in stored if (file.identity, marks) not in self.known], marks)

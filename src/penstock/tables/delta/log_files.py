@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -33,39 +32,26 @@ _ADD = (
 Actions = dict[str, dict[str, Any]]
 
 
-@dataclass
-class LogFiles:
-    """What the log says of the files of a table, from version to version."""
+def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Actions:
+    """Return the add actions of some of a version's files, by their paths as the log has them.
 
-    place: DeltaPlace
-    _commits: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    """The actions on files of the commits after the checkpoint."""
-
-    def adds(self, version: int, paths: Collection[str]) -> Actions:
-        """Return the add actions of some of a version's files, by their paths as the log has them.
-
-        Raises
-        ------
-        UnreadableFile
-            When the log is not one that is read here.
-        """
-        files = self.place.files()
-        checkpoint = _last_checkpoint(files)
-        if checkpoint > version:
-            checkpoint = _checkpoint_before(files, version)
-        self._commits = {number: each for number, each in self._commits.items() if number > checkpoint}
-        new = [number for number in range(checkpoint + 1, version + 1) if number not in self._commits]
-        read = in_parallel(lambda number: file_actions(files, number), new)
-        self._commits |= dict(zip(new, read, strict=True))
-        found: Actions = {}
-        wanted = set(paths)
-        if checkpoint >= 0:
-            found = _adds_in_checkpoint(files, checkpoint, wanted)
-        for number in range(checkpoint + 1, version + 1):
-            _replay(self._commits[number], wanted, found)
-        if found.keys() != wanted:
-            raise UnreadableFile
-        return found
+    Raises
+    ------
+    UnreadableFile
+        When the log is not one that is read here.
+    """
+    files = place.files()
+    checkpoint = _last_checkpoint(files)
+    if checkpoint > version:
+        checkpoint = _checkpoint_before(files, version)
+    commits = in_parallel(lambda number: file_actions(files, number), range(checkpoint + 1, version + 1))
+    wanted = set(paths)
+    found = _adds_in_checkpoint(files, checkpoint, wanted) if checkpoint >= 0 else {}
+    for actions in commits:
+        _replay(actions, wanted, found)
+    if found.keys() != wanted:
+        raise UnreadableFile
+    return found
 
 
 def commit_path(version: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +14,6 @@ from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.leaving_rows import bounds_of
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles, all_rows, deleted_rows, have_key
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 _FOUND = "number bigint, lines binary"
 _SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
@@ -35,12 +31,8 @@ class Lookup:
     schema: pa.Schema
     """The columns of the rows, with the keys first."""
     known: dict[Identity, pa.Table] = field(default_factory=dict)
-    stored: StoredFiles = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.stored = StoredFiles(self.stage.place)
-
-    def rows(self, table: DeltaTable) -> pa.Table:
+    def rows(self, stored: StoredFiles) -> pa.Table:
         """Return the rows that a table has of the keys.
 
         Raises
@@ -48,7 +40,7 @@ class Lookup:
         UnreadableFile
             When deltalake has to look for them.
         """
-        files = self.stored.near(table, self.keys.schema, bounds_of(self.keys))
+        files = stored.near(self.keys.schema, bounds_of(self.keys))
         self._look_up([file for file in files if file.identity not in self.known])
         found = (self.known[file.identity] for file in files)
         return pa.concat_tables([self.schema.empty_table(), *found])

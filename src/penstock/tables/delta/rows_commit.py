@@ -18,6 +18,7 @@ from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.file_commit import commit_replacement
 from penstock.tables.delta.leaving_rows import StagedKeys
 from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.stored_files import StoredFiles
 from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class RowsCommit:
         replacement = Replacement()
         try:
             if is_direct and self.mode == "update":
-                replacement = self._copies.replacement(table)
+                replacement = self._copies.replacement(StoredFiles(self.stage.place, table))
         except UnreadableFile:
             is_direct = False
         with committing(self.stage.place):

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock.lake.parquet import Piece, completed, fitted, read_piece
 from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.delta.data_files import UnreadableFile
-from penstock.tables.delta.log_files import LogFiles
+from penstock.tables.delta.log_files import Actions, adds_in_log
 from penstock.tables.delta.vectors import may_have_vectors, vector_of
 
 if TYPE_CHECKING:
@@ -62,29 +63,41 @@ class Stored:
 
 @dataclass
 class StoredFiles:
-    """The data files of a table, from version to version."""
+    """The data files of a table as one attempt to commit has loaded it, which reads its log once.
+
+    Another attempt reads the log anew: a table that others have dropped and created again has other commits.
+    """
 
     place: DeltaPlace
-    log: LogFiles = field(init=False)
+    table: DeltaTable = field(repr=False)
+    _adds: Actions = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self.log = LogFiles(self.place)
+    def near(self, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
+        """Return the files that may have rows with keys in the bounds of some statistics.
 
-    def near(self, table: DeltaTable, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
-        """Return the files that may have rows with keys in the bounds of some statistics."""
+        Raises
+        ------
+        UnreadableFile
+            When deltalake has to read or replace them.
+        """
         with self.place.translating_errors(beside=(UnreadableFile,)):
-            stored = _may_share_keys(table, keys, bounds)
+            stored = _may_share_keys(self._actions, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
                 # Of others it is not certain that the log has them in the same form.
                 raise UnreadableFile
-            if may_have_vectors(table):
-                adds = self.log.adds(table.version(), [file.path for file in stored])
-                stored = [Stored(file.path, file.size, adds[file.path]) for file in stored]
+            if may_have_vectors(self.table):
+                unknown = [file.path for file in stored if file.path not in self._adds]
+                if unknown:
+                    self._adds |= adds_in_log(self.place, self.table.version(), unknown)
+                stored = [Stored(file.path, file.size, self._adds[file.path]) for file in stored]
         return stored
 
+    @cached_property
+    def _actions(self) -> pa.Table:
+        return pa.table(self.table.get_add_actions(flatten=True))
 
-def _may_share_keys(table: DeltaTable, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
-    actions = pa.table(table.get_add_actions(flatten=True))
+
+def _may_share_keys(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
     near = pa.repeat(False, actions.num_rows)
     for statistics in bounds:
         apart = pa.repeat(False, actions.num_rows)
