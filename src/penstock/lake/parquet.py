@@ -60,8 +60,19 @@ def read_piece(source: pa.NativeFile, piece: Piece, columns: Sequence[str]) -> I
 
     The case of names may differ in the file, since table formats ignore it.
     """
-    file = pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us")
-    groups = piece.row_groups(file.metadata)
+    file = open_parquet(source)
+    yield from read_row_groups(file, piece.row_groups(file.metadata), columns)
+
+
+def open_parquet(source: pa.NativeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Open a file that any writer may have written; its footer may be known."""
+    return pq.ParquetFile(source, metadata=metadata, pre_buffer=False, coerce_int96_timestamp_unit="us")
+
+
+def read_row_groups(
+    file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of some row groups, as :func:`read_piece` does."""
     if not groups:
         return
     stored = _names_in_file(file.schema_arrow.names, columns)

@@ -90,8 +90,8 @@ class Hook:
         self.calls: list[Callable[[], None]] = []
         replacement = CopyOnWrite.replacement
 
-        def hooked(copies: CopyOnWrite, table: DeltaTable) -> Replacement:
-            planned = replacement(copies, table)
+        def hooked(copies: CopyOnWrite, *arguments: Any) -> Replacement:
+            planned = replacement(copies, *arguments)
             if self.calls:
                 self.calls.pop()()
             return planned

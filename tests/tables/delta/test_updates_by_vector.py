@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -180,8 +180,8 @@ class Hook:
         self.calls: list[Callable[[], object]] = []
         replacement = CopyOnWrite.replacement
 
-        def hooked(copies: CopyOnWrite, table: DeltaTable) -> Replacement:
-            planned = replacement(copies, table)
+        def hooked(copies: CopyOnWrite, *arguments: Any) -> Replacement:
+            planned = replacement(copies, *arguments)
             if self.calls:
                 assert planned.has_vectors
                 self.calls.pop()()

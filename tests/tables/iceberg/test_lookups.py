@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import WantedKeys
 from penstock.tables.iceberg.lookups import FilePart, LookupTask
 from penstock.tables.iceberg.reading import Part
 from tests.tables.iceberg.deletes import delete_rows
@@ -48,21 +44,3 @@ def test_each_row_is_found_in_one_part(driver: Driver, count: int, keys: list[in
     found = [row for number in range(count) for row in lookup.found(number).to_pylist()]
     live = [key for key in keys if key < ROWS and key not in (0, 9, 10, 55)]
     assert found == [{"k": key, "v": f"v{key}"} for key in live]
-
-
-NUMBERS = st.lists(st.integers(0, 30), max_size=25)
-KINDS = [pa.int32(), pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")]
-
-
-@given(stored=NUMBERS, keys=st.lists(st.none() | st.integers(0, 30), max_size=8), kind=st.sampled_from(KINDS))
-def test_ordered_and_unordered_rows_are_found_alike(
-    stored: list[int], keys: list[int | None], kind: pa.DataType
-) -> None:
-    for values in (stored, sorted(stored), sorted(stored, reverse=True)):
-        column = pa.chunked_array([_of(kind, values[:7]), _of(kind, values[7:])])
-        found = WantedKeys(pa.table({"other": _of(kind, keys)})).places_in(pa.table({"k": column}))
-        assert found.tolist() == [place for place, value in enumerate(values) if value in keys]
-
-
-def _of(kind: pa.DataType, values: Sequence[int | None]) -> pa.Array:
-    return pa.array(values, pa.int64() if pa.types.is_timestamp(kind) else kind).cast(kind)

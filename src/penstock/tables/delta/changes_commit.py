@@ -23,7 +23,8 @@ from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.event_rows import written_rows
 from penstock.tables.delta.file_commit import commit_replacement
-from penstock.tables.delta.leaving_rows import GivenKeys, NewEnds
+from penstock.tables.delta.found_rows import rows_with_keys, rows_with_new_ends
+from penstock.tables.delta.leaving_rows import GivenKeys, LeavingRows
 from penstock.tables.delta.lookups import Lookup
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.small_files import copied
@@ -41,8 +42,7 @@ class Written:
 
     plan: MergePlan
     rows: list[DataFile]
-    copies: CopyOnWrite | None
-    """None if no stored row changes."""
+    copies: CopyOnWrite
     moved: dict[frozenset[str], list[DataFile]] = field(default_factory=dict)
     """The files with the rows of each set of files with moved rows."""
 
@@ -77,7 +77,7 @@ class ChangesCommit:
             if plan.is_empty:
                 return True
             written = self._write(target, plan)
-            replacement = written.copies.replacement(stored) if written.copies else Replacement()
+            replacement = written.copies.replacement(stored, self._leaving(plan, stored))
         except UnreadableFile:
             return False
         moved = self._moved(target, written, replacement)
@@ -128,17 +128,15 @@ class ChangesCommit:
             if _same(each.plan, plan):
                 return each
         rows = written_rows(self.spark, target, self.events, self.files, plan)
-        written = Written(plan, rows, self._copies(target, plan))
+        written = Written(plan, rows, CopyOnWrite(self.spark, target))
         self._written.append(written)
         return written
 
-    def _copies(self, target: DeltaStage, plan: MergePlan) -> CopyOnWrite | None:
+    def _leaving(self, plan: MergePlan, stored: StoredFiles) -> LeavingRows:
+        """Return the stored rows that a plan replaces, or gives another end."""
         if plan.changed is None:
-            taken = self._touched.filter(plan.taken)
-            return CopyOnWrite(self.spark, target, GivenKeys(taken)) if taken.num_rows else None
-        if not plan.changed.num_rows:
-            return None
-        return CopyOnWrite(self.spark, target, NewEnds(plan.changed))
+            return GivenKeys(self._touched.filter(plan.taken))
+        return rows_with_new_ends(self._versions.found(stored), plan.changed)
 
     def _record(self, record: StoredFiles, events: pa.Table) -> int:
         """Record events in a file, in place of those of their keys; return the version that has them."""
@@ -150,8 +148,8 @@ class ChangesCommit:
             replacement = Replacement()
             try:
                 if not self.events.history:
-                    leaving = GivenKeys(events.select(self.events.keys))
-                    replacement = CopyOnWrite(self.spark, stage, leaving).replacement(stored)
+                    leaving = rows_with_keys(self._recorded.found(stored), events.select(self.events.keys))
+                    replacement = CopyOnWrite(self.spark, stage).replacement(stored, leaving)
             except UnreadableFile:
                 return None
             file = stage.write(iter(events.combine_chunks().to_batches()))

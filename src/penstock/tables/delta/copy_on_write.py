@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.new_files import can_create
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
-from penstock.tables.delta.leaving_rows import LeavingRows
+from penstock.tables.delta.leaving_rows import Leaving, LeavingRows
 from penstock.tables.delta.stage import DeltaStage
-from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles, all_rows, deleted_rows
+from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_rows import StoredRows
 from penstock.tables.delta.vectors import (
     add_with_vector,
     gets_vectors,
@@ -30,6 +30,7 @@ from penstock.tables.delta.vectors import (
     remove_action,
     written_vector,
 )
+from penstock.tables.row_encoding import chunked
 
 _OUTCOME = "number bigint, outcome string, copy string, vector string, moved string"
 _SCHEMA = pa.schema(
@@ -97,34 +98,34 @@ class Replacement:
 
 @dataclass
 class CopyOnWrite:
-    """The stored files that lose rows, over all tries to commit."""
+    """The stored files that lose rows, always the same ones, over all tries to commit."""
 
     spark: SparkSession
     stage: DeltaStage
-    leaving: LeavingRows
     known: dict[tuple[Identity, bool], Change | None] = field(default_factory=dict)
     """What becomes of a file, which may get a vector or not; None if it loses no row."""
 
-    def replacement(self, files: StoredFiles) -> Replacement:
+    def replacement(self, stored: StoredFiles, leaving: LeavingRows) -> Replacement:
         """Return the stored files that lose rows, and what takes their place."""
         place = self.stage.place
-        stored = files.near(self.leaving.keys, self.leaving.bounds)
+        files = leaving.files(stored)
         with place.translating_errors():
-            marks = gets_vectors(files.table, place)
-        if any(file.vector for file in stored) and not can_create(place):
+            marks = gets_vectors(stored.table, place)
+        if any(file.vector for file in files) and not can_create(place):
             raise UnreadableFile
-        self._rewrite([file for file in stored if (file.identity, marks) not in self.known], marks)
-        changes = ((file, self.known[file.identity, marks]) for file in stored)
+        self._rewrite([file for file in files if (file.identity, marks) not in self.known], leaving, marks)
+        changes = ((file, self.known[file.identity, marks]) for file in files)
         return Replacement([(file, change) for file, change in changes if change is not None])
 
-    def _rewrite(self, stored: Sequence[Stored], marks: bool) -> None:
-        if not stored:
+    def _rewrite(self, files: Sequence[Stored], leaving: LeavingRows, marks: bool) -> None:
+        if not files:
             return
-        task = RewriteTask(self.stage, tuple(stored), self.leaving, marks)
-        for report in task.job(self.spark, len(stored), _OUTCOME).collect():
+        largest_first = sorted(files, key=lambda file: -file.size)
+        task = RewriteTask(self.stage, largest_first, leaving, marks)
+        for report in task.job(self.spark, len(files), _OUTCOME).collect():
             if report.outcome == _UNREADABLE:
                 raise UnreadableFile
-            self.known[stored[report.number].identity, marks] = _change(report)
+            self.known[largest_first[report.number].identity, marks] = _change(report)
 
 
 @dataclass
@@ -132,7 +133,7 @@ class RewriteTask(FileTask):
     """Takes numbers of stored files, and reports what became of each."""
 
     stage: DeltaStage = field(repr=False)
-    stored: tuple[Stored, ...] = field(repr=False)
+    files: Sequence[Stored] = field(repr=False)
     leaving: LeavingRows = field(repr=False)
     marks: bool
     """Whether files may get deletion vectors."""
@@ -140,52 +141,38 @@ class RewriteTask(FileTask):
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         row: dict[str, object] = {"number": number}
         try:
-            change = self._changed(self.stored[number])
+            change = self._changed(StoredRows(self.stage.place, self.files[number]))
         except UnreadableFile:
             row |= {"outcome": _UNREADABLE}
         else:
             row |= _report(change)
         yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
-    def _changed(self, file: Stored) -> Change | None:
-        place, schema = self.stage.place, self.leaving.schema
-        stored = pa.Table.from_batches(all_rows(place, file, schema), schema)
-        leaves = self.leaving.chosen(stored)
-        gone = deleted_rows(place, file)
-        if len(gone) and gone[-1] >= len(leaves):
-            raise UnreadableFile
-        leaves[gone] = False
-        if not leaves.any():
+    def _changed(self, rows: StoredRows) -> Change | None:
+        leaving, schema = self.leaving.of(rows), self.stage.layout.schema
+        if not len(leaving.positions):
             return None
-        values = self.leaving.new_values(stored.filter(pa.array(leaves)))
-        moved = None if values is None else self.stage.write(self._moved(file, leaves, values))
-        deleted = np.union1d(np.flatnonzero(leaves), gone)
-        if self.marks and is_worth_a_vector(file.add, len(leaves), len(deleted)):
-            return Change(vector=written_vector(place, deleted), moved=moved)
-        kept = np.ones(len(leaves), np.bool_)
-        kept[deleted] = False
-        return Change(self.stage.write(self._rows(file, kept)), moved=moved)
+        moved = None if leaving.values is None else self.stage.write(chunked(self._moved(rows, leaving)))
+        deleted = np.union1d(leaving.positions, rows.deleted)
+        if self.marks and is_worth_a_vector(rows.file.add, rows.count, len(deleted)):
+            return Change(vector=written_vector(self.stage.place, deleted), moved=moved)
+        kept = np.delete(np.arange(rows.count), deleted)
+        return Change(self.stage.write(rows.at(kept, schema)), moved=moved)
 
-    def _moved(self, file: Stored, leaves: NDArray[np.bool_], values: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file that leave it, with new values of some columns."""
+    def _moved(self, rows: StoredRows, leaving: Leaving) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that leave a file, with new values of some columns."""
+        assert leaving.values is not None
+        schema = self.stage.layout.schema
+        new = leaving.values.cast(pa.schema([schema.field(name) for name in leaving.values.column_names]))
+        same = pa.schema([column for column in schema if column.name not in new.column_names])
         at = 0
-        for batch in self._rows(file, leaves):
-            rows = pa.Table.from_batches([batch])
-            new = values.slice(at, batch.num_rows)
+        for batch in rows.at(leaving.positions, same):
+            values = new.slice(at, batch.num_rows)
             at += batch.num_rows
-            for column in values.schema:
-                number = rows.schema.get_field_index(column.name)
-                rows = rows.set_column(number, rows.schema.field(number), new[column.name])
-            yield from rows.to_batches()
-
-    def _rows(self, file: Stored, chosen: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen rows of a file, with all columns."""
-        at = 0
-        for batch in all_rows(self.stage.place, file, self.stage.layout.schema):
-            rows = batch.filter(pa.array(chosen[at : at + batch.num_rows]))
-            at += batch.num_rows
-            if rows.num_rows:
-                yield rows
+            table = pa.Table.from_batches([batch])
+            for column in new.schema:
+                table = table.append_column(column, values[column.name])
+            yield from table.select(schema.names).to_batches()
 
 
 def _report(change: Change | None) -> dict[str, object]:

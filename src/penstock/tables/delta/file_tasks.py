@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,26 +15,42 @@ from penstock.spark.error_boundary import iterate_in_worker
 if TYPE_CHECKING:
     from penstock.tables.delta.stage import DeltaStage
 
+_TASKS_PER_CORE = 4
+
 
 class FileTask(ABC):
-    """A function of ``mapInArrow`` that takes numbers of files."""
+    """What tasks do with files, which have numbers."""
 
     stage: DeltaStage
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_in_worker(self._run(batches))
-
-    def _run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                with self.stage.place.translating_errors():
-                    yield from self.results(number)
+    def run(self, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the results for some numbers."""
+        for number in numbers:
+            with self.stage.place.translating_errors():
+                yield from self.results(number)
 
     @abstractmethod
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield what is found or done for one number."""
 
     def job(self, spark: SparkSession, count: int, schema: str) -> DataFrame:
-        """Return the results for the numbers below ``count``."""
-        parts = min(count, spark.sparkContext.defaultParallelism)
-        return spark.range(0, count, 1, parts).mapInArrow(self, schema)
+        """Return the results for the numbers below ``count``.
+
+        They are dealt to the tasks in turn: the first numbers are best those of the most work.
+        """
+        parts = min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+        return spark.range(0, parts, 1, parts).mapInArrow(_Dealt(self, count, parts), schema)
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """A function of ``mapInArrow`` that takes the first number of a task."""
+
+    task: FileTask
+    count: int
+    parts: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = (number for batch in batches for number in batch.column(0).to_pylist())
+        numbers = (number for start in first for number in range(start, self.count, self.parts))
+        return iterate_in_worker(self.task.run(numbers))

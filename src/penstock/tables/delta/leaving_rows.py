@@ -3,112 +3,127 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from penstock.tables.changes.merge_plan import numbered
-from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.lake.deletion_vectors import Positions
+from penstock.lake.parquet import Piece
+from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.statistics import FileStatistics
-from penstock.tables.delta.stored_files import have_key
+from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_rows import StoredRows
 
-_ROW, _OTHER = "_penstock_row", "_penstock_other"
+_RANGES = 16
+"""Ranges of keys with which the files of a table are compared."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The rows that leave a file."""
+
+    positions: Positions
+    values: pa.Table | None = None
+    """The columns with which the same rows are stored again; None if they are not."""
 
 
 class LeavingRows(ABC):
     """Rows of stored files that leave them."""
 
-    schema: pa.Schema
-    """The columns that say which rows leave; the keys are the first ones."""
+    @abstractmethod
+    def files(self, stored: StoredFiles) -> list[Stored]:
+        """Return the files that may have such rows."""
+
+    @abstractmethod
+    def of(self, rows: StoredRows) -> Leaving:
+        """Return the live rows of a file that leave it."""
+
+
+class RowsOfKeys(LeavingRows):
+    """The rows with some keys, which tasks look for."""
+
     keys: pa.Schema
 
     @property
     @abstractmethod
     def bounds(self) -> Sequence[str]:
-        """Statistics of the keys of these rows."""
+        """Statistics of the keys."""
 
+    @property
     @abstractmethod
-    def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        """Return for each row of a file whether it leaves, by the columns of the schema."""
+    def wanted(self) -> WantedKeys:
+        """The keys."""
 
-    def new_values(self, rows: pa.Table) -> pa.Table | None:
-        """Return the columns with which rows that leave are stored again; None if they are not.
+    def files(self, stored: StoredFiles) -> list[Stored]:
+        return stored.near(self.keys, self.bounds)
 
-        The rows have the columns of the schema.
-        """
-        return None
+    def of(self, rows: StoredRows) -> Leaving:
+        found = [positions for positions, _ in rows.with_keys(self.wanted, self.keys, Piece())]
+        return Leaving(np.concatenate([np.empty(0, np.int64), *found]))
 
 
-class StagedKeys(LeavingRows):
+class StagedKeys(RowsOfKeys):
     """The rows with a key of the micro-batch; tasks read its keys in its files."""
 
     def __init__(self, stage: DeltaStage, files: Sequence[DataFile]) -> None:
-        self.stage, self.files = stage, tuple(files)
-        self.schema = self.keys = pa.schema([stage.layout.schema.field(key) for key in stage.layout.keys])
-        self._read: pa.Table | None = None
+        self.stage, self.staged = stage, tuple(files)
+        self.keys = pa.schema([stage.layout.schema.field(key) for key in stage.layout.keys])
+        self._wanted: WantedKeys | None = None
 
     @property
     def bounds(self) -> list[str]:
-        return [file.statistics for file in self.files]
+        return [file.statistics for file in self.staged]
 
-    def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        if self._read is None:
-            self._read = self.stage.columns(self.files, self.keys.names)
-        return have_key(stored, self._read)
+    @property
+    def wanted(self) -> WantedKeys:
+        if self._wanted is None:
+            self._wanted = WantedKeys(self.stage.columns(self.staged, self.keys.names))
+        return self._wanted
 
 
-@dataclass
-class GivenKeys(LeavingRows):
+class GivenKeys(RowsOfKeys):
     """The rows with some keys."""
 
-    table: pa.Table = field(repr=False)
-
-    def __post_init__(self) -> None:
-        self.schema = self.keys = self.table.schema
+    def __init__(self, table: pa.Table) -> None:
+        self.keys, self._wanted = table.schema, WantedKeys(table)
 
     @property
     def bounds(self) -> list[str]:
-        return bounds_of(self.table)
+        return bounds_of(self._wanted.keys)
 
-    def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        return have_key(stored, self.table)
+    @property
+    def wanted(self) -> WantedKeys:
+        return self._wanted
 
 
 @dataclass
-class NewEnds(LeavingRows):
-    """Versions of rows that get another end: they are stored again with it."""
+class KnownRows(LeavingRows):
+    """Rows whose positions are known."""
 
-    table: pa.Table = field(repr=False)
-    """Their keys, ``VALID_FROM``, and the new ``VALID_TO``."""
+    stored: Sequence[Stored] = field(repr=False)
+    """The files that have some."""
+    rows: Mapping[Identity, Leaving] = field(repr=False)
 
-    def __post_init__(self) -> None:
-        self.schema = pa.schema([column for column in self.table.schema if column.name != VALID_TO])
-        self.keys = pa.schema([column for column in self.schema if column.name != VALID_FROM])
+    def files(self, stored: StoredFiles) -> list[Stored]:
+        return list(self.stored)
 
-    @property
-    def bounds(self) -> list[str]:
-        return bounds_of(self.table.select(self.keys.names))
-
-    def chosen(self, stored: pa.Table) -> NDArray[np.bool_]:
-        return have_key(stored, self.table.select(self.schema.names))
-
-    def new_values(self, rows: pa.Table) -> pa.Table:
-        names = self.schema.names
-        left, right = numbered(rows, _ROW), numbered(self.table.select(names), _OTHER)
-        both = left.join(right, keys=names, join_type="inner").sort_by(_ROW)
-        return self.table.select([VALID_TO]).take(both[_OTHER])
+    def of(self, rows: StoredRows) -> Leaving:
+        return self.rows[rows.file.identity]
 
 
 def bounds_of(keys: pa.Table) -> list[str]:
-    """Return the statistics of some keys; none if there are none."""
+    """Return the statistics of some keys, in several ranges of the first column; none if there are none."""
     if not keys.num_rows:
         return []
-    statistics = FileStatistics.of(keys.schema, keys.column_names)
-    for batch in keys.combine_chunks().to_batches():
+    ordered = keys.sort_by(keys.column_names[0]).combine_chunks()
+    size = -(-keys.num_rows // _RANGES)
+    found = []
+    for batch in ordered.to_batches(max_chunksize=size):
+        statistics = FileStatistics.of(keys.schema, keys.column_names)
         statistics.add(batch)
-    return [statistics.to_json()]
+        found.append(statistics.to_json())
+    return found

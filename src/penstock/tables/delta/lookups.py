@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from penstock.lake.parquet import Piece, pieces
+from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.leaving_rows import bounds_of
 from penstock.tables.delta.stage import DeltaStage
-from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles, all_rows, deleted_rows, have_key
+from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_rows import StoredRows
 
 _FOUND = "number bigint, lines binary"
 _SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
 _FEW_BYTES = 1 << 20
 """Files that the driver looks through itself."""
+_PIECE_BYTES = 32 << 20
+POSITION = "_penstock_position"
+Found = tuple[Stored, pa.Table]
+"""A file, and the rows found in it, with their positions in the column ``POSITION``."""
 
 
 @dataclass
@@ -32,8 +39,8 @@ class Lookup:
     """The columns of the rows, with the keys first."""
     known: dict[Identity, pa.Table] = field(default_factory=dict)
 
-    def rows(self, stored: StoredFiles) -> pa.Table:
-        """Return the rows that a table has of the keys.
+    def found(self, stored: StoredFiles) -> list[Found]:
+        """Return the rows of the keys in each file that may have some.
 
         Raises
         ------
@@ -42,56 +49,60 @@ class Lookup:
         """
         files = stored.near(self.keys.schema, bounds_of(self.keys))
         self._look_up([file for file in files if file.identity not in self.known])
-        found = (self.known[file.identity] for file in files)
+        return [(file, self.known[file.identity]) for file in files]
+
+    def rows(self, stored: StoredFiles) -> pa.Table:
+        """Return the rows of the keys in all files."""
+        found = (rows.select(self.schema.names) for _, rows in self.found(stored))
         return pa.concat_tables([self.schema.empty_table(), *found])
 
     def _look_up(self, files: Sequence[Stored]) -> None:
         if not files:
             return
-        task = LookupTask(self.stage, tuple(files), self.keys, self.schema)
+        # Large pieces first: tasks that take the last ones end at about the same time.
+        parts = [
+            (file, piece)
+            for file in sorted(files, key=lambda file: -file.size)
+            for piece in pieces(file.size, _PIECE_BYTES)
+        ]
+        task = LookupTask(self.stage, parts, self.keys, self.schema)
         if sum(file.size for file in files) <= _FEW_BYTES:
             with self.stage.place.translating_errors(beside=(UnreadableFile,)):
-                found = {number: task.lines(number) for number in range(len(files))}
+                found = [(number, task.lines(number)) for number in range(len(parts))]
         else:
-            found = {}
-            for report in task.job(self.spark, len(files), _FOUND).collect():
-                if report.lines is None:
-                    raise UnreadableFile
-                found[report.number] = pa.ipc.open_stream(report.lines).read_all()
-        self.known |= {files[number].identity: lines for number, lines in found.items()}
+            reports = task.job(self.spark, len(parts), _FOUND).collect()
+            if any(report.lines is None for report in reports):
+                raise UnreadableFile
+            found = [(report.number, from_stream(report.lines)) for report in reports]
+        by_file: dict[Identity, list[pa.Table]] = {}
+        for number, lines in found:
+            by_file.setdefault(parts[number][0].identity, []).append(lines)
+        self.known |= {file: pa.concat_tables(lines) for file, lines in by_file.items()}
 
 
 @dataclass
 class LookupTask(FileTask):
-    """Takes numbers of files, and returns the rows in them with one of the keys as an Arrow stream."""
+    """Takes numbers of parts of files, and returns the rows in them with one of the keys."""
 
     stage: DeltaStage = field(repr=False)
-    files: tuple[Stored, ...] = field(repr=False)
+    parts: Sequence[tuple[Stored, Piece]] = field(repr=False)
     keys: pa.Table = field(repr=False)
     schema: pa.Schema
 
+    @cached_property
+    def _wanted(self) -> WantedKeys:
+        return WantedKeys(self.keys)
+
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         try:
-            lines = self.lines(number)
+            lines = as_stream(self.lines(number))
         except UnreadableFile:
-            yield pa.RecordBatch.from_pydict({"number": [number], "lines": [None]}, schema=_SCHEMA)
-            return
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, lines.schema) as stream:
-            stream.write_table(lines)
-        found = {"number": [number], "lines": [sink.getvalue().to_pybytes()]}
-        yield pa.RecordBatch.from_pydict(found, schema=_SCHEMA)
+            lines = None
+        yield pa.RecordBatch.from_pydict({"number": [number], "lines": [lines]}, schema=_SCHEMA)
 
     def lines(self, number: int) -> pa.Table:
-        """Return the live rows of a file that have one of the keys."""
-        place, file = self.stage.place, self.files[number]
-        deleted, names = deleted_rows(place, file), self.keys.column_names
-        found, at = [], 0
-        for batch in all_rows(place, file, self.schema):
-            chosen = have_key(pa.Table.from_batches([batch]).select(names), self.keys)
-            first, end = np.searchsorted(deleted, (at, at + batch.num_rows))
-            chosen[deleted[first:end] - at] = False
-            at += batch.num_rows
-            if chosen.any():
-                found.append(batch.filter(pa.array(chosen)))
-        return pa.Table.from_batches(found, self.schema)
+        """Return the live rows of a part that have one of the keys, with their positions."""
+        file, piece = self.parts[number]
+        found = StoredRows(self.stage.place, file).with_keys(self._wanted, self.schema, piece)
+        lines = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in found]
+        return pa.Table.from_batches(lines, self.schema.append(pa.field(POSITION, pa.int64())))

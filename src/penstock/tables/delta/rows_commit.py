@@ -43,7 +43,8 @@ class RowsCommit:
         replacement = Replacement()
         try:
             if is_direct and self.mode == "update":
-                replacement = self._copies.replacement(StoredFiles(self.stage.place, table))
+                stored = StoredFiles(self.stage.place, table)
+                replacement = self._copies.replacement(stored, self._leaving)
         except UnreadableFile:
             is_direct = False
         with committing(self.stage.place):
@@ -70,7 +71,11 @@ class RowsCommit:
     @cached_property
     def _copies(self) -> CopyOnWrite:
         assert self.spark is not None
-        return CopyOnWrite(self.spark, self.stage, StagedKeys(self.stage, self.files))
+        return CopyOnWrite(self.spark, self.stage)
+
+    @cached_property
+    def _leaving(self) -> StagedKeys:
+        return StagedKeys(self.stage, self.files)
 
     @property
     def _delta_schema(self) -> Any:

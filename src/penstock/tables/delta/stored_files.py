@@ -1,25 +1,21 @@
-"""The data files that a Delta table has stored: those that may have some keys, and their rows."""
+"""The data files that a Delta table has stored: those and which of them may have some keys."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
-from numpy.typing import NDArray
 
-from penstock.lake.deletion_vectors import DamagedVector, DeletionVector, Positions
-from penstock.lake.parquet import Piece, completed, fitted, read_piece
+from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace, library
-from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import Actions, adds_in_log
 from penstock.tables.delta.vectors import may_have_vectors, vector_of
@@ -27,7 +23,6 @@ from penstock.tables.delta.vectors import may_have_vectors, vector_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_NUMBER = "_penstock_number"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=-]+")
 Identity = tuple[str, DeletionVector | None]
 
@@ -98,14 +93,18 @@ class StoredFiles:
 
 
 def _may_share_keys(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
+    ordered = {
+        key: (kind, *(_column(actions, f"{part}.{key}", kind) for part in ("min", "max")))
+        for key, kind in zip(keys.names, keys.types, strict=True)
+        if _is_ordered(kind)
+    }
     near = pa.repeat(False, actions.num_rows)
     for statistics in bounds:
         apart = pa.repeat(False, actions.num_rows)
         found = json.loads(statistics, parse_int=str)
-        for key, kind in zip(keys.names, keys.types, strict=True):
+        for key, (kind, least, most) in ordered.items():
             low, high = (found.get(part, {}).get(key) for part in ("minValues", "maxValues"))
-            least, most = (_column(actions, f"{part}.{key}", kind) for part in ("min", "max"))
-            if _is_ordered(kind) and low is not None and high is not None:
+            if low is not None and high is not None:
                 # Upper bounds that writers cut off, after milliseconds or 32 characters, are compared with
                 # lower ones that are cut off there too.
                 below = pc.less(most, pa.scalar(low).cast(kind))
@@ -127,57 +126,3 @@ def _column(actions: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
     if name not in actions.column_names:
         return pa.chunked_array([pa.nulls(actions.num_rows, kind)])
     return actions[name].cast(kind)
-
-
-def all_rows(place: DeltaPlace, file: Stored, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of all rows of a file, null where it does not have them."""
-    with place.files().open_input_file(file.path) as source:
-        for batch in read_piece(source, Piece(), schema.names):
-            yield completed(fitted(batch, schema, UnreadableFile), schema)
-
-
-def deleted_rows(place: DeltaPlace, file: Stored) -> Positions:
-    """Return the positions of the rows of a file that are deleted."""
-    if file.vector is None:
-        return np.empty(0, np.int64)
-    try:
-        return file.vector.positions(place.files())
-    except DamagedVector:
-        raise UnreadableFile from None
-
-
-def have_key(stored: pa.Table, keys: pa.Table) -> NDArray[np.bool_]:
-    """Return for each stored row whether its key is among the keys; a null is no key."""
-    if keys.num_columns > 1:
-        rows = numbered(stored, _NUMBER)
-        matched = rows.join(keys, keys=keys.column_names, join_type="left semi")[_NUMBER]
-        found: NDArray[np.bool_] = np.zeros(len(rows), np.bool_)
-        found[matched.to_numpy()] = True
-        return found
-    column, values = stored.column(0), keys.column(0)
-    in_order = _found_in_order(column, values)
-    if in_order is not None:
-        return in_order
-    if len(values) > len(column):
-        # The smaller side makes the hash table.
-        values = values.filter(pc.is_in(values, value_set=column))
-    return np.array(pc.is_in(column, value_set=values), np.bool_)
-
-
-def _found_in_order(column: pa.ChunkedArray, values: pa.ChunkedArray) -> NDArray[np.bool_] | None:
-    """Look for numbers or times by bisection; None if the rows are not in their order.
-
-    Those of the record often are, and those of a table whose keys are numbered.
-    """
-    kind = column.type
-    if column.null_count or not (pat.is_signed_integer(kind) or pat.is_timestamp(kind)):
-        return None
-    rows = column.cast(pa.int64()).to_numpy()
-    if (rows[1:] < rows[:-1]).any():
-        return None
-    wanted = np.unique(values.drop_null().cast(pa.int64()).to_numpy())
-    first, end = (np.searchsorted(rows, wanted, side) for side in ("left", "right"))
-    steps = np.zeros(len(rows) + 1, np.int32)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, end, -1)
-    return np.asarray(steps.cumsum()[:-1] > 0)

@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 
 from penstock.tables.changes.events import UNKNOWN, EventLayout, require_stored
 from penstock.tables.changes.merge_plan import MergePlan, distinct_events, incomplete, plan_events
+from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.event_files import EventFile, EventRowsTask, divided_events, read_events
-from penstock.tables.iceberg.keys import WantedKeys, files_with_keys, ranges_of_keys
+from penstock.tables.iceberg.keys import files_with_keys, ranges_of_keys
 from penstock.tables.iceberg.lookups import FilePart, Lookup, ValuesTask
 from penstock.tables.iceberg.reading import identity
 from penstock.tables.iceberg.record import Record

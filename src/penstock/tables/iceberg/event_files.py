@@ -28,9 +28,9 @@ from penstock.tables.changes.events import (
     require_stored,
 )
 from penstock.tables.changes.merge_plan import fill, without_row
+from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
-from penstock.tables.iceberg.keys import WantedKeys
 from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
 from penstock.tables.iceberg.place import translated
 from penstock.tables.iceberg.reports import to_report

@@ -1,6 +1,4 @@
-"""Keys of a micro-batch: whether two rows share one, which data files of a table may have them, and which
-stored rows have them.
-"""
+"""Keys of a micro-batch: whether two rows share one, and which data files of a table may have them."""
 
 from __future__ import annotations
 
@@ -11,12 +9,10 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
-from numpy.typing import NDArray
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import (
     AlwaysFalse,
@@ -38,7 +34,6 @@ from pyspark.sql import types as spark_types
 
 from penstock.errors import TableRefusedError
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import task_count
 from penstock.tables.iceberg.place import IcebergPlace, translated
@@ -54,7 +49,6 @@ _BATCH_ROWS = 131_072
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
 _NOTHING: BooleanExpression = AlwaysFalse()
-_ROW = "_penstock_row"
 
 
 def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
@@ -232,54 +226,3 @@ def _between(schema: Schema, key: NestedField, low: Any, high: Any) -> BooleanEx
         return AlwaysTrue()
     name = schema.find_field(key.field_id).name
     return And(_AT_LEAST(name, low), _AT_MOST(name, high))
-
-
-@dataclass
-class WantedKeys:
-    """Keys that are looked up in rows, part by part."""
-
-    keys: pa.Table = field(repr=False)
-    _numbers: dict[pa.DataType, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    """Those of one column as sorted numbers, by the type of the rows' column."""
-
-    def places_in(self, stored: pa.Table) -> NDArray[np.int64]:
-        """Return the places of the rows that have one of the keys, in order; ``stored`` has the keys' columns
-        in the same order, and may have other names.
-        """
-        places = self._places_in_order(stored)
-        if places is not None:
-            return places
-        names = [f"k{number}" for number in range(stored.num_columns)]
-        plain = stored.rename_columns(names)
-        wanted = self.keys.rename_columns(names).cast(plain.schema)
-        matched = numbered(plain, _ROW).join(wanted, keys=names, join_type="left semi")
-        return np.sort(matched[_ROW].to_numpy())
-
-    def _places_in_order(self, stored: pa.Table) -> NDArray[np.int64] | None:
-        """Look for keys of one column of numbers or times by bisection; None if the rows are not in order.
-
-        Those of the record are, and often those of a table whose keys are numbered.
-        """
-        column, kind = stored.column(0), stored.column(0).type
-        is_number = pat.is_integer(kind) or pat.is_timestamp(kind)
-        if stored.num_columns > 1 or column.null_count or not is_number:
-            return None
-        values = column.cast(pa.int64()).to_numpy()
-        if (values[1:] < values[:-1]).any():
-            return None
-        wanted = self._sorted(kind)
-        if len(values):
-            low, high = np.searchsorted(wanted, values[0]), np.searchsorted(wanted, values[-1], "right")
-            wanted = wanted[low:high]
-        first, end = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
-        counts = end - first
-        # The places first, first + 1, … of each key.
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        found: NDArray[np.int64] = np.repeat(first, counts) + within
-        return found
-
-    def _sorted(self, kind: pa.DataType) -> NDArray[np.int64]:
-        if kind not in self._numbers:
-            keys = self.keys.column(0).drop_null().cast(kind).cast(pa.int64())
-            self._numbers[kind] = np.unique(keys.to_numpy())
-        return self._numbers[kind]

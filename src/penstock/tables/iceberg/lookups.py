@@ -13,8 +13,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
+from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import WantedKeys
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.reading import WHOLE, Part, StoredFile, identity
 
@@ -46,7 +46,7 @@ class Lookup:
             found = [report.result for report in task.reports(self.spark, len(parts))]
         by_file: dict[object, list[pa.Table]] = {}
         for part, lines in zip(parts, found, strict=True):
-            stored = pa.ipc.open_stream(lines).read_all()
+            stored = from_stream(lines)
             in_part = stored.rename_columns(self.schema.names).cast(self.schema)
             by_file.setdefault(identity(part.file), []).append(in_part)
         self._known |= {file: pa.concat_tables(tables) for file, tables in by_file.items()}
@@ -82,21 +82,13 @@ class LookupTask(NumberedTask):
         return WantedKeys(self.keys)
 
     def result(self, number: int) -> bytes:
-        lines = self.found(number)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, lines.schema) as stream:
-            stream.write_table(lines)
-        return bytes(sink.getvalue())
+        return as_stream(self.found(number))
 
     def found(self, number: int) -> pa.Table:
         """Return the rows of a part that have one of the keys."""
-        keys = list(range(self.keys.num_columns))
-        part, batches = self.parts[number], []
-        for batch in self._stored(number).live_rows(self.columns, part.part):
-            places = self._wanted.places_in(pa.Table.from_batches([batch]).select(keys))
-            if len(places):
-                batches.append(batch.take(pa.array(places)))
-        return pa.Table.from_batches(batches, schema_to_pyarrow(self.columns, include_field_ids=False))
+        rows = self._stored(number).live_rows(self.columns, self.parts[number].part)
+        found = (batch for _, batch in self._wanted.rows_in(rows))
+        return pa.Table.from_batches(found, schema_to_pyarrow(self.columns, include_field_ids=False))
 
     def _stored(self, number: int) -> StoredFile:
         return StoredFile(self.target.io, self.target.metadata, self.parts[number].file)

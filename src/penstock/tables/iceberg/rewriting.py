@@ -27,8 +27,9 @@ from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
 from penstock.tables.changes.merge_plan import numbered
+from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
-from penstock.tables.iceberg.keys import WantedKeys, all_keys
+from penstock.tables.iceberg.keys import all_keys
 from penstock.tables.iceberg.moved_rows import MoveTask, StagedRows, divided_rows, staged
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.position_deletes import (

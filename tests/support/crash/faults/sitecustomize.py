@@ -221,8 +221,8 @@ def patch_copy_on_write(module: ModuleType) -> None:
     copies = module.CopyOnWrite
     replacement = copies.replacement
 
-    def rewriting(self: Any, table: Any) -> Any:
-        rewritten = replacement(self, table)
+    def rewriting(self: Any, *arguments: Any) -> Any:
+        rewritten = replacement(self, *arguments)
         stop(Path(self.stage.place.path).name, "REWRITTEN", in_batch(self.stage.batch_id))
         return rewritten
 

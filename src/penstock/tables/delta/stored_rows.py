@@ -1,0 +1,90 @@
+"""The rows of a stored data file, as tasks read them: a file never changes, so a row's position names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from penstock.lake.deletion_vectors import DamagedVector, Positions
+from penstock.lake.parquet import Piece, completed, fitted, open_parquet, read_row_groups
+from penstock.lake.storage import DeltaPlace
+from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.delta.data_files import UnreadableFile
+from penstock.tables.delta.stored_files import Stored
+
+
+@dataclass
+class StoredRows:
+    """The rows of a file; columns that it does not have are null."""
+
+    place: DeltaPlace = field(repr=False)
+    file: Stored
+
+    @property
+    def count(self) -> int:
+        """How many rows the file has, deleted ones too."""
+        return int(self._metadata.num_rows)
+
+    @cached_property
+    def deleted(self) -> Positions:
+        """The positions of the rows that are deleted."""
+        if self.file.vector is None:
+            return np.empty(0, np.int64)
+        try:
+            found = self.file.vector.positions(self.place.files())
+        except DamagedVector:
+            raise UnreadableFile from None
+        if len(found) and found[-1] >= self.count:
+            raise UnreadableFile
+        return found
+
+    def with_keys(
+        self, wanted: WantedKeys, schema: pa.Schema, piece: Piece
+    ) -> Iterator[tuple[Positions, pa.RecordBatch]]:
+        """Yield some columns of the rows of a piece that have one of the keys, which are the first columns,
+        and their positions; without rows that are deleted.
+        """
+        groups = piece.row_groups(self._metadata)
+        first = self._starts[groups[0]] if groups else 0
+        for places, rows in wanted.rows_in(self._batches(groups, schema)):
+            positions = first + places
+            live = ~self._is_deleted(positions)
+            if live.any():
+                yield positions[live], rows.filter(pa.array(live))
+
+    def at(self, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of the rows at some positions, which are in order."""
+        ends = np.searchsorted(positions, self._starts)
+        for group in np.flatnonzero(np.diff(ends)).tolist():
+            at, wanted = self._starts[group], positions[ends[group] : ends[group + 1]]
+            for batch in self._batches([group], schema):
+                low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
+                if low < high:
+                    yield batch.take(pa.array(wanted[low:high] - at))
+                at += batch.num_rows
+
+    def _is_deleted(self, positions: Positions) -> NDArray[np.bool_]:
+        found, end = (np.searchsorted(self.deleted, positions, side) for side in ("left", "right"))
+        return found < end
+
+    def _batches(self, groups: list[int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self.place.files().open_input_file(self.file.path) as source:
+            for batch in read_row_groups(open_parquet(source, self._metadata), groups, schema.names):
+                yield completed(fitted(batch, schema, UnreadableFile), schema)
+
+    @cached_property
+    def _metadata(self) -> pq.FileMetaData:
+        with self.place.files().open_input_file(self.file.path) as source:
+            return pq.read_metadata(source)
+
+    @cached_property
+    def _starts(self) -> Positions:
+        """The position of the first row of each row group, and the number of rows."""
+        groups = (self._metadata.row_group(number) for number in range(self._metadata.num_row_groups))
+        return np.cumsum([0, *(group.num_rows for group in groups)])
