@@ -160,18 +160,20 @@ class RewriteTask(FileTask):
         return Change(self.stage.write(rows.at(kept, schema)), moved=moved)
 
     def _moved(self, rows: StoredRows, leaving: Leaving) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that leave a file, with new values of some columns."""
+        """Yield the rows that leave a file, with the values that are given, and the others of the file."""
         assert leaving.values is not None
         schema = self.stage.layout.schema
-        new = leaving.values.cast(pa.schema([schema.field(name) for name in leaving.values.column_names]))
-        same = pa.schema([column for column in schema if column.name not in new.column_names])
+        given = leaving.values.cast(pa.schema([schema.field(name) for name in leaving.values.column_names]))
+        others = pa.schema([column for column in schema if column.name not in given.column_names])
+        if not others.names:
+            yield from given.select(schema.names).to_batches()
+            return
         at = 0
-        for batch in rows.at(leaving.positions, same):
-            values = new.slice(at, batch.num_rows)
+        for batch in rows.at(leaving.positions, others):
+            table = given.slice(at, batch.num_rows)
             at += batch.num_rows
-            table = pa.Table.from_batches([batch])
-            for column in new.schema:
-                table = table.append_column(column, values[column.name])
+            for column in others:
+                table = table.append_column(column, batch.column(column.name))
             yield from table.select(schema.names).to_batches()
 
 

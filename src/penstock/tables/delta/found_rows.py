@@ -40,13 +40,14 @@ def rows_with_new_ends(found: Sequence[Found], changed: pa.Table) -> KnownRows:
     left = numbered(pa.concat_tables([rows.select(names) for _, rows in found]), _ROW)
     right = numbered(changed.select(names), _OTHER)
     both = left.join(right, keys=names, join_type="inner").sort_by(_ROW)
-    places, ends = both[_ROW].to_numpy(), changed.select([VALID_TO]).take(both[_OTHER])
+    places, ends = both[_ROW].to_numpy(), changed[VALID_TO].take(both[_OTHER])
     limits = np.searchsorted(places, counts)
     leaving = []
     for (file, rows), start, low, high in zip(found, counts, limits, limits[1:], strict=False):
         if low < high:
-            positions = _positions(rows.take(pa.array(places[low:high] - start)))
-            leaving.append((file, Leaving(positions, ends.slice(low, high - low))))
+            leaves = rows.take(pa.array(places[low:high] - start))
+            values = leaves.select(names).append_column(VALID_TO, ends.slice(low, high - low))
+            leaving.append((file, Leaving(_positions(leaves), values)))
     return _known(leaving)
 
 

@@ -28,7 +28,7 @@ class Leaving:
 
     positions: Positions
     values: pa.Table | None = None
-    """The columns with which the same rows are stored again; None if they are not."""
+    """Some columns of the same rows, as they are stored again; None if they are not."""
 
 
 class LeavingRows(ABC):

@@ -75,7 +75,7 @@ class Lookup:
                 raise UnreadableFile
             found = [(report.number, from_stream(report.lines)) for report in reports]
         by_file: dict[Identity, list[pa.Table]] = {}
-        for number, lines in found:
+        for number, lines in sorted(found, key=lambda each: each[0]):
             by_file.setdefault(parts[number][0].identity, []).append(lines)
         self.known |= {file: pa.concat_tables(lines) for file, lines in by_file.items()}
 
