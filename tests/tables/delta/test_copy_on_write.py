@@ -1,9 +1,8 @@
-"""Output mode update by copy on write: it equals a fold in plain Python, whoever else writes the table."""
+"""Output mode update by copy on write: which files are copied, of every writer, with keys of every type."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,11 @@ from penstock.errors import CommitRefusedError
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.rows_commit import RowsCommit
+from tests.tables.delta.overtaken import SCHEMA, table_of
 from tests.tables.delta.row_queries import RowQuery
 
-SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
 KEYS = st.tuples(st.integers(0, 6), st.sampled_from(["", "x", "é😀", "y" * 40]))
 BATCHES = st.lists(st.dictionaries(KEYS, st.integers(0, 99), min_size=1, max_size=8), min_size=1, max_size=5)
-
-
-def table_of(rows: dict[Any, int]) -> pa.Table:
-    return pa.Table.from_pylist([{"a": a, "b": b, "v": v} for (a, b), v in rows.items()], SCHEMA)
 
 
 def halves(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -81,74 +76,6 @@ def test_null_keys_of_stored_rows_and_repeated_ones_are_kept_or_replaced_togethe
     query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
     query.write(0, table_of({(1, "new"): 5}))
     assert query.rows() == [(1, "new", 5), (2, "r", 0), (None, "n", 0)]
-
-
-class Hook:
-    """What another writer does after a query has planned its commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Callable[[], None]] = []
-        replacement = CopyOnWrite.replacement
-
-        def hooked(copies: CopyOnWrite, *arguments: Any) -> Replacement:
-            planned = replacement(copies, *arguments)
-            if self.calls:
-                self.calls.pop()()
-            return planned
-
-        monkeypatch.setattr(CopyOnWrite, "replacement", hooked)
-
-
-@pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
-    return Hook(monkeypatch)
-
-
-def test_two_queries_that_update_a_key_at_the_same_moment_leave_one_row(tmp_path: Path, hook: Hook) -> None:
-    one, other = (RowQuery(tmp_path, SCHEMA, "update", ["a"], app) for app in ("one", "other"))
-    one.write(0, table_of({(1, "x"): 0, (2, "x"): 0}))
-    hook.calls.append(lambda: other.write(0, table_of({(2, "other"): 1, (3, "other"): 1})))
-    one.write(1, table_of({(2, "one"): 2, (3, "one"): 2}))
-    assert one.rows() == [(1, "x", 0), (2, "one", 2), (3, "one", 2)]
-
-
-def test_rows_that_are_appended_meanwhile_are_replaced_too(tmp_path: Path, hook: Hook) -> None:
-    query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
-    query.write(0, table_of({(1, "x"): 0}))
-    hook.calls.append(lambda: write_deltalake(str(tmp_path), table_of({(2, "late"): 1}), mode="append"))
-    query.write(1, table_of({(2, "one"): 2}))
-    assert query.rows() == [(1, "x", 0), (2, "one", 2)]
-
-
-def test_files_that_are_compacted_meanwhile_are_planned_again(tmp_path: Path, hook: Hook) -> None:
-    query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
-    for number in range(3):
-        query.write(number, table_of({(number, "x"): 0}))
-    hook.calls.append(lambda: query.table().optimize.compact())
-    query.write(3, table_of({(1, "new"): 5}))
-    assert query.rows() == [(0, "x", 0), (1, "new", 5), (2, "x", 0)]
-
-
-def test_another_run_of_the_query_commits_a_micro_batch_once(tmp_path: Path, hook: Hook) -> None:
-    one, other = (RowQuery(tmp_path, SCHEMA, "update", ["a"]) for _ in range(2))
-    rows = table_of({(1, "x"): 0})
-    hook.calls.append(lambda: other.write(0, rows))
-    one.write(0, rows)
-    assert one.rows() == [(1, "x", 0)]
-    assert one.table().version() == 1
-
-
-def test_a_table_that_always_changes_is_given_up(tmp_path: Path, hook: Hook) -> None:
-    query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
-
-    def overtake() -> None:
-        write_deltalake(str(tmp_path), table_of({(9, "late"): 1}), mode="append")
-        hook.calls.append(overtake)
-
-    hook.calls.append(overtake)
-    with pytest.raises(CommitRefusedError, match="10 times"):
-        query.write(0, table_of({(1, "x"): 0}))
-    assert len(query.rows()) == 10
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])

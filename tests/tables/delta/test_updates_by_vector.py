@@ -1,4 +1,4 @@
-"""Output mode update with deletion vectors: it equals a fold in plain Python, whoever else writes."""
+"""Output mode update with deletion vectors: which files get one, and what the log and readers say of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -15,30 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from penstock.errors import CommitRefusedError
 from penstock.lake.deletion_vectors import DeletionVector, encode
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta import log_commit, vectors
-from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.log_files import adds_in_log
 from tests.support.object_store import KEY, SECRET, object_store
 from tests.support.object_store import settings as object_settings
+from tests.tables.delta.overtaken import MANY, SCHEMA, Hook, filled, table_of
 from tests.tables.delta.row_queries import RowQuery
 from tests.tables.delta.vectors import ENABLED, added, commit, create, give_vector, live, log_of, vectors_of
-
-SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
-MANY = 100
-KEYS = st.tuples(st.integers(0, MANY + 5), st.sampled_from(["", "é😀"]))
-BATCHES = st.lists(st.dictionaries(KEYS, st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=6)
-OTHERS = st.sampled_from(["nothing", "append", "delete", "compact", "checkpoint", "vacuum", "restore"])
-
-
-def table_of(rows: dict[Any, int]) -> pa.Table:
-    return pa.Table.from_pylist([{"a": a, "b": b, "v": v} for (a, b), v in rows.items()], SCHEMA)
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +32,12 @@ def every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
 
 
-def filled(folder: Path, keys: list[str] = ["a"], app: str = "app", **properties: str) -> RowQuery:  # noqa: B006
-    """A table with one file of many rows."""
-    create(folder, SCHEMA, ENABLED | properties)
-    query = RowQuery(folder, SCHEMA, "update", keys, app)
-    query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
-    return query
-
-
 @pytest.mark.parametrize("inline", [0, 1 << 10])
 def test_a_few_rows_of_a_file_get_a_vector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
     monkeypatch.setattr(vectors, "_INLINE_BYTES", inline)
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     (before,) = query.own_files()
     query.write(1, table_of({(3, "new"): 1, (999, "new"): 1}))
     assert before in query.own_files()
@@ -79,7 +57,7 @@ def test_a_few_rows_of_a_file_get_a_vector(
 
 
 def test_a_file_that_has_lost_a_share_of_its_rows_is_copied(tmp_path: Path) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     (before,) = query.own_files()
     for number in range(10):
         query.write(number + 1, table_of({(number, "new"): 1}))
@@ -91,7 +69,7 @@ def test_a_file_that_has_lost_a_share_of_its_rows_is_copied(tmp_path: Path) -> N
 
 
 def test_a_file_without_live_rows_is_removed(tmp_path: Path) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     (add,) = added(tmp_path, 1)
     give_vector(tmp_path, add, inline_vector(range(1, MANY)))
     query.write(1, table_of({(0, "new"): 1}))
@@ -115,7 +93,7 @@ def test_only_tables_with_the_property_get_vectors(tmp_path: Path, properties: d
 
 
 def test_vectors_of_a_table_that_wants_no_more_are_heeded(tmp_path: Path) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
     query.table().alter.set_table_properties({"delta.enableDeletionVectors": "false"})
     query.write(2, table_of({(4, "new"): 1}))
@@ -126,68 +104,10 @@ def test_vectors_of_a_table_that_wants_no_more_are_heeded(tmp_path: Path) -> Non
 
 def test_small_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "_LEAST_BYTES", 1 << 20)
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
     assert vectors_of(tmp_path) == {}
     assert len(live(tmp_path)) == MANY
-
-
-@pytest.mark.parametrize("keys", [["a"], ["b", "a"]])
-def test_a_table_equals_a_fold_beside_other_writers(tmp_path: Path, keys: list[str]) -> None:
-    numbers = iter(range(1000))
-
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(batches=BATCHES, others=st.lists(OTHERS, min_size=6, max_size=6))
-    def check(batches: list[dict[tuple[int, str], int]], others: list[str]) -> None:
-        folder = tmp_path / str(next(numbers))
-        query = filled(folder, keys, **{"delta.checkpointInterval": "4"})
-        rows = {tuple((n, "x")["ab".index(k)] for k in keys): (n, "x", 0) for n in range(MANY)}
-        stray: list[tuple[Any, ...]] = []
-        for number, (batch, other) in enumerate(zip(batches, others, strict=False), 1):
-            distinct = {tuple(key["ab".index(k)] for k in keys): (*key, v) for key, v in batch.items()}
-            changes = pa.Table.from_pylist(
-                [dict(zip("abv", row, strict=True)) for row in distinct.values()], SCHEMA
-            )
-            query.write(number, changes)
-            query.write(number, changes)
-            rows |= distinct
-            if other == "append":
-                stray.append((1000 + number, "late", 0))
-                write_deltalake(str(folder), table_of({stray[-1][:2]: 0}), mode="append")
-            elif other == "delete":
-                query.table().delete(f"a = {number}")
-                rows = {key: row for key, row in rows.items() if row[0] != number}
-            elif other == "compact":
-                query.table().optimize.compact()
-            elif other == "checkpoint":
-                query.table().create_checkpoint()
-            elif other == "vacuum":
-                query.table().vacuum(
-                    retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
-                )
-            elif other == "restore":
-                query.table().delete()
-                query.table().restore(query.table().version() - 1)
-            assert live(folder) == sorted([*rows.values(), *stray], key=repr), (number, other)
-
-    check()
-
-
-class Hook:
-    """What another writer does after a query has planned its commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Callable[[], object]] = []
-        replacement = CopyOnWrite.replacement
-
-        def hooked(copies: CopyOnWrite, *arguments: Any) -> Replacement:
-            planned = replacement(copies, *arguments)
-            if self.calls:
-                assert planned.has_vectors
-                self.calls.pop()()
-            return planned
-
-        monkeypatch.setattr(CopyOnWrite, "replacement", hooked)
 
 
 @pytest.fixture
@@ -195,31 +115,12 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
     return Hook(monkeypatch)
 
 
-OVERTAKING: dict[str, Callable[[RowQuery], object]] = {
-    "append": lambda query: write_deltalake(query.place.path, table_of({(4, "late"): 9}), mode="append"),
-    "delete": lambda query: query.table().delete("a = 4"),
-    "compact": lambda query: query.table().optimize.compact(),
-    "checkpoint": lambda query: (query.table().delete("a = 4"), query.table().create_checkpoint()),
-    "overwrite": lambda query: write_deltalake(query.place.path, table_of({(4, "o"): 9}), mode="overwrite"),
-}
-
-
-@pytest.mark.parametrize("other", OVERTAKING)
-def test_what_others_commit_meanwhile_is_heeded(tmp_path: Path, hook: Hook, other: str) -> None:
-    query = filled(tmp_path)
-    query.write(1, table_of({(MANY, "x"): 0}))
-    hook.calls.append(lambda: OVERTAKING[other](query))
-    query.write(2, table_of({(3, "new"): 1, (4, "new"): 1}))
-    kept = [] if other == "overwrite" else [(n, "x", 0) for n in range(MANY + 1) if n not in (3, 4)]
-    assert live(tmp_path) == sorted([*kept, (3, "new", 1), (4, "new", 1)], key=repr)
-
-
 @pytest.mark.parametrize("moment", ["PLANNED", "CHECKED"])
 def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
     tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The log has no file for the next version then, since it has later ones, and a checkpoint."""
-    query, other = filled(tmp_path), RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
+    query, other = filled(tmp_path, ENABLED), RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
     create_file = log_commit.create_file
 
     def sleep() -> None:
@@ -245,26 +146,8 @@ def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
     assert live(tmp_path) == sorted([*kept, *new], key=repr)
 
 
-def test_two_queries_that_update_a_file_at_the_same_moment_lose_nothing(tmp_path: Path, hook: Hook) -> None:
-    one = filled(tmp_path)
-    other = RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
-    hook.calls.append(lambda: other.write(0, table_of({(3, "other"): 1, (5, "other"): 1})))
-    one.write(1, table_of({(3, "one"): 2, (4, "one"): 2}))
-    kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4, 5)]
-    assert live(tmp_path) == sorted([*kept, (3, "one", 2), (4, "one", 2), (5, "other", 1)], key=repr)
-
-
-def test_another_run_of_the_query_commits_a_micro_batch_once(tmp_path: Path, hook: Hook) -> None:
-    one, other = filled(tmp_path), RowQuery(tmp_path, SCHEMA, "update", ["a"])
-    rows = table_of({(3, "new"): 1})
-    hook.calls.append(lambda: other.write(1, rows))
-    one.write(1, rows)
-    assert one.table().version() == 2
-    assert len(live(tmp_path)) == MANY
-
-
 def test_a_lost_answer_of_the_storage_commits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, create_file, calls = filled(tmp_path), log_commit.create_file, []
+    query, create_file, calls = filled(tmp_path, ENABLED), log_commit.create_file, []
 
     def losing(*arguments: Any) -> bool:
         calls.append(create_file(*arguments))
@@ -281,7 +164,7 @@ def test_a_lost_answer_of_the_storage_commits_once(tmp_path: Path, monkeypatch: 
 
 
 def test_checkpoints_are_written_and_keep_vectors_and_transactions(tmp_path: Path) -> None:
-    query = filled(tmp_path, **{"delta.checkpointInterval": "3"})
+    query = filled(tmp_path, ENABLED | {"delta.checkpointInterval": "3"})
     for number in range(1, 4):
         query.write(number, table_of({(3, "new"): number}))
     last = json.loads((tmp_path / "_delta_log/_last_checkpoint").read_text())
@@ -296,7 +179,7 @@ def test_checkpoints_are_written_and_keep_vectors_and_transactions(tmp_path: Pat
 
 
 def test_the_log_of_an_earlier_version_is_read_beside_later_checkpoints(tmp_path: Path) -> None:
-    query = filled(tmp_path, **{"delta.checkpointInterval": "3"})
+    query = filled(tmp_path, ENABLED | {"delta.checkpointInterval": "3"})
     for number in range(1, 8):
         query.write(number, table_of({(3, "new"): number}))
     for version in range(1, 8):
@@ -325,7 +208,7 @@ def test_what_a_checkpoint_says_in_other_columns_is_in_no_commit(tmp_path: Path)
 def test_no_commit_is_written_into_a_table_that_was_dropped_and_created_again(
     tmp_path: Path, hook: Hook
 ) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
 
     def recreate() -> None:
@@ -341,7 +224,7 @@ def test_no_commit_is_written_into_a_table_that_was_dropped_and_created_again(
 
 
 def test_vectors_of_other_places_are_left_to_deltalake(tmp_path: Path) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     (add,) = added(tmp_path, 1)
     data = encode(np.array([1, 2]))
     vector = DeletionVector.in_file("", uuid.uuid4(), data, 2)
@@ -359,7 +242,7 @@ def crc(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("stats", [None, '{"numRecords":99}', '{"numRecords":100,"tightBounds":true}'])
 def test_statistics_of_other_writers_decide(tmp_path: Path, stats: str | None) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     (add,) = added(tmp_path, 1)
     old = {"path": add["path"], "size": add["size"], "partitionValues": {}, "dataChange": True}
     new = {**add, "stats": stats} if stats else {name: add[name] for name in add if name != "stats"}
@@ -374,7 +257,7 @@ def test_statistics_of_other_writers_decide(tmp_path: Path, stats: str | None) -
 
 
 def test_complete_mode_replaces_files_with_vectors(tmp_path: Path) -> None:
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
     complete = RowQuery(tmp_path, SCHEMA, "complete", app_id="complete")
     complete.write(0, table_of({(7, "only"): 1}))
@@ -394,7 +277,7 @@ def test_a_driver_that_wakes_late_commits_no_vector_without_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
 ) -> None:
     monkeypatch.setattr(vectors, "_INLINE_BYTES", 0)
-    query = filled(tmp_path)
+    query = filled(tmp_path, ENABLED)
     stage, files = query.stage(1, table_of({(3, "new"): 1}))
 
     def clean() -> None:
