@@ -72,7 +72,9 @@ def test_rows_are_read_by_position(folder: Path, size: int, places: set[int]) ->
     assert found == [{"k": n // 2, "v": f"v{n}", "new": None} for n in sorted(places)]
 
 
-def test_only_row_groups_with_a_wanted_row_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_row_groups_that_may_have_a_wanted_row_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, read_row_groups = [], stored_rows.read_row_groups
 
     def reading(file: pq.ParquetFile, groups: list[int], columns: list[str]) -> Any:
@@ -82,6 +84,10 @@ def test_only_row_groups_with_a_wanted_row_are_read(folder: Path, monkeypatch: p
     monkeypatch.setattr(stored_rows, "read_row_groups", reading)
     list(stored(folder, 7, set()).at(np.array([0, 6, 21, 39]), SCHEMA))
     assert read == [([group], SCHEMA.names) for group in (0, 3, 5)]
+    read.clear()
+    wanted = WantedKeys(pa.table({"k": pa.array([-1, 4, 16, 99], pa.int64())}))
+    list(stored(folder, 7, set()).with_keys(wanted, SCHEMA, Piece()))
+    assert read == [([group], SCHEMA.names) for group in (1, 4)]
 
 
 def test_a_vector_of_another_file_is_left_to_deltalake(folder: Path) -> None:

@@ -49,6 +49,14 @@ class WantedKeys:
                 yield at + places, batch.take(pa.array(places))
             at += batch.num_rows
 
+    def any_between(self, low: object, high: object) -> bool:
+        """Whether the first column of a key may be between two bounds, which are known of integers alone."""
+        kind = self.keys.column(0).type
+        if not (pat.is_signed_integer(kind) and type(low) is int and type(high) is int):
+            return True
+        wanted = self._sorted(kind)
+        return bool(np.searchsorted(wanted, low) < np.searchsorted(wanted, high, "right"))
+
     def _joined(self, stored: pa.Table) -> Places:
         names = [f"k{number}" for number in range(stored.num_columns)]
         plain = stored.rename_columns(names)

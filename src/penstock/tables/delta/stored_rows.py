@@ -50,20 +50,21 @@ class StoredRows:
         """Yield some columns of the rows of a piece that have one of the keys, which are the first columns,
         and their positions; without rows that are deleted.
         """
-        groups = piece.row_groups(self._metadata)
-        first = self._starts[groups[0]] if groups else 0
-        for places, rows in wanted.rows_in(self._batches(groups, schema)):
-            positions = first + places
-            live = ~self._is_deleted(positions)
-            if live.any():
-                yield positions[live], rows.filter(pa.array(live))
+        for group in piece.row_groups(self._metadata):
+            if not wanted.any_between(*self._bounds(group, schema.names[0])):
+                continue
+            for places, rows in wanted.rows_in(self._batches(group, schema)):
+                positions = self._starts[group] + places
+                live = ~self._is_deleted(positions)
+                if live.any():
+                    yield positions[live], rows.filter(pa.array(live))
 
     def at(self, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield some columns of the rows at some positions, which are in order."""
         ends = np.searchsorted(positions, self._starts)
         for group in np.flatnonzero(np.diff(ends)).tolist():
             at, wanted = self._starts[group], positions[ends[group] : ends[group + 1]]
-            for batch in self._batches([group], schema):
+            for batch in self._batches(group, schema):
                 low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
                 if low < high:
                     yield batch.take(pa.array(wanted[low:high] - at))
@@ -73,10 +74,18 @@ class StoredRows:
         found, end = (np.searchsorted(self.deleted, positions, side) for side in ("left", "right"))
         return found < end
 
-    def _batches(self, groups: list[int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self.place.files().open_input_file(self.file.path) as source:
-            for batch in read_row_groups(open_parquet(source, self._metadata), groups, schema.names):
+            for batch in read_row_groups(open_parquet(source, self._metadata), [group], schema.names):
                 yield completed(fitted(batch, schema, UnreadableFile), schema)
+
+    def _bounds(self, group: int, name: str) -> tuple[object, object]:
+        """Return the least and the greatest value of a column in a row group, None if they are not known."""
+        columns = map(self._metadata.row_group(group).column, range(self._metadata.num_columns))
+        for column in columns:
+            if column.path_in_schema == name and column.is_stats_set and column.statistics.has_min_max:
+                return column.statistics.min, column.statistics.max
+        return None, None
 
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
