@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import penstock
-from penstock.store.database import Columns, Transaction
+from penstock.store.database import Transaction
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -183,8 +183,6 @@ def _one_row(n: int) -> pa.Table:
 
 def stop_in_append(url: str, moment: str) -> None:
     """Append a row, and stop in the middle of the first attempt until somebody continues this process."""
-    from penstock.store.postgres.database import PostgresTransaction
-
     attempts: list[int] = []
 
     def stop() -> None:
@@ -192,24 +190,14 @@ def stop_in_append(url: str, moment: str) -> None:
         if len(attempts) == 1:
             _stop()
 
-    many = PostgresTransaction.many
-
-    def stop_before_segments(tx: PostgresTransaction, name: str, rows: Columns, **common: object) -> int:
-        if name == "insert_segment":
-            stop()
-        return many(tx, name, rows, **common)
-
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")
         if moment == "before_commit":
             queue.append_with([{"n": 1}], around=lambda tx, append: (append(), stop())[0])
         elif moment == "in_a_statement":
             queue.append_with([{"n": 1}], around=lambda tx, append: (append(), _slow(tx, attempts))[0])
-        elif moment == "behind_many_rows":
-            queue.append_with([{"n": n} for n in range(12)], around=lambda tx, append: (append(), stop())[0])
         else:
-            PostgresTransaction.many = stop_before_segments  # type: ignore[method-assign]
-            queue.append([{"n": n} for n in range(12)])
+            queue.append_with([{"n": n} for n in range(12)], around=lambda tx, append: (append(), stop())[0])
         print("appended after", len(attempts), flush=True)
 
 

@@ -118,7 +118,6 @@ HOT: dict[str, Parameters] = {
     "read_ends": {"queue_id": 7, "first": 0, "last": 1},
     "lock_partition": IN_QUEUE,
     "lock_partitions": {"queue_id": 7},
-    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "gap": 1, "now": 1},
     "read_page": IN_QUEUE
     | {"start_index": 700, "end_index": 900, "max_segments": 1024, "max_bytes": 8 << 20, "with_runs": 0},
     "read_segments": IN_QUEUE | {"start_index": 700, "max_segments": 1024},
@@ -177,8 +176,9 @@ HOT: dict[str, Parameters] = {
     "used_objects": {"queue_id": 7, "first": 0, "last": 100},
     "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }
-# An order that people see, over a handful of rows.
+# An order that people see, over a handful of rows, or the partitions of one append.
 MAY_SORT = {
+    "publish_segments",
     "registrations_of_queue",
     "lock_registrations",
     "read_marks",
@@ -272,22 +272,21 @@ def test_store_wide_statements_read_logs_and_ledger_by_index(filled: Database, n
 
 
 def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database) -> None:
-    if filled.dialect != "postgres":
-        assert "append_segment" not in statements(filled.dialect, filled.url.schema)
-        return
-    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x", "width": 1, "gap": 1}
+    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "gap": 1}
+    if filled.dialect == "sqlite":
+        name, check = "advance_partition", _sqlite_faults
+        parameters |= {"segments": 1, "now": 1}
+    else:
+        name, check = "append_segment", _postgres_faults
+        parameters |= {"data": b"x", "width": 1}
     with as_the_store(filled) as connection:
-        text = statements("postgres", filled.url.schema)["append_segment"]
-        assert _postgres_faults(connection, text, parameters, "append_segment") == []
+        text = statements(filled.dialect, filled.url.schema)[name]
+        assert check(connection, text, parameters, name) == []
 
 
 ARRAYS: dict[str, Parameters] = {
     "advance_mark_all": {
         "source": "s7", "partition": [0, 1], "app_id": "a", "old": [0, 0], "new": [1, 1],
-    },
-    "advance_partition_all": {
-        "queue_id": 7, "partition": [0, 1], "row_count": [1, 1], "bytes": [1, 1], "segments": [1, 1],
-        "gap": 1,
     },
     "advance_position_all": {
         "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "old": [0, 0], "new": [1, 1],
@@ -295,6 +294,11 @@ ARRAYS: dict[str, Parameters] = {
     },
     "delete_payload_all": {"payload_id": [700, 701]},
     "delete_segment_all": {"queue_id": 7, "partition": 0, "end_index": [700, 701]},
+    "publish_segments": {
+        "queue_id": 7, "partition": [0, 1], "row_count": [1, 1], "bytes": [1, 1], "segments": [1, 1],
+        "place": [1, 2], "rows_before": [0, 0], "segment_rows": [1, 1], "segment_bytes": [1, 1],
+        "payload_id": [700, 701], "gap": 1,
+    },
     "raise_safe_all": {
         "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "safe_index": [1, 1],
     },

@@ -51,7 +51,7 @@ def short_url(pg_url: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("moment", "rows"),
-    [("before_commit", [1]), ("between_statements", [*range(12)]), ("behind_many_rows", [*range(12)])],
+    [("before_commit", [1]), ("behind_many_rows", [*range(12)])],
 )
 def test_a_client_stopped_in_mid_append_does_not_block_others_and_retries_later(
     short_url: str, run_child: RunChild, moment: str, rows: list[int]

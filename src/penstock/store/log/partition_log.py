@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, sub
+from itertools import accumulate, chain, compress, count, pairwise
+from operator import attrgetter, ne, sub
 from typing import NamedTuple
 
 from penstock.store.database import Database, Row, Transaction
@@ -86,7 +88,7 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         )
     if row is None:
         raise dropped(queue)
-    _check_heads(tx, queue, [row])
+    _check_heads(tx, queue, {row.channel}, {row.total})
     ranges = {segment.partition: (row.next_index - segment.rows, row.next_index)}
     return Appended(ranges, (segment.partition,) if _is_crowded(row.segments, 1) else ())
 
@@ -110,33 +112,108 @@ def publish(
     """
     if not stored:
         return Appended({})
-    totals = _totals(stored)
-    now = tx.stamp()
-    stamp = {} if now is None else {"now": now}
-    # The partitions are locked in ascending order.
     with within_limits(f"a partition of queue {queue.name!r}"):
-        found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=gap_after_last(), **stamp)
-    by_partition = {row.partition: row for row in found}
-    if len(by_partition) < len(totals["partition"]):
+        if tx.dialect == "postgres":
+            return _publish_at_once(tx, queue, stored)
+        return _publish_one_by_one(tx, queue, stored, append_id)
+
+
+class _Parts(NamedTuple):
+    """An append by partition: what each one gets, and where each segment is in it."""
+
+    partitions: array[int]
+    rows: array[int]
+    bytes: array[int]
+    segments: array[int]
+    places: array[int]
+    """For each segment, the place of its partition in these lists, from 1 on."""
+    rows_before: array[int]
+    """For each segment, the rows of the append that come before it in its partition."""
+
+    @classmethod
+    def of(cls, stored: Sequence[Stored | Row]) -> _Parts:
+        # Column by column, since there may be thousands of partitions.
+        of_segments = [each.partition for each in stored]
+        begins = [*map(ne, of_segments, chain([None], of_segments))]
+        firsts, places = [*compress(count(), begins)], [*accumulate(map(int, begins))]
+        bounds = [*pairwise([*firsts, len(stored)])]
+        rows_upto = [*accumulate((each.row_count for each in stored), initial=0)]
+        bytes_upto = [*accumulate((each.bytes for each in stored), initial=0)]
+        return cls(
+            array("q", [of_segments[first] for first in firsts]),
+            array("q", [rows_upto[end] - rows_upto[first] for first, end in bounds]),
+            array("q", [bytes_upto[end] - bytes_upto[first] for first, end in bounds]),
+            array("q", [end - first for first, end in bounds]),
+            array("q", places),
+            array(
+                "q",
+                [upto - rows_upto[firsts[place - 1]] for upto, place in zip(rows_upto, places, strict=False)],
+            ),
+        )
+
+    def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
+        """Return the result, for partitions with these ends and numbers of segments."""
+        ranges = zip(map(sub, ends, self.rows), ends, strict=True)
+        crowded = compress(self.partitions, map(_is_crowded, segments, self.segments))
+        return Appended(dict(zip(self.partitions, ranges, strict=True)), tuple(crowded))
+
+
+def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row]) -> Appended:
+    """Make segments visible with one statement of PostgreSQL: there may be thousands of partitions."""
+    parts = _Parts.of(stored)
+    moved = tx.one(
+        "publish_segments",
+        queue_id=queue.queue_id,
+        partition=parts.partitions,
+        row_count=parts.rows,
+        bytes=parts.bytes,
+        segments=parts.segments,
+        place=parts.places,
+        rows_before=parts.rows_before,
+        segment_rows=array("q", [each.row_count for each in stored]),
+        segment_bytes=array("q", [each.bytes for each in stored]),
+        payload_id=array("q", [each.payload_id for each in stored]),
+        gap=gap_after_last(),
+    )
+    if moved.partitions < len(parts.partitions):
         raise dropped(queue)
-    _check_heads(tx, queue, found)
-    # Column by column, since there may be thousands of partitions.
-    partitions, counts, new = totals["partition"], totals["row_count"], totals["segments"]
-    heads = [by_partition[partition] for partition in partitions]
-    ends = [head.next_index for head in heads]
-    ranges = dict(zip(partitions, zip(map(sub, ends, counts), ends, strict=True), strict=True))
-    segments = zip(partitions, [head.segments for head in heads], new, strict=True)
-    crowded = tuple(partition for partition, now, more in segments if _is_crowded(now, more))
+    _check_heads(tx, queue, {moved.channel}, {moved.least_total, moved.most_total})
+    return parts.appended(moved.next_index, moved.segments)
+
+
+def _publish_one_by_one(
+    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row], append_id: int | None
+) -> Appended:
+    parts = _Parts.of(stored)
+    heads = tx.each(
+        "advance_partition",
+        {
+            "partition": parts.partitions,
+            "row_count": parts.rows,
+            "bytes": parts.bytes,
+            "segments": parts.segments,
+        },
+        queue_id=queue.queue_id,
+        gap=gap_after_last(),
+        now=tx.stamp(),
+    )
+    if len(heads) < len(parts.partitions):
+        raise dropped(queue)
+    _check_heads(tx, queue, {head.channel for head in heads}, {head.total for head in heads})
     if append_id is None:
         append_id = allocate_payloads(tx, 1)[0]
-    starts, ends = _numbered(stored, ranges)
-    times = [by_partition[each.partition].last_timestamp for each in stored]
+    appended = parts.appended([head.next_index for head in heads], [head.segments for head in heads])
+    starts = [
+        appended.ranges[each.partition][0] + before
+        for each, before in zip(stored, parts.rows_before, strict=True)
+    ]
+    times = [heads[place - 1].last_timestamp for place in parts.places]
     tx.many(
         "insert_segment",
         {
             "partition": [each.partition for each in stored],
             "start_index": starts,
-            "end_index": ends,
+            "end_index": [start + each.row_count for start, each in zip(starts, stored, strict=True)],
             "first_timestamp": times,
             "last_timestamp": times,
             "bytes": [each.bytes for each in stored],
@@ -146,53 +223,13 @@ def publish(
         first_append=append_id,
         last_append=append_id,
     )
-    return Appended(ranges, crowded)
+    return appended
 
 
-def _totals(stored: Sequence[Stored | Row]) -> dict[str, list[int]]:
-    """What each partition gets, in the order of the segments."""
-    partitions = [each.partition for each in stored]
-    if len(set(partitions)) == len(partitions):
-        # As mostly; thousands of partitions take a while.
-        return {
-            "partition": partitions,
-            "row_count": [each.row_count for each in stored],
-            "bytes": [each.bytes for each in stored],
-            "segments": [1] * len(partitions),
-        }
-    totals: dict[int, list[int]] = {}
-    for each in stored:
-        total = totals.setdefault(each.partition, [0, 0, 0])
-        total[0] += each.row_count
-        total[1] += each.bytes
-        total[2] += 1
-    counts = zip(*totals.values(), strict=True)
-    return {
-        "partition": list(totals),
-        **{name: list(each) for name, each in zip(("row_count", "bytes", "segments"), counts, strict=True)},
-    }
-
-
-def _numbered(
-    stored: Sequence[Stored | Row], ranges: Mapping[int, tuple[int, int]]
-) -> tuple[list[int], list[int]]:
-    """The first and end row index of each segment."""
-    if len(stored) == len(ranges):
-        return [start for start, _ in ranges.values()], [end for _, end in ranges.values()]
-    free = {partition: start for partition, (start, _) in ranges.items()}
-    starts, ends = [], []
-    for each in stored:
-        start = free[each.partition]
-        free[each.partition] = end = start + each.row_count
-        starts.append(start)
-        ends.append(end)
-    return starts, ends
-
-
-def _check_heads(tx: Transaction, queue: QueueRecord, heads: Sequence[Row]) -> None:
+def _check_heads(tx: Transaction, queue: QueueRecord, channels: set[str | None], totals: set[int]) -> None:
     """Check partitions that have been advanced, and wake their watchers."""
-    tx.channels.update(row.channel for row in heads if row.channel is not None)
-    if queue.key and any(row.total != queue.partitions for row in heads):
+    tx.channels.update(channel for channel in channels if channel is not None)
+    if queue.key and totals != {queue.partitions}:
         raise grown(queue)
 
 

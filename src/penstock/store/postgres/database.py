@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -108,10 +109,15 @@ class PostgresTransaction(Transaction):
         from psycopg import Cursor
         from psycopg.rows import tuple_row
 
+        from penstock.store.postgres.arrays import Int8ArrayDumper
+
         super().__init__(schema, write=write)
         # Not connection.cursor(): a caller's connection may have another kind of cursor.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=_rows)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
+        if not steered:
+            # A caller's connection does not know arrays.
+            self._cursor.adapters.register_dumper(array, Int8ArrayDumper)
         self._steered = steered
         self._trusted = trusted
         """Roles that the user trusts with the tables."""
@@ -247,11 +253,16 @@ def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
     return (f"{name}_all", {column: _array(values) for column, values in rows.items()}) if count else None
 
 
-def _array(values: Sequence[Any]) -> str | Sequence[Any]:
-    """Values of an array parameter. Numbers are text, since the driver would choose a type by the largest
-    one.
-    """
-    return f"{{{','.join(map(str, values))}}}" if isinstance(values[0], int) else values
+def _array(values: Sequence[Any]) -> Any:
+    """Values of an array parameter; the driver would choose the type of numbers by the largest one."""
+    if not isinstance(values[0], int):
+        return values
+    try:
+        return array("q", values)
+    except OverflowError as error:
+        from psycopg.errors import NumericValueOutOfRange
+
+        raise NumericValueOutOfRange("bigint out of range") from error
 
 
 class PostgresDatabase(Database):
@@ -275,6 +286,8 @@ class PostgresDatabase(Database):
     def _connect(self, *, lasting: bool = False) -> PgConnection:
         from psycopg.types.numeric import Int8BinaryDumper
 
+        from penstock.store.postgres.arrays import Int8ArrayDumper
+
         through_pooler = self.url.pooled and not lasting
         if through_pooler and self._transactions is None:
             self._transactions = self._set_up_transactions()
@@ -292,6 +305,7 @@ class PostgresDatabase(Database):
         # By default the size of a number chooses its type, and each combination of types would be prepared
         # separately.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
+        connection.adapters.register_dumper(array, Int8ArrayDumper)
         return connection
 
     def _set_up(self, connection: PgConnection, statements: str) -> None:

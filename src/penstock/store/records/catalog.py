@@ -369,7 +369,8 @@ def within_limits(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         codes = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
-        if codes[0] == _CHECK_VIOLATION or codes[1] == sqlite3.SQLITE_CONSTRAINT_CHECK:
+        checked = codes[0] == _CHECK_VIOLATION or codes[1] == sqlite3.SQLITE_CONSTRAINT_CHECK
+        if checked or isinstance(error, OverflowError):
             raise unreadable_record(what, ValueError("a number in it is at its limit")) from error
         raise
 

@@ -112,28 +112,9 @@ select pg_current_xact_id()::text::bigint as newest;
 -- name: oldest_transaction
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
--- The update takes the partition's row lock and holds it until the commit. Timestamps grow from one append to the next: where the
--- clock does not, by :gap. Under the lock it checks whether anybody watches the queue, that is whether the watches' lock is taken,
--- and returns the channel to notify.
--- name: advance_partition
-update penstock.partition
-set next_index = next_index + :row_count,
-    bytes = bytes + :bytes,
-    segments = segments + :segments,
-    last_timestamp = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
-        then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_timestamp + :gap end,
-    last_clock = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
-        then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_clock end
-where queue_id = :queue_id and partition = :partition
-returning
-    partition, next_index, last_timestamp, segments, total,
-    case
-        when not pg_try_advisory_lock(tableoid::integer, (queue_id & 2147483647)::integer)
-            then 'penstock_' || tableoid || '_' || queue_id
-        when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
-    end as channel;
-
--- An append of one segment in one round trip; the payload's id is drawn under the partition's lock.
+-- An append of one segment in one round trip. The update takes the partition's row lock and holds it until the commit; the payload's
+-- id is drawn under it. Timestamps grow from one append to the next: where the clock does not, by :gap. Under the lock it checks
+-- whether anybody watches the queue, that is whether the watches' lock is taken, and returns the channel to notify.
 -- name: append_segment
 with placed as (
     update penstock.partition
@@ -173,38 +154,58 @@ select next_index, last_timestamp, segments, total, channel from placed;
 -- Their rows are materialized with the leading columns of the key: with a constant there, the planner may compare each row with all of
 -- the queue's, as long as it knows nothing of the table.
 
--- The partitions are locked in ascending order. The clock is read once, when all of them are locked, however far ahead of it an
--- earlier append has dated one of them.
--- name: advance_partition_all
-with new as materialized (
-    select :queue_id::bigint as queue_id, given.*
-    from unnest(:partition::bigint[], :row_count::bigint[], :bytes::bigint[], :segments::bigint[])
-        as given (partition, row_count, bytes, segments)
-), locked as materialized (
+-- Makes stored payloads visible as one append. :partition, ascending, :row_count, :bytes and :segments are what each partition gets;
+-- :place (among those partitions), :rows_before (in the partition), :segment_rows, :segment_bytes and :payload_id are the segments. The
+-- partitions are locked in ascending order. The clock is read, and the append's id drawn, once, when all of them are locked, however
+-- far ahead of the clock an earlier append has dated one of them. Arrays are read by place: a join takes twice as long.
+-- name: publish_segments
+with locked as materialized (
     select p.queue_id, p.tableoid as relation
     from penstock.partition as p
     where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
     order by p.partition
     for no key update
-), watch as materialized (
+), once as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as clock,
+        nextval('penstock.payload_block') * 4096 as append_id,
         case
             when not pg_try_advisory_lock(relation::integer, (queue_id & 2147483647)::integer)
                 then 'penstock_' || relation || '_' || queue_id
             when pg_advisory_unlock(relation::integer, (queue_id & 2147483647)::integer) then null
         end as channel
     from (select min(queue_id) as queue_id, min(relation) as relation from locked) as one
+), moved as (
+    update penstock.partition as p
+    set next_index = p.next_index + (:row_count::bigint[])[width_bucket(p.partition, :partition::bigint[])],
+        bytes = p.bytes + (:bytes::bigint[])[width_bucket(p.partition, :partition::bigint[])],
+        segments = p.segments + (:segments::bigint[])[width_bucket(p.partition, :partition::bigint[])],
+        last_timestamp = case when clock > p.last_timestamp then clock else p.last_timestamp + :gap end,
+        last_clock = case when clock > p.last_timestamp then clock else p.last_clock end
+    from once
+    where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
+    returning
+        p.partition, p.next_index, p.next_index - (:row_count::bigint[])[width_bucket(p.partition, :partition::bigint[])] as start_index,
+        p.last_timestamp, p.segments, p.total, append_id, channel
+), heads as materialized (
+    select
+        array_agg(start_index) as start_index, array_agg(next_index) as next_index, array_agg(segments) as segments,
+        array_agg(last_timestamp) as last_timestamp, count(*) as partitions, min(total) as least_total, max(total) as most_total,
+        min(append_id) as append_id, min(channel) as channel
+    from (select * from moved order by partition) as ordered
+), published as (
+    insert into penstock.segment
+        (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
+         bytes, payload_id)
+    select
+        :queue_id, (:partition::bigint[])[place], start_index[place] + rows_before, start_index[place] + rows_before + row_count,
+        append_id, append_id, last_timestamp[place], last_timestamp[place], bytes, payload_id
+    from heads, unnest(
+        :place::bigint[], :rows_before::bigint[], :segment_rows::bigint[], :segment_bytes::bigint[], :payload_id::bigint[]
+    ) as segment (place, rows_before, row_count, bytes, payload_id)
+    where partitions = cardinality(:partition::bigint[])
 )
-update penstock.partition as p
-set next_index = p.next_index + new.row_count,
-    bytes = p.bytes + new.bytes,
-    segments = p.segments + new.segments,
-    last_timestamp = case when clock > p.last_timestamp then clock else p.last_timestamp + :gap end,
-    last_clock = case when clock > p.last_timestamp then clock else p.last_clock end
-from new, watch
-where p.queue_id = new.queue_id and p.partition = new.partition
-returning p.partition, p.next_index, p.last_timestamp, p.segments, p.total, channel;
+select start_index, next_index, segments, partitions, least_total, most_total, channel from heads;
 
 -- Without runs, which one compacted segment has.
 -- name: insert_payload_all
@@ -258,18 +259,6 @@ where m.source = new.source and m.partition = new.partition and m.next_index = n
 -- name: insert_partition_all
 insert into penstock.partition (queue_id, partition, total)
 select :queue_id, new.partition, :total from unnest(:partition::bigint[]) as new (partition);
-
--- name: insert_segment_all
-insert into penstock.segment
-    (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
-     bytes, payload_id)
-select
-    :queue_id, new.partition, new.start_index, new.end_index, :first_append, :last_append, new.first_timestamp,
-    new.last_timestamp, new.bytes, new.payload_id
-from unnest(
-    :partition::bigint[], :start_index::bigint[], :end_index::bigint[], :first_timestamp::bigint[],
-    :last_timestamp::bigint[], :bytes::bigint[], :payload_id::bigint[]
-) as new (partition, start_index, end_index, first_timestamp, last_timestamp, bytes, payload_id);
 
 -- name: delete_segment_all
 delete from penstock.segment
