@@ -118,7 +118,9 @@ def promote(
     if not rows:
         require_unchanged(tx, queue)
         return Appended({})
-    rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))
+    # One after the other: thousands of rows are almost in order, which shows sooner in each column alone.
+    for column in ("ordinal", "attempt", "task", "partition"):
+        rows.sort(key=attrgetter(column))
     return publish(tx, queue, rows)
 
 

@@ -185,7 +185,7 @@ def advance(
     *,
     safe: Literal["old", "new"] | None,
 ) -> None:
-    """Compare-and-set of offsets: ``moves`` has columns ``partition``, ``old`` and ``new``.
+    """Compare-and-set of offsets: ``moves`` has columns ``partition``, which ascends, ``old`` and ``new``.
 
     The safe offsets follow to the new ones if nothing but the caller's own transaction depends on the moves,
     and to the old ones if those are in the checkpoint.

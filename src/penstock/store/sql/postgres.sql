@@ -218,17 +218,13 @@ select new.payload_id, :runs, new.width, new.object_id, new.start_byte, new.leng
 from unnest(:payload_id::bigint[], :width::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
     :checksum::bigint[]) as new (payload_id, width, object_id, start_byte, length, checksum);
 
+-- :partition ascends. Arrays are read by place: a join takes twice as long.
 -- name: advance_position_all
-with new as materialized (
-    select :consumer_id::bigint as consumer_id, :queue_id::bigint as queue_id, given.*
-    from unnest(:partition::bigint[], :old::bigint[], :new::bigint[], :safe::bigint[])
-        as given (partition, from_index, to_index, safe_index)
-)
 update penstock.position as p
-set next_index = new.to_index, safe_index = greatest(p.safe_index, new.safe_index)
-from new
-where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition
-    and p.next_index = new.from_index;
+set next_index = (:new::bigint[])[width_bucket(p.partition, :partition::bigint[])],
+    safe_index = greatest(p.safe_index, (:safe::bigint[])[width_bucket(p.partition, :partition::bigint[])])
+where p.consumer_id = :consumer_id and p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
+    and p.next_index = (:old::bigint[])[width_bucket(p.partition, :partition::bigint[])];
 
 -- name: raise_safe_all
 with new as materialized (
