@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -36,6 +37,8 @@ def _hand_over(where: str) -> None:
 
 def start() -> None:
     """Does not return in a process whose work another one has done (`tests.support.warm` says why)."""
+    # Most processes do little but import, and look through what they import for garbage again and again.
+    gc.set_threshold(10_000)
     where = os.environ.get(SOCKET)
     if where is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _HANDED_OVER:
         _hand_over(where)
