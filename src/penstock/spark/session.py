@@ -25,6 +25,7 @@ from penstock.spark.internals.sessions import (
     hide_source_warnings,
     is_classic,
     running_context,
+    settings_of,
 )
 from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX, INTERNAL
 from penstock.store.url import parse_url
@@ -224,7 +225,7 @@ def _is_url(setting: str) -> bool:
 def _hide_passwords(spark: SparkSession) -> None:
     """Move the passwords from the session's settings into this process's memory."""
     refused: InvalidUrlError | None = None
-    for setting, url in spark.conf.getAll.items():
+    for setting, url in settings_of(spark).items():
         if not _is_url(setting):
             continue
         try:
@@ -265,7 +266,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
     """Return the session's defaults for the options of the data source."""
     known = {name.lower(): name for name in ALL_OPTIONS if name not in INTERNAL}
     defaults = {}
-    for setting, value in spark.conf.getAll.items():
+    for setting, value in settings_of(spark).items():
         if not setting.startswith(CONF_PREFIX):
             continue
         name = setting.removeprefix(CONF_PREFIX)

@@ -34,6 +34,14 @@ def test_the_cause_of_an_error_of_the_jvm(spark: SparkSession) -> None:
     assert sessions.cause_of(outer) is caught.value
 
 
+@pytest.mark.parametrize("value", ["", "a -> b", "a\nb", "a\0b", "a\0b -> c"])
+def test_all_settings_of_a_session(spark: SparkSession, value: str) -> None:
+    own = sessions.clone_session(spark)
+    own.conf.set("spark.penstock.x", value)
+    assert sessions.settings_of(own)["spark.penstock.x"] == value
+    assert sessions.settings_of(own) == own.conf.getAll
+
+
 def test_two_objects_of_one_session_have_the_same_id(spark: SparkSession) -> None:
     other = SparkSession(spark.sparkContext, spark._jsparkSession)
     assert sessions.session_id(other) == sessions.session_id(spark)

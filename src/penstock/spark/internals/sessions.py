@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import TYPE_CHECKING, cast
 
 from py4j.java_gateway import JavaObject, JVMView
@@ -89,6 +90,19 @@ def clone_session(spark: SparkSession) -> SparkSession:
 def activate(spark: SparkSession) -> None:
     """Make a classic session the active session of this thread in the JVM."""
     jvm_of(spark).org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """Return all settings of a session.
+
+    ``spark.conf.getAll`` asks a classic session's JVM for each of them (PySpark 4.2, 4.3).
+    """
+    if not is_classic(spark):
+        return dict(spark.conf.getAll)
+    # No value has it.
+    between = secrets.token_hex(16)
+    text = spark._jsparkSession.conf().getAll().mkString(between)
+    return {name: value for name, _, value in (each.partition(" -> ") for each in text.split(between))}
 
 
 def session_id(spark: SparkSession) -> str:
