@@ -23,8 +23,8 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-# With one tier of compilation a code cache has 48 MB, which a few hundred tests fill. A `chmod` sets the mode of
-# each file of a checkpoint; with VFORK the JVM starts it without a process in between.
+# With one tier of compilation a code cache has 48 MB, which a few hundred tests fill. A `chmod` sets the mode
+# of each file of a checkpoint; with VFORK the JVM starts it without a process in between.
 SHORT_LIVED = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xshare:auto "
     "-Djdk.lang.Process.launchMechanism=VFORK"
