@@ -309,8 +309,8 @@ FAULTS = [
     Fault(
         "staged segments are promoted in the order in which they are found",
         "store/staging.py",
-        '    rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))\n',
-        '    rows.sort(key=attrgetter("partition"))\n',
+        '    for column in ("ordinal", "attempt", "task", "partition"):\n',
+        '    for column in ("partition",):\n',
     ),
     Fault(
         "staged segments that are gone are not missed",

@@ -17,8 +17,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from penstock.tables.delta import changes_commit, lookups, vectors
+from penstock.tables.delta import lookups, vectors
 from penstock.tables.delta.applied_table import AppliedTable
+from penstock.tables.delta.changes_commit import ChangesCommit
 from penstock.tables.delta.changes_writer import ChangesWriter
 from tests.tables.crash.record_batches import BATCHES
 from tests.tables.delta.driver import Driver
@@ -30,7 +31,7 @@ MOMENTS: dict[str, list[tuple[object, str]]] = {
     "WRITTEN": [(AppliedTable, "record")],
     "RESTORED": [(DeltaTable, "restore")],
     "RECORDED": [(AppliedTable, "record")],
-    "COMMITTED": [(changes_commit, "commit_replacement"), (ChangesWriter, "_merge")],
+    "COMMITTED": [(ChangesCommit, "__call__"), (ChangesWriter, "_merge")],
 }
 """The functions that it dies before or after: before the record of a new table, and before the table names
 it; before anything is recorded, after a record that does not count was taken back, and between the commits of

@@ -99,8 +99,7 @@ def test_a_delta_table_has_what_its_record_has(
     assert (len(driver.table().deletion_vectors().read_all()) > 0) == (way == "vectors")
 
 
-@pytest.mark.crash
-@pytest.mark.few(1)
+@pytest.mark.crash_full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", iceberg_record.WAYS)
 @pytest.mark.parametrize("scd_type", [1, 2])
