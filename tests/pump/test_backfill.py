@@ -24,7 +24,16 @@ from penstock.errors import (
 from penstock.feeds.postgres import following
 from penstock.pump import appender, backfills
 from penstock.store.records import pumps
-from tests.support.backfilled import add, appended, ask, await_queue, backfills_of, evolving, held_at
+from tests.support.backfilled import (
+    add,
+    amid_backfill,
+    appended,
+    ask,
+    await_queue,
+    backfills_of,
+    evolving,
+    held_at,
+)
 from tests.support.postgres_source import Row, Source, apply, open_transaction
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
@@ -391,16 +400,11 @@ def test_parts_of_a_large_transaction_are_held_back_like_others(
     source, kind = grown
     name = f"{source.name}.added"
     with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        add(source)
-        with held_at(monkeypatch, 5) as (reached, released):
-            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
-            with source.connection.transaction():
-                source.run(f"UPDATE {name} SET v = -v", f"DELETE FROM {name} WHERE id % 5 = 0")
-                source.run(f"INSERT INTO {name} SELECT n, n, '' FROM generate_series(3001, 5000) AS n")
-            released.set()
-            with changing(source, kind):
-                wait_until(lambda: failures or appended(source, store_url) > 6000, 60, "rows of the table")
+        with amid_backfill(source, store_url, failures, monkeypatch), source.connection.transaction():
+            source.run(f"UPDATE {name} SET v = -v", f"DELETE FROM {name} WHERE id % 5 = 0")
+            source.run(f"INSERT INTO {name} SELECT n, n, '' FROM generate_series(3001, 5000) AS n")
+        with changing(source, kind):
+            wait_until(lambda: failures or appended(source, store_url) > 6000, 60, "rows of the table")
         await_rows(source, store_url, kind, failures)
 
 
@@ -410,16 +414,12 @@ def test_columns_that_come_and_go_meanwhile_come_and_go_in_the_queue(
     source, kind = grown
     name = f"{source.name}.added"
     with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        add(source)
-        with held_at(monkeypatch, 5) as (reached, released):
-            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+        with amid_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {name} ADD more int",
                 f"UPDATE {name} SET more = id",
                 f"ALTER TABLE {name} DROP big",
             )
-            released.set()
         without = replace(kind, names=("id", "v", "more"))
         wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
         source.run(f"UPDATE {name} SET v = v + 1 WHERE id = 1999")
@@ -432,13 +432,9 @@ def test_a_type_that_the_queue_cannot_hold_ends_the_pump(
     source, _ = grown
     monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 0.5)
     with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        add(source)
-        with held_at(monkeypatch, 5) as (reached, released):
-            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+        with amid_backfill(source, store_url, failures, monkeypatch):
             source.run(f"ALTER TABLE {source.name}.added ALTER v TYPE text")
-            released.set()
-            wait_until(lambda: failures, 60, "the end")
+        wait_until(lambda: failures, 60, "the end")
     assert [condition_of(each) for each in failures] == ["FEED_UNAVAILABLE.CHANGED_IN_BACKFILL"]
 
 

@@ -21,7 +21,7 @@ from penstock.feeds.queue_feed import QueueFeed
 from penstock.pump import backfills, last_changes
 from penstock.pump.appender import Appender
 from penstock.pump.last_changes import LastChanges
-from tests.support.backfilled import add, await_queue, evolving, held_at
+from tests.support.backfilled import add, amid_backfill, await_queue, evolving
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.recovered import drop_slot, fold, is_recovered, queue_rows, recover
@@ -230,16 +230,12 @@ def test_a_table_gets_wider_types_while_its_rows_are_read(
         return {number: row["v"] for number, row in last.items() if row["_change_type"] != "delete"}
 
     with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        add(source)
-        with held_at(monkeypatch, 5) as (reached, released):
-            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+        with amid_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {table} ALTER COLUMN id TYPE {wider}, ALTER COLUMN v TYPE bigint",
                 f"UPDATE {table} SET v = v + {BIG} WHERE id % 100 = 0",
                 f"UPDATE {table} SET id = id + {BIG} WHERE id % 100 = 1",
             )
-            released.set()
         expected = dict(source.rows(f"SELECT id, v FROM {table}"))
         wait_until(lambda: failures or copied() == expected, 60, "the rows of the table", interval=0.5)
         assert not failures
@@ -258,16 +254,12 @@ def test_a_column_of_a_table_that_is_being_read_gets_narrower_and_wider_again(
     )
 
     with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        add(source)
-        with held_at(monkeypatch, 5) as (reached, released):
-            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+        with amid_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {table} ALTER COLUMN v TYPE int, ADD COLUMN note text",
                 f"UPDATE {table} SET v = 0 WHERE id = 1",
                 f"ALTER TABLE {table} ALTER COLUMN v TYPE bigint",
             )
-            released.set()
         wait_until(lambda: failures or len(change_rows(store_url, table)) == 1001, 60, "the rows")
         assert not failures
 

@@ -63,6 +63,18 @@ def held_at(
         released.set()
 
 
+@contextmanager
+def amid_backfill(
+    source: Source, store_url: str, failures: Sequence[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Add the table to the publication of a pump that runs, and hold it at the fifth chunk in this block."""
+    await_queue(source, store_url, failures)
+    add(source)
+    with held_at(monkeypatch, 5) as (reached, _):
+        wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+        yield
+
+
 def appended(source: Source, store_url: str) -> int:
     """How many rows the queue of the table has, those of a commit that goes on as well."""
     try:
