@@ -64,13 +64,13 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
         return Appended({})
     ordered = sorted(segments, key=attrgetter("partition"))
     # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
-    # everybody waits anyway.
+    # everybody waits anyway, and the first payload's id can be the append's.
     ids = store_payloads(tx, ordered)
     stored = [
         Stored(segment.partition, segment.rows, segment.bytes, payload_id)
         for segment, payload_id in zip(ordered, ids, strict=True)
     ]
-    return publish(tx, queue, stored, ids[0] if tx.dialect == "sqlite" else None)
+    return publish(tx, queue, stored, ids[0])
 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
@@ -107,8 +107,8 @@ def publish(
 ) -> Appended:
     """Make segments, in the order of their partitions, visible as one append.
 
-    The append id is drawn under the partitions' locks when it is None, so that ids ascend inside each
-    partition.
+    Ids of appends ascend inside each partition. ``append_id`` may be one that a SQLite transaction has drawn;
+    PostgreSQL draws it under the partitions' locks.
     """
     if not stored:
         return Appended({})
