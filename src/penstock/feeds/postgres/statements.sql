@@ -40,31 +40,60 @@ SELECT pubupdate OR pubdelete AS changes_rows, pubinsert AND pubupdate AND pubde
 FROM pg_publication WHERE pubname = :publication;
 
 -- name: published_tables
--- The tables, what makes them part of the publication, and a stamp that changes with their definition.
-WITH RECURSIVE published_schema AS (
+-- The tables, what makes them part of the publication, and a stamp that changes with their definition. The server
+-- lists them with functions, which see changes that were committed after this statement took its snapshot. A table
+-- for which the snapshot shows no reason has joined since then, and is left to the next statement.
+WITH RECURSIVE published_schema AS MATERIALIZED (
     -- By what the entries depend on, since their own catalog came with server 15.
     SELECT s.objid AS entry, s.refobjid AS schema
     FROM pg_publication AS b
     JOIN pg_depend AS d ON d.refclassid = 'pg_publication'::regclass AND d.refobjid = b.oid
     JOIN pg_depend AS s ON s.classid = d.classid AND s.objid = d.objid AND s.refclassid = 'pg_namespace'::regclass
     WHERE b.pubname = :publication
-), moved AS (
-    -- The dependency of a table on its schema is written when the table is created or moved.
-    SELECT c.oid, concat('s', s.entry, '.', d.xmin) AS stamp
-    FROM published_schema AS s
-    JOIN pg_class AS c ON c.relnamespace = s.schema AND c.relkind IN ('r', 'p')
-    JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
-        AND d.refclassid = 'pg_namespace'::regclass
-), published AS (
+), listed AS (
     SELECT c.oid, c.xmin, c.relkind, c.relnatts, c.relreplident,
         p.schemaname || '.' || p.tablename AS name,
-        b.oid AS publication, b.puballtables, to_jsonb(p) -> 'attnames' AS columns,
-        c.oid || ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(c.oid) AS a) AS lineage
+        b.puballtables, to_jsonb(p) -> 'attnames' AS columns
     FROM pg_publication AS b
     JOIN pg_publication_tables AS p ON p.pubname = b.pubname
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE b.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
+), relative (of, oid, below, attached) AS (
+    -- A table, and those above it that it is a partition of.
+    SELECT l.oid, l.oid, NULL::oid, NULL FROM listed AS l
+    UNION ALL
+    SELECT r.of, i.inhparent, i.inhrelid, concat('p', i.xmin)
+    FROM relative AS r JOIN pg_inherits AS i ON i.inhrelid = r.oid
+    JOIN pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
+    WHERE coalesce(to_jsonb(i) ->> 'inhdetachpending', 'false') = 'false'
+), reason AS (
+    SELECT r.of AS oid, coalesce(
+        max(e.oid::text) FILTER (WHERE r.oid = r.of),
+        max(m.stamp) FILTER (WHERE r.oid = r.of),
+        -- A partition that only a table above it makes part of the publication.
+        CASE WHEN count(e.oid) + count(m.stamp) > 0 THEN concat_ws('.',
+            string_agg(e.oid::text, '.' ORDER BY e.oid),
+            string_agg(m.stamp, '.' ORDER BY r.oid),
+            string_agg(r.attached, '.' ORDER BY r.below)) END) AS reason
+    FROM relative AS r
+    LEFT JOIN pg_publication_rel AS e ON e.prrelid = r.oid
+        AND e.prpubid = (SELECT b.oid FROM pg_publication AS b WHERE b.pubname = :publication)
+    LEFT JOIN LATERAL (
+        -- The dependency of a table on its schema is written when the table is created or moved.
+        SELECT concat('s', s.entry, '.', d.xmin) AS stamp
+        FROM pg_class AS c
+        JOIN published_schema AS s ON s.schema = c.relnamespace
+        JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+            AND d.refclassid = 'pg_namespace'::regclass
+        WHERE c.oid = r.oid
+        -- Evaluated for each row, by indexes: the planner expects few tables, and would compare all with all.
+        OFFSET 0
+    ) AS m ON true
+    GROUP BY r.of
+), published AS (
+    SELECT l.*, s.reason FROM listed AS l JOIN reason AS s ON s.oid = l.oid
+    WHERE l.puballtables OR s.reason IS NOT NULL
 ), member (root, oid, attached) AS (
     -- A row of pg_inherits is written when a partition is created or attached.
     SELECT t.oid, t.oid, ARRAY[]::text[] FROM published AS t
@@ -80,16 +109,7 @@ WITH RECURSIVE published_schema AS (
     GROUP BY m.root
 )
 SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
-    concat_ws('.', t.oid, coalesce(
-        (SELECT r.oid::text FROM pg_publication_rel AS r WHERE r.prpubid = t.publication AND r.prrelid = t.oid),
-        m.stamp,
-        -- A partition that only a table above it makes part of the publication.
-        CASE WHEN NOT t.puballtables THEN concat_ws('.',
-            (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
-                WHERE r.prpubid = t.publication AND r.prrelid = ANY (t.lineage)),
-            (SELECT string_agg(a.stamp, '.' ORDER BY a.oid) FROM moved AS a WHERE a.oid = ANY (t.lineage)),
-            (SELECT string_agg(concat('p', i.xmin), '.' ORDER BY i.inhrelid)
-                FROM pg_inherits AS i WHERE i.inhrelid = ANY (t.lineage))) END)) AS entry,
+    concat_ws('.', t.oid, t.reason) AS entry,
     CASE WHEN t.relkind = 'p' THEN coalesce(l.attached, '{}') END AS partitions,
     coalesce(l.unlogged, ARRAY[]::text[]) AS unlogged,
     (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
@@ -104,7 +124,6 @@ SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
             WHERE i.indrelid = t.oid))) AS stamp
 FROM published AS t
 LEFT JOIN leaves AS l ON l.root = t.oid
-LEFT JOIN moved AS m ON m.oid = t.oid
 LEFT JOIN pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p' AND NOT k.condeferrable
 ORDER BY t.name;
 
