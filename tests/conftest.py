@@ -150,7 +150,16 @@ def store(store_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def logical_pg_url() -> Iterator[str]:
+def decoding_server() -> None:
+    """The server under test is one that feeds can read."""
+    from tests.support.pgtools import server_version
+
+    if server_version() < 15:
+        pytest.skip("feeds need PostgreSQL 15")
+
+
+@pytest.fixture(scope="session")
+def logical_pg_url(decoding_server: None) -> Iterator[str]:
     """A PostgreSQL database of our own with wal_level=logical, where slots can be made and dropped."""
     from tests.support.postgres import start_postgres
 

@@ -15,3 +15,8 @@ def shop(source: Source) -> Source:
         source.table(columns, name)
     fill(source, 1, 500)
     return source
+
+
+@pytest.fixture(autouse=True)
+def _decoding_server(decoding_server: None) -> None:
+    """Also for tests that start servers of their own."""

@@ -139,8 +139,6 @@ def test_hostile_names(source: Source, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql"])
 def test_partitioned_tables_and_row_filters(source: Source, kind: str, tmp_path: Path) -> None:
-    if source.version < 15:
-        pytest.skip("publications have no row filters")
     table = f"{source.name}.parts"
     source.run(
         f"CREATE TABLE {table} (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 
 
@@ -12,6 +13,12 @@ def server_home() -> Path:
     if given := os.environ.get("PENSTOCK_TEST_PG_HOME"):
         return Path(given)
     return _package_home()
+
+
+def server_version() -> int:
+    """The major version of the server under test."""
+    said = subprocess.check_output([server_home() / "bin/postgres", "--version"], text=True)
+    return int(said.split()[2].partition(".")[0])
 
 
 def program(name: str) -> Path:

@@ -163,10 +163,10 @@ def transaction(source: Source, tables: Sequence[str], chance: random.Random) ->
     row."""
     with source.connection.transaction(force_rollback=chance.random() < 0.1):
         for _ in range(chance.randint(1, 4)):
-            source.run(_statement(chance.choice(tables), chance, source.version))
+            source.run(_statement(chance.choice(tables), chance))
 
 
-def _statement(table: str, chance: random.Random, version: int) -> str:
+def _statement(table: str, chance: random.Random) -> str:
     text = chance.choice(["", "é", "x" * chance.randint(0, 30), long_text(chance)])
     id, part, amount = chance.randint(0, 9), chance.choice("ab"), chance.randint(-99, 99) / 8
     where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][chance.randrange(3)]
@@ -177,14 +177,10 @@ def _statement(table: str, chance: random.Random, version: int) -> str:
         f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, "
         f"'{text}', {amount})"
     )
-    upsert = (
-        f"INSERT INTO {table} SELECT s.id, s.part, '{text}', {amount} FROM ({several}) s"
-        f" ON CONFLICT (id, part) DO UPDATE SET text = '{text}'"
-    )
     return chance.choice(
         [
             f"INSERT INTO {table} VALUES ({id}, '{part}', '{text}', {amount}) ON CONFLICT DO NOTHING",
-            merge if version >= 15 else upsert,
+            merge,
             f"UPDATE {table} SET number = number + 1 {where}",
             f"UPDATE {table} SET text = NULLIF('{text}', '') {where}",
             f"UPDATE {table} SET part = part || '{chance.random()}', id = id + 100 {where}",

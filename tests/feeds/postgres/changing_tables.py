@@ -96,9 +96,9 @@ class ChangingTables:
             )
         else:
             self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
-        if self.kind == "schema" and self.source.version >= 15:
+        if self.kind == "schema":
             self.source.run(f"ALTER PUBLICATION {name} SET TABLES IN SCHEMA {name}")
-        elif self.kind == "filtered" and self.source.version >= 15:
+        elif self.kind == "filtered":
             self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t (id, code, v) WHERE (id < 50)")
         else:
             self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")

@@ -134,8 +134,6 @@ ATTACHED = {
 @pytest.mark.parametrize("attached", ATTACHED)
 def test_what_a_stranger_has_attached_to_a_table_is_not_run_and_is_named(spied: Spied, attached: str) -> None:
     statements, uses = ATTACHED[attached]
-    if attached == "statistics" and spied.source.version < 14:
-        pytest.skip("statistics of expressions came with PostgreSQL 14")
     spied.stranger_runs(*statements)
     spied.publish()
     with spied.refused(uses):
@@ -193,8 +191,6 @@ def test_functions_of_a_superuser_and_enums_may_be_used_in_indexes(spied: Spied)
 
 
 def test_checks_of_partitions_are_not_run(spied: Spied) -> None:
-    if spied.source.version < 15:
-        pytest.skip("row filters came with PostgreSQL 15")
     spied.stranger_runs(*PARTITIONED, "alter table theirs.t_low add check (n <> theirs.spy(1) + 1)")
     spied.publish()
     name = spied.source.name

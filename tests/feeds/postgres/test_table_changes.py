@@ -78,8 +78,6 @@ def test_a_second_table_ends_a_query_of_all_tables(source: Source) -> None:
 
 
 def test_a_new_table_of_a_published_schema(source: Source) -> None:
-    if source.version < 15:
-        pytest.skip("publications of schemas came with PostgreSQL 15")
     table = source.table("id int primary key")
     source.run(f"ALTER PUBLICATION {source.name} SET TABLES IN SCHEMA {source.name}")
     stream = started(source)
@@ -413,8 +411,6 @@ def test_a_table_created_with_the_name_of_a_renamed_one(source: Source, tables: 
 
 
 def test_a_table_created_with_the_name_of_a_renamed_one_in_a_published_schema(source: Source) -> None:
-    if source.version < 15:
-        pytest.skip("publications of schemas came with PostgreSQL 15")
     table = f"{source.name}.t"
     source.run(
         f"CREATE TABLE {table} (id int primary key)",

@@ -64,12 +64,6 @@ TYPES: list[tuple[str, pa.DataType, list[str]]] = [
     ("{schema}.price", pa.decimal128(9, 2), ["12.5"]),
     ("{schema}.dear", pa.decimal128(9, 2), ["99.99"]),
 ]  # fmt: skip
-SINCE = {"numeric(3, -2)": 15, "numeric(2, 4)": 15}
-"""The major version of PostgreSQL that a type came with."""
-
-
-def types(source: Source) -> list[tuple[str, pa.DataType, list[str]]]:
-    return [found for found in TYPES if source.version >= SINCE.get(found[0], 0)]
 
 
 def make_table(source: Source) -> str:
@@ -80,16 +74,14 @@ def make_table(source: Source) -> str:
         f"CREATE DOMAIN {schema}.price AS numeric(9, 2)",
         f"CREATE DOMAIN {schema}.dear AS {schema}.price CHECK (VALUE > 10)",
     )
-    columns = ", ".join(f"c{n} {name.format(schema=schema)}" for n, (name, _, _) in enumerate(types(source)))
+    columns = ", ".join(f"c{n} {name.format(schema=schema)}" for n, (name, _, _) in enumerate(TYPES))
     return source.table(f"id int primary key, {columns}")
 
 
 def insert(source: Source, table: str) -> None:
-    rounds = max(len(values) for _, _, values in types(source))
+    rounds = max(len(values) for _, _, values in TYPES)
     for number in range(rounds):
-        values = ", ".join(
-            values[number] if number < len(values) else "NULL" for _, _, values in types(source)
-        )
+        values = ", ".join(values[number] if number < len(values) else "NULL" for _, _, values in TYPES)
         source.run(f"INSERT INTO {table} VALUES ({number}, {values})")
     source.run(f"INSERT INTO {table} (id) VALUES ({rounds})")
 
@@ -99,7 +91,7 @@ def expected(source: Source, table: str) -> dict[str, list[Any]]:
     found = {}
     with psycopg.connect(source.url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'; SET search_path = 'pg_catalog'")
-        for n, (_, kind, _) in enumerate(types(source)):
+        for n, (_, kind, _) in enumerate(TYPES):
             # concat() writes values as a result in text form has them.
             value = f"CASE WHEN c{n} IS NOT NULL THEN concat(c{n}) END" if kind == TEXT else f"c{n}"
             rows = connection.execute(f"SELECT {value} FROM {table} ORDER BY id".encode()).fetchall()
@@ -120,7 +112,7 @@ def test_every_type(source: Source, way: str) -> None:
     schema = feed.describe().schema
     rows = everything(feed)
     for name, values in expected(source, table).items():
-        sql, kind, _ = types(source)[int(name[1:])]
+        sql, kind, _ = TYPES[int(name[1:])]
         assert schema.field(name).type == kind, sql
         for value, found in zip(values, [row[name] for row in rows], strict=True):
             if isinstance(value, float):

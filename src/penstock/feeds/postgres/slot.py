@@ -22,7 +22,8 @@ _CHECK_EVERY = 5.0
 """The longest time between two checks, in seconds."""
 _MOST_MESSAGES = 2**31 - 1
 _GROWTH = 8
-_OLDEST_SERVER = 130_000
+_OLDEST_SERVER = 150_000
+"""Earlier ones leave changes of a partition out of the log if it was decoded before it was attached."""
 FAILOVER_SINCE = 170_000
 """The first server version whose standbys can have a primary's logical slots."""
 
@@ -95,7 +96,8 @@ class Slot:
         if row.version < _OLDEST_SERVER:
             raise self._server.unavailable(
                 "SERVER_TOO_OLD",
-                f"the server is PostgreSQL {row.version // 10_000}: a feed needs 13 or later",
+                f"the server is PostgreSQL {row.version // 10_000}: a feed needs 15 or later, since earlier "
+                "servers may leave out changes of partitions that were attached. Upgrade the server",
             )
         if row.wal_level != "logical":
             raise self._server.unavailable("WAL_LEVEL", WAL_LEVEL)

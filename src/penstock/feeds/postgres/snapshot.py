@@ -28,7 +28,6 @@ from penstock.store.postgres.trusted_owners import find_foreign_owner
 from penstock.store.statements import bind
 
 log = logging.getLogger("penstock.feeds")
-_SYNTAX_15 = 150_000
 _SLOTS = "slots"
 _LOCK_WAIT = 60.0
 _TRIES = 5
@@ -297,15 +296,14 @@ class Snapshots:
         """Create the slot: its first position, and the snapshot, which lives as long as the connection."""
         connection = self._server.connect(replication="database")
         try:
-            version = connection.info.server_version
-            kind, before_15 = ("export", "EXPORT") if exported else ("nothing", "NOEXPORT")
-            options = f"(SNAPSHOT '{kind}')" if version >= _SYNTAX_15 else f"{before_15}_SNAPSHOT"
-            if version >= FAILOVER_SINCE:
-                # A standby that synchronizes slots has it when it takes over.
-                options = f"(SNAPSHOT '{kind}', FAILOVER)"
+            snapshot = "export" if exported else "nothing"
+            # A standby that synchronizes slots has it when it takes over.
+            failover = ", FAILOVER" if connection.info.server_version >= FAILOVER_SINCE else ""
             name = quoted(self._slot.name)
             self._warn_of_waiting()
-            cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())
+            cursor = connection.execute(
+                f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput (SNAPSHOT '{snapshot}'{failover})".encode()
+            )
             row = cursor.fetchone()
             assert row is not None
             high, _, low = row.consistent_point.partition("/")

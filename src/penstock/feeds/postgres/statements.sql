@@ -44,16 +44,13 @@ FROM pg_publication WHERE pubname = :publication;
 -- lists them with functions, which see changes that were committed after this statement took its snapshot. A table
 -- for which the snapshot shows no reason has joined since then, and is left to the next statement.
 WITH RECURSIVE published_schema AS MATERIALIZED (
-    -- By what the entries depend on, since their own catalog came with server 15.
-    SELECT s.objid AS entry, s.refobjid AS schema
-    FROM pg_publication AS b
-    JOIN pg_depend AS d ON d.refclassid = 'pg_publication'::regclass AND d.refobjid = b.oid
-    JOIN pg_depend AS s ON s.classid = d.classid AND s.objid = d.objid AND s.refclassid = 'pg_namespace'::regclass
+    SELECT e.oid AS entry, e.pnnspid AS schema
+    FROM pg_publication AS b JOIN pg_publication_namespace AS e ON e.pnpubid = b.oid
     WHERE b.pubname = :publication
 ), listed AS (
     SELECT c.oid, c.xmin, c.relkind, c.relnatts, c.relreplident,
         p.schemaname || '.' || p.tablename AS name,
-        b.puballtables, to_jsonb(p) -> 'attnames' AS columns
+        b.puballtables, p.attnames AS columns
     FROM pg_publication AS b
     JOIN pg_publication_tables AS p ON p.pubname = b.pubname
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
@@ -66,7 +63,7 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     SELECT r.of, i.inhparent, i.inhrelid, concat('p', i.xmin)
     FROM relative AS r JOIN pg_inherits AS i ON i.inhrelid = r.oid
     JOIN pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
-    WHERE coalesce(to_jsonb(i) ->> 'inhdetachpending', 'false') = 'false'
+    WHERE NOT i.inhdetachpending
 ), reason AS (
     SELECT r.of AS oid, coalesce(
         max(e.oid::text) FILTER (WHERE r.oid = r.of),
@@ -101,7 +98,7 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     SELECT m.root, i.inhrelid, m.attached || i.xmin::text
     FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
     JOIN pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
-    WHERE coalesce(to_jsonb(i) ->> 'inhdetachpending', 'false') = 'false'
+    WHERE NOT i.inhdetachpending
 ), leaves AS (
     SELECT m.root, jsonb_object_agg(m.oid, array_to_string(m.attached, '.')) AS attached,
         array_agg(m.oid::regclass::text ORDER BY m.oid) FILTER (WHERE c.relpersistence = 'u') AS unlogged
@@ -115,7 +112,7 @@ SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
     (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
         FROM pg_attribute AS a
         WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-            AND coalesce(t.columns ? a.attname::text, a.attgenerated = '')) AS columns,
+            AND a.attname = ANY (t.columns)) AS columns,
     k.oid AS key, k.conkey AS key_columns,
     md5(concat(t.xmin, '/',
         (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
@@ -227,7 +224,7 @@ SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t
     coalesce(a.attnum = ANY (i.indkey), false) AS key, i.key_columns
 FROM (
     SELECT c.oid, p.schemaname, p.tablename, c.relkind, c.relreplident,
-        to_jsonb(p) -> 'attnames' AS names, to_jsonb(p) ->> 'rowfilter' AS rowfilter
+        p.attnames AS names, p.rowfilter
     FROM pg_publication_tables AS p
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
@@ -241,7 +238,7 @@ LEFT JOIN LATERAL (
         AND CASE WHEN t.relreplident = 'i' THEN x.indisreplident ELSE x.indisprimary END
     LIMIT 1
 ) AS i ON true
-WHERE coalesce(t.names ? a.attname, true)
+WHERE a.attname = ANY (t.names)
     -- Server 15 names generated columns, which none before 18 sends.
     AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
 ORDER BY t.schemaname, t.tablename, a.attnum;
@@ -512,7 +509,7 @@ FROM pg_attribute AS a
 WHERE a.attrelid = :oid::oid AND a.attnum > 0 AND NOT a.attisdropped;
 
 -- name: row_filter
-SELECT to_jsonb(p) ->> 'rowfilter' AS rowfilter
+SELECT p.rowfilter
 FROM pg_publication_tables AS p
 JOIN pg_namespace AS n ON n.nspname = p.schemaname
 JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
