@@ -99,7 +99,7 @@ class PumpControl:
         self.completed: dict[tuple[str, str], int] = {}
         """The commits with which the first backfills of pumps and tables have ended."""
         self.comparisons = 0
-        """How often a pump has compared the state of the publication."""
+        """How often a pump has compared the state of the publication, and read all of its tables."""
         self.suspended: RunningPump | None = None
         self._resumed = threading.Event()
 
@@ -254,7 +254,8 @@ class PumpControl:
 
     def _compare(self, compare: Callable[..., None], follower: SlotFollower) -> None:
         compare(follower)
-        self.comparisons += 1
+        # One that has found new tables is the last of its session: the next one reads them.
+        self.comparisons += not follower.has_new_tables
 
     # Suspended processes.
 
