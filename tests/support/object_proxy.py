@@ -1,4 +1,4 @@
-"""A proxy in front of a server with S3's protocol that answers some requests wrongly."""
+"""A proxy in front of a server with the protocol of S3 or Glue that answers some requests wrongly."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Exchange:
         self._upstream = urlsplit(upstream)
         self._body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         self.method = handler.command
+        self.operation = handler.headers.get("X-Amz-Target", self.method).rpartition(".")[2]
+        """What is asked of a service such as Glue; S3 has only methods."""
 
     def forward(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """Ask the server."""
@@ -101,12 +103,12 @@ class ObjectProxy:
         self._faults: list[tuple[str, Fault]] = []
         self._lock = threading.Lock()
         self.requests: list[str] = []
-        """The methods of all requests."""
+        """The operations of all requests."""
 
-    def fail(self, method: str, *faults: Fault) -> None:
-        """Answer the next requests with a method by faults, one after the other."""
+    def fail(self, operation: str, *faults: Fault) -> None:
+        """Answer the next requests for an operation by faults, one after the other."""
         with self._lock:
-            self._faults += [(method, fault) for fault in faults]
+            self._faults += [(operation, fault) for fault in faults]
 
     @property
     def pending(self) -> int:
@@ -115,8 +117,9 @@ class ObjectProxy:
 
     def handle(self, exchange: Exchange) -> None:
         with self._lock:
-            self.requests.append(exchange.method)
-            place = next((i for i, (method, _) in enumerate(self._faults) if method == exchange.method), None)
+            asked = exchange.operation
+            self.requests.append(asked)
+            place = next((i for i, (operation, _) in enumerate(self._faults) if operation == asked), None)
             fault = None if place is None else self._faults.pop(place)[1]
         if fault is None:
             exchange.answer(*exchange.forward())

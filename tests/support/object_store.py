@@ -1,4 +1,4 @@
-"""A server with S3's own protocol, in a process of its own.
+"""A server with the protocols of S3 and Glue, in a process of its own.
 
 Libraries wait for it while they hold Python's lock.
 """
@@ -14,7 +14,26 @@ from urllib.request import Request, urlopen
 
 _PROGRAM = """
 import sys
+from moto.glue import exceptions, responses
 from moto.server import ThreadedMotoServer
+from threading import Lock
+
+update, lock = responses.GlueResponse.update_table, Lock()
+
+class ConcurrentModification(exceptions.GlueClientError):
+    def __init__(self):
+        super().__init__("ConcurrentModificationException", "Update table failed")
+
+def update_version(self):
+    # moto updates any version of a table, and Glue only the one that the client has seen.
+    with lock:
+        name = self.parameters["DatabaseName"], self.parameters["TableInput"]["Name"]
+        version = self.glue_backend.get_table(*name).as_dict()["VersionId"]
+        if self.parameters.get("VersionId", version) != version:
+            raise ConcurrentModification
+        return update(self)
+
+responses.GlueResponse.update_table = update_version
 server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
 server.start()
 print("http://%s:%s" % server.get_host_and_port(), flush=True)
@@ -22,6 +41,29 @@ sys.stdin.read()
 server.stop()
 """
 KEY, SECRET = "AKIAHIDDENHIDDEN", "hiddenhiddenhiddenhidden"
+
+
+def storage_properties(endpoint: str) -> dict[str, str]:
+    """The properties of an Iceberg catalog whose tables are on the server."""
+    return {
+        "s3.endpoint": endpoint,
+        "s3.access-key-id": KEY,
+        "s3.secret-access-key": SECRET,
+        "s3.region": "us-east-1",
+    }
+
+
+def glue_properties(endpoint: str, storage: str) -> dict[str, str]:
+    """The properties of the Glue catalog on the server, whose tables are in the bucket ``lake``."""
+    return {
+        "type": "glue",
+        "glue.endpoint": endpoint,
+        "glue.region": "us-east-1",
+        "glue.access-key-id": KEY,
+        "glue.secret-access-key": SECRET,
+        "warehouse": "s3://lake/warehouse",
+        **storage_properties(storage),
+    }
 
 
 def settings(endpoint: str) -> dict[str, str]:

@@ -39,7 +39,8 @@ _PATHS_PER_CALL = 64
 _MAX_CHARACTERS = 500
 _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|permission.?denied|necessary privileges|invalid.?access.?key"
-    r"|signature.?does.?not.?match|(expired|invalid).?token|authorization.?expired",
+    r"|signature.?does.?not.?match|(expired|invalid).?token|authorization.?expired|oauth.?error"
+    r"|unrecognized.?client|invalid.?signature",
     re.IGNORECASE,
 )
 
@@ -317,23 +318,35 @@ def access_denied(what: str, reason: str, where: str) -> FeedUnavailableError:
     )
 
 
-def without_secrets(error: BaseException, properties: Mapping[str, object]) -> str:
+def without_secrets(error: BaseException, *properties: Mapping[str, object]) -> str:
     """Return the first line of an error message without the values of a catalog's properties."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    secrets = (str(value) for name, value in properties.items() if name not in ("type", "warehouse"))
+    secrets = [secret for values in properties for secret in _texts(values)]
     # Cut last: half of a secret would not be recognised.
     return redact(_masked(text, secrets))[:_MAX_CHARACTERS]
+
+
+def _texts(properties: Mapping[str, object]) -> Iterator[str]:
+    """Yield the values of properties, which may have properties too."""
+    for name, value in properties.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        elif name not in ("type", "warehouse"):
+            yield str(value)
+            # The name of a client, and its password.
+            yield str(value).partition(":")[2] if name == "credential" else ""
 
 
 def one_line(text: str, options: Mapping[str, str]) -> str:
     """Return an error message of deltalake on one line, without the values of storage options."""
     # An XML body repeats what the text before it says.
     words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", text.partition("<?xml")[0]).split())
-    return _masked(words, sorted(options.values(), key=len, reverse=True))[:_MAX_CHARACTERS].rstrip(".")
+    return _masked(words, options.values())[:_MAX_CHARACTERS].rstrip(".")
 
 
 def _masked(text: str, secrets: Iterable[str]) -> str:
-    for secret in secrets:
+    # The longest first, which may contain others.
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, "…")
     return text

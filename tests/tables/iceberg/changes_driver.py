@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,8 +41,9 @@ class ChangesDriver(Run):
         schema: spark.StructType = ROWS,
         keys: Sequence[str] = ("k",),
         faults: Sequence[Fault] = (),
+        catalog: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(folder, name)
+        super().__init__(folder, name, catalog)
         self.catalog.faults = list(faults)
         self.scd_type, self.app_id = scd_type, app_id
         frame = cast(Any, SimpleNamespace(schema=schema))

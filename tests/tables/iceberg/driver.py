@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from pyspark.sql import types as spark
 
 from penstock.arrow.schema import canonical_schema
 from penstock.tables.iceberg import event_files, numbered_tasks, stage, writer
+from penstock.tables.iceberg.attempts import _files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, iceberg_writer
@@ -90,9 +91,10 @@ class FaultyCatalog:
 class Run:
     """One run of a query; another one of the same query is another object."""
 
-    def __init__(self, folder: Path, name: str = "t") -> None:
+    def __init__(self, folder: Path, name: str = "t", catalog: Mapping[str, str] | None = None) -> None:
+        """A run on a table of the catalog with some properties, by default one in SQLite."""
         folder.mkdir(exist_ok=True)
-        properties = {
+        properties = catalog or {
             "type": "sql",
             "uri": f"sqlite:///{folder}/catalog.db",
             "warehouse": f"file://{folder}/warehouse",
@@ -112,8 +114,9 @@ class Run:
     @property
     def stored(self) -> list[str]:
         """The names of all files in the table's data folder."""
-        data = Path(self.table.location().removeprefix("file://")) / "data"
-        return sorted(path.name for path in data.rglob("*") if path.is_file())
+        table = self.table
+        files = _files(table.io, table.location_provider().data_path)
+        return sorted(path.rpartition("/")[2] for path in files)
 
     @property
     def orphans(self) -> list[str]:
@@ -140,8 +143,9 @@ class Driver(Run):
         schema: spark.StructType = ROWS,
         app_id: str = "app",
         guarantee: str = "exactly_once",
+        catalog: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(folder, name)
+        super().__init__(folder, name, catalog)
         self.app_id, self.schema, self.guarantee = app_id, schema, guarantee
         frame = cast(Any, SimpleNamespace(schema=schema))
         self.writer: IcebergWriter = iceberg_writer(

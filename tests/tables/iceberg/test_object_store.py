@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.testing import replay_last_batch
-from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
+from tests.support.object_store import KEY, SECRET, ObjectStore, object_store, storage_properties
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, totals
 from tests.tables.iceberg.tables import IcebergTables
@@ -33,10 +33,7 @@ def test_a_table_in_an_object_store_is_updated_and_no_file_is_left_over(
             "type": "sql",
             "uri": f"sqlite:///{tmp_path}/catalog/catalog.db",
             "warehouse": "s3://lake/warehouse",
-            "s3.endpoint": s3.endpoint,
-            "s3.access-key-id": KEY,
-            "s3.secret-access-key": SECRET,
-            "s3.region": "us-east-1",
+            **storage_properties(s3.endpoint),
         },
     )
     sink = tables.sink("totals", "k")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.avro.file import AvroFile
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -32,6 +32,7 @@ from penstock.feeds.protocol import (
     check_columns_exist,
     check_reserved,
 )
+from penstock.lake.catalogs import client_secrets, open_catalog, storage_secrets, task_io
 from penstock.lake.storage import access_denied, is_denied, without_secrets
 
 
@@ -100,7 +101,7 @@ class OpenIcebergFeed(OpenFeed):
         table = self._current()
         view = TableView(
             self.name,
-            table.io,
+            task_io(table.io),
             self._planned_table().schema,
             table.metadata.name_mapping(),
             table.metadata.format_version,
@@ -172,7 +173,7 @@ class OpenIcebergFeed(OpenFeed):
             if self._catalog is None:
                 # A reader creates no tables in a database whose address was mistyped.
                 properties = {"init_catalog_tables": "false", **self._feed.properties}
-                self._catalog = load_catalog(self._feed.catalog, **properties)
+                self._catalog = open_catalog(self._feed.catalog, properties)
             table = self._catalog.load_table(self._feed.table)
         self._check(table)
         self._table, self._history = table, None
@@ -192,6 +193,12 @@ class OpenIcebergFeed(OpenFeed):
                 found=table.metadata.format_version,
             )
 
+    @property
+    def _secrets(self) -> Sequence[Mapping[str, object]]:
+        """The properties whose values no message shows, as far as they are known."""
+        catalog = {} if self._catalog is None else client_secrets(self._catalog)
+        return [self._feed.properties, catalog, {} if self._table is None else storage_secrets(self._table)]
+
     @contextmanager
     def _translating(self, what: str, missing: type[PenstockError] = FeedUnavailableError) -> Iterator[None]:
         try:
@@ -208,13 +215,13 @@ class OpenIcebergFeed(OpenFeed):
             ) from None
         except FileNotFoundError as error:
             raise missing(
-                f"{self.name}: {what}, a file is missing: {without_secrets(error, self._feed.properties)}",
+                f"{self.name}: {what}, a file is missing: {without_secrets(error, *self._secrets)}",
                 condition="DATA_LOST.FILE_MISSING"
                 if missing is DataLostError
                 else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
-            reason = f"{what}: {without_secrets(error, self._feed.properties)}"
+            reason = f"{what}: {without_secrets(error, *self._secrets)}"
             if is_denied(error):
                 raise access_denied(self.name, reason, "the catalog's properties") from None
             raise FeedUnavailableError(

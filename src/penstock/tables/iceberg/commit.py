@@ -152,7 +152,7 @@ class Commit:
             try:
                 return self._publish(table)
             except CommitConflict as error:
-                last_conflict = without_secrets(error.__cause__ or error, place.properties)
+                last_conflict = without_secrets(error.__cause__ or error, *place.secrets)
             except PenstockError:
                 # The catalog may have committed it, and only the reply is lost.
                 if not self._sent or (landed := self._landed(place.open())) is None:

@@ -32,6 +32,7 @@ from pyiceberg.typedef import Record
 from penstock.arguments import in_quotes
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, SchemaMismatchError
+from penstock.lake.catalogs import task_io
 from penstock.tables.iceberg.partitioning import divided
 from penstock.tables.iceberg.place import translated
 
@@ -55,7 +56,7 @@ class FileTarget:
     def of(cls, table: str, io: FileIO, metadata: TableMetadata, token: str) -> FileTarget:
         none: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "statistics": []}
         none |= {"refs": {}, "current_snapshot_id": None}
-        return cls(table, io, metadata.model_copy(update=none), token)
+        return cls(table, task_io(io), metadata.model_copy(update=none), token)
 
     @cached_property
     def schema(self) -> Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +14,12 @@ from penstock.arguments import in_quotes
 from penstock.errors import (
     InvalidNameError,
     InvalidUrlError,
+    MissingDependencyError,
     PenstockError,
     StoreUnavailableError,
     TableRefusedError,
 )
-from penstock.lake.storage import without_secrets
+from penstock.lake.storage import is_denied, without_secrets
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -49,6 +50,8 @@ class IcebergPlace:
     catalog_name: str
     identifier: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    _vended: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The properties of the table's storage, some of which may come from the catalog."""
 
     @classmethod
     def of(cls, url: str, name: str) -> IcebergPlace:
@@ -88,10 +91,10 @@ class IcebergPlace:
     @cached_property
     def catalog(self) -> Catalog:
         """The catalog; pyiceberg looks up missing properties in its own configuration."""
-        from pyiceberg.catalog import load_catalog
+        from penstock.lake.catalogs import open_catalog
 
         with self.translating_errors("the catalog cannot be opened"):
-            return load_catalog(self.catalog_name, **self.properties)
+            return open_catalog(self.catalog_name, self.properties)
 
     def open(self) -> Table:
         """Load the table as it is now."""
@@ -107,15 +110,28 @@ class IcebergPlace:
 
     def find(self) -> Table | None:
         """Load the table as it is now; None if it does not exist."""
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+        from pyiceberg.exceptions import (
+            NoSuchIcebergTableError,
+            NoSuchNamespaceError,
+            NoSuchPropertyException,
+            NoSuchTableError,
+        )
+
+        from penstock.lake.catalogs import storage_secrets
 
         try:
             with self.translating_errors(
-                "it cannot be loaded", beside=(NoSuchTableError, NoSuchNamespaceError)
+                "it cannot be loaded",
+                beside=(NoSuchTableError, NoSuchNamespaceError, NoSuchPropertyException),
             ):
-                return self.catalog.load_table(self.identifier)
+                table = self.catalog.load_table(self.identifier)
+        # A catalog may have tables of other formats. Their properties are not those of an Iceberg table.
+        except (NoSuchIcebergTableError, NoSuchPropertyException):
+            raise self._not_iceberg() from None
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
+        self._vended.update(storage_secrets(table))
+        return table
 
     def create(self, schema: Schema) -> Table:
         """Create the table and its namespace, unless another process creates them; load it."""
@@ -131,7 +147,18 @@ class IcebergPlace:
                     break
                 else:
                     break
-        return self.open()
+        table = self.find()
+        if table is None:
+            raise self._not_iceberg()
+        return table
+
+    def _not_iceberg(self) -> TableRefusedError:
+        return TableRefusedError(
+            f"{self.shown} in the catalog {in_quotes(self.catalog_name)} is not an Iceberg table, but a view "
+            "or a table of another format: choose another name",
+            condition="TABLE_REFUSED.NOT_ICEBERG",
+            table=self.shown,
+        )
 
     def _create_namespace(self) -> None:
         from pyiceberg.exceptions import NamespaceAlreadyExistsError
@@ -154,25 +181,38 @@ class IcebergPlace:
         except beside:
             raise
         except Exception as error:
-            raise translated(error, self.shown, what, self._secrets()) from None
+            raise translated(error, self.shown, what, *self.secrets) from None
 
-    def _secrets(self) -> Mapping[str, str]:
-        """Return all properties, as far as they are known."""
+    @property
+    def secrets(self) -> Sequence[Mapping[str, object]]:
+        """The properties whose values no message shows, as far as they are known."""
+        from penstock.lake.catalogs import client_secrets
+
         catalog = self.__dict__.get("catalog")
-        return {**self.properties, **(catalog.properties if catalog is not None else {})}
+        return [self.properties, self._vended, {} if catalog is None else client_secrets(catalog)]
 
 
-def translated(error: Exception, table: str, what: str, properties: Mapping[str, str]) -> PenstockError:
+def translated(error: Exception, table: str, what: str, *properties: Mapping[str, object]) -> PenstockError:
     """Return Penstock's error for one of pyiceberg, or of what it uses."""
     from pyiceberg.exceptions import NotInstalledError, ValidationError, ValidationException
 
-    reason = f"{what}: {without_secrets(error, properties).rstrip('.')}"
+    reason = f"{what}: {without_secrets(error, *properties).rstrip('.')}"
+    if isinstance(error, NotInstalledError):
+        return MissingDependencyError(f"the catalog of the Iceberg table {table} needs a package: {reason}")
     # Arrow's errors about values are ValueErrors.
-    refusals = (ValueError, TypeError, NotImplementedError, NotInstalledError)
-    if isinstance(error, (*refusals, ValidationError, ValidationException)):
+    refusals = (ValueError, TypeError, NotImplementedError, ValidationError, ValidationException)
+    if isinstance(error, refusals) and not _is_of_reply(error):
         return TableRefusedError(
             f"the Iceberg table {table} refused the operation: {reason}",
             condition="TABLE_REFUSED.ICEBERG",
+            table=table,
+        )
+    if is_denied(error):
+        return StoreUnavailableError(
+            f"the catalog or the storage of the Iceberg table {table} refuses access: {reason}. The "
+            "credentials are wrong, have expired, or may not do this: give others in the properties of the "
+            "catalog",
+            condition="STORE_UNAVAILABLE.ACCESS_DENIED",
             table=table,
         )
     return StoreUnavailableError(
@@ -181,6 +221,11 @@ def translated(error: Exception, table: str, what: str, properties: Mapping[str,
         condition="STORE_UNAVAILABLE.ICEBERG",
         table=table,
     )
+
+
+def _is_of_reply(error: Exception) -> bool:
+    """Whether an error is about a reply of the catalog, such as the page of a proxy, or about its address."""
+    return type(error).__module__.partition(".")[0] in ("pydantic_core", "requests")
 
 
 def _parts(name: str, *, at_least: int) -> list[str]:

@@ -1,0 +1,123 @@
+"""Iceberg catalogs, for feeds and tables: how they are opened, their secrets, and what tasks get of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import requests
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+ANSWER_SECONDS = 120.0
+"""How long a REST catalog may take to answer."""
+_CONNECT_SECONDS = 10.0
+_REPEATS = 6
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
+_LONGEST_NAMED_WAIT = 60
+"""In seconds, for a catalog that says itself when to ask again."""
+_BUSY = (429, 500, 502, 503, 504)
+_AUTH_MANAGER, _SNAPSHOTS = "auth.manager", "snapshot-loading-mode"
+_SIGNERS = ("s3.remote-signing-enabled", "s3.signer")
+_OF_CATALOG = ("auth", _AUTH_MANAGER, "credential", "token", "ssl")
+_OF_ADDRESS, _OF_CLIENT = ("uri", "oauth2-server-uri"), ("header.", "glue.", "dynamodb.")
+_SECRET_NAME = re.compile("token|secret|credential|password")
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Open a catalog; pyiceberg looks up missing properties in its own configuration.
+
+    Requests to a REST catalog that is busy, or whose reply is lost, are repeated. If the first one was
+    carried out, the answer to its repetition is a conflict.
+    """
+    catalog = load_catalog(name, **properties)
+    session = getattr(catalog, "_session", None)
+    if isinstance(session, requests.Session):
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, _RepeatingAdapter(max_retries=_retries()))
+        # The snapshots of the branches alone do not tell which files are in use, nor what has changed.
+        catalog.properties.pop(_SNAPSHOTS, None)
+    return catalog
+
+
+def task_io(io: FileIO) -> FileIO:
+    """Return a table's storage as tasks use it: without the credentials of the catalog.
+
+    Where the catalog signs each request to the storage, tasks get the token that is valid now.
+    """
+    properties = dict(io.properties)
+    manager = properties.get(_AUTH_MANAGER)
+    for name in _OF_CATALOG:
+        properties.pop(name, None)
+    if manager is not None and any(properties.get(name) for name in _SIGNERS):
+        properties[_AUTH_MANAGER] = _Authorized(manager.auth_header())
+    else:
+        properties = {name: value for name, value in properties.items() if not _is_of_client(name)}
+    return type(io)(properties)
+
+
+def client_secrets(catalog: Catalog) -> dict[str, object]:
+    """Return the properties of a catalog, and what its client keeps secret."""
+    client = getattr(catalog, "_auth_manager", None)
+    return {**catalog.properties, **{f"client {name}": value for name, value in _tokens(client)}}
+
+
+def storage_secrets(table: Table) -> dict[str, object]:
+    """Return the properties of a table's storage, which a catalog may give to its clients."""
+    public = table.metadata.properties
+    return {name: value for name, value in table.io.properties.items() if public.get(name) != value}
+
+
+def _tokens(client: object) -> Iterator[tuple[str, str]]:
+    """Yield what a REST catalog's client keeps secret, such as a token that it has fetched."""
+    for name, value in getattr(client, "__dict__", {}).items():
+        if isinstance(value, str) and _SECRET_NAME.search(name):
+            yield name, value
+        elif name == "token_provider":
+            yield from _tokens(value)
+
+
+def _is_of_client(name: str) -> bool:
+    return name in _OF_ADDRESS or name.startswith(_OF_CLIENT)
+
+
+class _Authorized:
+    """What signs requests with a token that does not change."""
+
+    def __init__(self, header: str | None) -> None:
+        self._header = header
+
+    def auth_header(self) -> str | None:
+        return self._header
+
+
+class _Retries(Retry):
+    """Repetitions of any request: a catalog refuses one that it has carried out before."""
+
+    def parse_retry_after(self, retry_after: str) -> float:
+        return min(super().parse_retry_after(retry_after), _LONGEST_NAMED_WAIT)
+
+
+def _retries() -> _Retries:
+    return _Retries(
+        total=_REPEATS,
+        allowed_methods=None,
+        status_forcelist=_BUSY,
+        raise_on_status=False,
+        backoff_factor=_FIRST_WAIT,
+        backoff_max=_LONGEST_WAIT,
+        backoff_jitter=_FIRST_WAIT,
+    )
+
+
+class _RepeatingAdapter(HTTPAdapter):
+    """Requests that end, although pyiceberg waits for any answer without a limit."""
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        if not options.get("timeout"):
+            options["timeout"] = (_CONNECT_SECONDS, ANSWER_SECONDS)
+        return super().send(request, *args, **options)
