@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
@@ -114,12 +114,6 @@ class RestCatalogServer:
             "credential": f"{CLIENT_ID}:{CLIENT_SECRET}",
             "oauth2-server-uri": f"{self.uri}/v1/oauth/tokens",
         }
-
-    @property
-    def url(self) -> str:
-        """The catalog's URL for Penstock."""
-        named = {f"property.{name}": value for name, value in self.properties.items()}
-        return f"iceberg:lake?{urlencode(named, quote_via=quote)}"
 
     def fail(self, operation: str, *faults: Fault) -> None:
         """Answer the next requests for an operation, such as ``commit``, by faults, one after the other."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import load_catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -18,7 +19,7 @@ from tests.support.sql_tables import Feed
 class IcebergTables:
     """A catalog of Iceberg tables, and a queue that feeds them."""
 
-    def __init__(self, feed: Feed, folder: Path, properties: dict[str, str] | None = None) -> None:
+    def __init__(self, feed: Feed, folder: Path, properties: Mapping[str, str] | None = None) -> None:
         self.feed, self.folder = feed, folder
         folder.mkdir(exist_ok=True)
         self.properties = properties or {
@@ -26,7 +27,7 @@ class IcebergTables:
             "uri": f"sqlite:///{folder}/catalog.db",
             "warehouse": f"file://{folder}/warehouse",
         }
-        self.catalog = SqlCatalog("lake", **self.properties)
+        self.catalog = load_catalog("lake", **self.properties)
 
     @property
     def url(self) -> str:

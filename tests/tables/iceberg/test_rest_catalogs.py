@@ -13,6 +13,7 @@ from pyiceberg.utils.config import Config
 from penstock.errors import PenstockError, StoreUnavailableError, TableRefusedError
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.schema import rows_layout, table_schema
 from tests.support.feed_reading import changes
 from tests.support.object_store import object_store, storage_properties
 from tests.support.rest_catalog import (
@@ -30,7 +31,7 @@ from tests.support.rest_catalog import (
 )
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
 from tests.tables.iceberg.changes_driver import ChangesDriver
-from tests.tables.iceberg.driver import Driver
+from tests.tables.iceberg.driver import ROWS, Driver
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ BUSY = [refused(503, Retry_After="0"), refused(429, Retry_After="0"), refused(50
 LOST = [lost_reply(500), lost_reply(502), lost_reply(503), lost_reply(504), no_reply]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("fault", [*BUSY, *LOST])
 @pytest.mark.parametrize("operation", ["create_namespace", "create", "load", "commit"])
 def test_a_request_that_fails_is_repeated(
@@ -223,9 +225,6 @@ def test_files_of_old_snapshots_stay_if_the_catalog_is_asked_for_the_newest_ones
 
 def test_nested_namespaces_and_names_of_any_form(server: RestCatalogServer, tmp_path: Path) -> None:
     place = IcebergPlace("lake", ("a b", "ü/%", 'c."d'), server.properties)
-    from penstock.tables.iceberg.schema import rows_layout, table_schema
-    from tests.tables.iceberg.driver import ROWS
-
     place.create(table_schema(rows_layout(ROWS, ())))
     assert place.find() is not None
 

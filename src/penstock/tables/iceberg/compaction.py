@@ -120,12 +120,17 @@ def merge(
         # It has deleted what it wrote.
         attempt.end(place, table)
         raise
+    sent: list[int] = []
     for _ in range(_ATTEMPTS):
         now = place.open()
+        if _has(now, sent):
+            # Something between the client and the catalog had repeated the request.
+            attempt.end(place, table)
+            return new
         if reason := spoiled(place, attempt, new, table, now) or _changed(place, table, now, files):
             raise CommitConflict(reason)
         with suppress(CommitConflict):
-            _commit(place, now, files, new)
+            _commit(place, now, files, new, sent)
             attempt.end(place, table)
             return new
     raise CommitConflict(f"other writers were faster {_ATTEMPTS} times")
@@ -145,7 +150,18 @@ def _deletes(task: FileScanTask) -> set[str]:
     return {file.file_path for file in task.delete_files}
 
 
-def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new: Sequence[DataFile]) -> None:
+def _has(table: Table, sent: Sequence[int]) -> bool:
+    return any(table.snapshot_by_id(snapshot) is not None for snapshot in sent)
+
+
+def _commit(
+    place: IcebergPlace,
+    table: Table,
+    old: Sequence[FileScanTask],
+    new: Sequence[DataFile],
+    sent: list[int],
+) -> None:
+    """Commit once, and add the id of the snapshot to those that were sent."""
     commit_once(table)
     with place.translating_errors("the commit failed", beside=(CommitConflict,)):
         transaction = table.transaction()
@@ -154,6 +170,7 @@ def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new:
                 update.delete_data_file(task.file)
             for file in new:
                 update.append_data_file(file)
+        sent.append(update.snapshot_id)
         transaction.commit_transaction()
 
 

@@ -1,4 +1,4 @@
-"""Catalogs of the kinds that users have, each on servers of its own, with the faults that they can have."""
+"""Iceberg catalogs of the kinds that users have, on servers of their own, and what may happen to a commit."""
 
 from __future__ import annotations
 
@@ -6,37 +6,67 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from tests.support import object_proxy as glue_faults
 from tests.support import rest_catalog as rest_faults
-from tests.support.object_proxy import ObjectProxy, object_proxy
+from tests.support.object_proxy import Exchange, ObjectProxy, object_proxy
 from tests.support.object_store import glue_properties, object_store
-from tests.support.rest_catalog import RestCatalogServer, rest_catalog
+from tests.support.rest_catalog import CLIENT_SECRET, Reply, RestCatalogServer, rest_catalog
 
 
 class ServedCatalog(ABC):
     properties: Mapping[str, str]
+    secret: str
+    """A part of the properties that nothing shows."""
+
+    @property
+    def url(self) -> str:
+        """The catalog's URL for Penstock."""
+        named = {f"property.{name}": value for name, value in self.properties.items()}
+        return f"iceberg:lake?{urlencode(named, quote_via=quote)}"
 
     @abstractmethod
     def lose_reply(self) -> None:
         """Have the next commit done, and its client learn nothing of it."""
 
+    @abstractmethod
+    def before_commit(self, work: Callable[[], object]) -> None:
+        """Have something done when the next commit arrives, before it is made."""
+
 
 class Rest(ServedCatalog):
+    secret = CLIENT_SECRET
+
     def __init__(self, server: RestCatalogServer) -> None:
         self.server, self.properties = server, server.properties
 
     def lose_reply(self) -> None:
         self.server.fail("commit", rest_faults.no_reply)
 
+    def before_commit(self, work: Callable[[], object]) -> None:
+        def fault(commit: Callable[[], Reply]) -> Reply:
+            work()
+            return commit()
+
+        self.server.fail("commit", fault)
+
 
 class Glue(ServedCatalog):
     def __init__(self, proxy: ObjectProxy) -> None:
         self.proxy = proxy
         self.properties = glue_properties(proxy.endpoint, proxy.upstream)
+        self.secret = self.properties["glue.secret-access-key"]
 
     def lose_reply(self) -> None:
         self.proxy.fail("UpdateTable", glue_faults.no_reply)
+
+    def before_commit(self, work: Callable[[], object]) -> None:
+        def fault(exchange: Exchange) -> None:
+            work()
+            exchange.answer(*exchange.forward())
+
+        self.proxy.fail("UpdateTable", fault)
 
 
 @contextmanager
