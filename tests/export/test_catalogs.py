@@ -17,6 +17,7 @@ from tests.support.spark_queues import one_store
 
 
 @one_store
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", CATALOGS)
 def test_rows_are_exported_once_although_a_reply_is_lost(
     kind: str, store_url: str, queue: penstock.Queue, tmp_path: Path

@@ -145,7 +145,7 @@ def object_proxy(upstream: str) -> Iterator[ObjectProxy]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         proxy = ObjectProxy(f"http://127.0.0.1:{server.server_address[1]}", upstream)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield proxy

@@ -103,6 +103,8 @@ class RestCatalogServer:
         """All tokens that were handed out."""
         self._valid: set[str] = set()
         self.faults: list[tuple[str, Fault]] = []
+        self.fault_at_random: Callable[[], Fault | None] = lambda: None
+        """Chooses a fault, or none, for each request that :meth:`fail` says nothing of."""
         self._lock, self._work_lock = threading.Lock(), threading.Lock()
 
     @property
@@ -134,7 +136,7 @@ class RestCatalogServer:
         with self._lock:
             self.requests.append(operation)
             place = next((i for i, (name, _) in enumerate(self.faults) if name == operation), None)
-            fault = None if place is None else self.faults.pop(place)[1]
+            fault = self.fault_at_random() if place is None else self.faults.pop(place)[1]
         return self._done(request) if fault is None else fault(lambda: self._done(request))
 
     def _done(self, request: Request) -> Reply:
@@ -276,7 +278,7 @@ def rest_catalog(
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         catalog.uri = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield catalog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,8 @@ from urllib3.util import Retry
 ANSWER_SECONDS = 120.0
 """How long a REST catalog may take to answer."""
 _CONNECT_SECONDS = 10.0
-_REPEATS = 6
+_REPEATS = 7
+"""Within about 20 seconds, if each answer comes at once."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
 _LONGEST_NAMED_WAIT = 60
 """In seconds, for a catalog that says itself when to ask again."""
@@ -98,20 +100,16 @@ class _Authorized:
 class _Retries(Retry):
     """Repetitions of any request: a catalog refuses one that it has carried out before."""
 
+    def get_backoff_time(self) -> float:
+        longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (len(self.history) - 1))
+        return random.uniform(longest / 2, longest)
+
     def parse_retry_after(self, retry_after: str) -> float:
         return min(super().parse_retry_after(retry_after), _LONGEST_NAMED_WAIT)
 
 
 def _retries() -> _Retries:
-    return _Retries(
-        total=_REPEATS,
-        allowed_methods=None,
-        status_forcelist=_BUSY,
-        raise_on_status=False,
-        backoff_factor=_FIRST_WAIT,
-        backoff_max=_LONGEST_WAIT,
-        backoff_jitter=_FIRST_WAIT,
-    )
+    return _Retries(total=_REPEATS, allowed_methods=None, status_forcelist=_BUSY, raise_on_status=False)
 
 
 class _RepeatingAdapter(HTTPAdapter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from pyiceberg.catalog.glue import GlueCatalog
 from pyspark.sql import types as spark
 
-from penstock.errors import MissingDependencyError, TableRefusedError
+from penstock.errors import MissingDependencyError, StoreUnavailableError, TableRefusedError
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.tables.compaction import TableCompaction
 from penstock.tables.iceberg.compaction import compact
@@ -21,7 +22,8 @@ from penstock.tables.iceberg.sink_table import IcebergSinkTable
 from penstock.testing import replay_last_batch
 from tests.support.feed_reading import changes
 from tests.support.iceberg_catalogs import CATALOGS, Glue, ServedCatalog
-from tests.support.object_proxy import unavailable
+from tests.support.object_proxy import Exchange, unavailable
+from tests.support.object_store import KEY, SECRET
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, totals
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
@@ -138,6 +140,7 @@ def test_a_feed_reads_what_was_written(catalog: ServedCatalog, tmp_path: Path) -
 
 
 @one_store
+@pytest.mark.few(1)
 def test_a_query_of_spark(catalog: ServedCatalog, feed: Feed, tmp_path: Path) -> None:
     tables = IcebergTables(feed, tmp_path, catalog.properties)
     sink = tables.sink("totals", "k")
@@ -168,6 +171,23 @@ def test_a_table_of_another_format_in_glue_is_refused(glue: Glue) -> None:
         with pytest.raises(TableRefusedError) as caught:
             IcebergPlace("lake", ("formats", f"t{number}"), glue.properties).find()
         assert caught.value.condition == "TABLE_REFUSED.NOT_ICEBERG"
+
+
+@pytest.mark.parametrize(
+    "kind", ["AccessDeniedException", "UnrecognizedClientException", "ExpiredTokenException"]
+)
+def test_glue_that_refuses_access_is_reported_without_secrets(glue: Glue, tmp_path: Path, kind: str) -> None:
+    def refused(exchange: Exchange) -> None:
+        body = json.dumps({"__type": kind, "Message": f"not for {KEY} {SECRET}"})
+        exchange.answer(400, [("Content-Type", "application/x-amz-json-1.1")], body.encode())
+
+    place = IcebergPlace("lake", ("shop", "denied"), glue.properties)
+    glue.proxy.fail("GetTable", refused)
+    with pytest.raises(StoreUnavailableError, match=kind) as caught:
+        place.find()
+    assert caught.value.condition == "STORE_UNAVAILABLE.ACCESS_DENIED"
+    for secret in (KEY, SECRET):
+        assert secret not in f"{caught.value} {caught.value!r}"
 
 
 def test_glue_has_no_nested_namespaces(glue: Glue) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyiceberg.catalog
@@ -12,6 +15,7 @@ from pyiceberg.utils.config import Config
 
 from penstock.errors import PenstockError, StoreUnavailableError, TableRefusedError
 from penstock.feeds.iceberg import IcebergFeed
+from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import rows_layout, table_schema
 from tests.support.feed_reading import changes
@@ -72,6 +76,35 @@ def test_every_other_reply_is_lost(server: RestCatalogServer, tmp_path: Path, sc
     driver.apply(0, FIRST)
     driver.apply(1, SECOND)
     assert driver.rows() == FOLDS[scd_type]([*FIRST, *SECOND])
+    assert driver.orphans == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_a_catalog_that_fails_at_random_loses_and_repeats_nothing(
+    server: RestCatalogServer, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.lake.catalogs._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("penstock.lake.catalogs._REPEATS", 1)
+    chance = random.Random(seed)
+    faults = [refused(503), refused(409), hung_up, lost_reply(500), lost_reply(503), no_reply, refused(419)]
+    server.fault_at_random = lambda: chance.choice(faults) if chance.random() < 0.3 else None
+    scd_type = chance.choice([1, 2])
+    events = [*FIRST, *SECOND]
+    for batch_id, event in enumerate(events):
+        for _ in range(50):
+            with suppress(PenstockError):
+                driver = ChangesDriver(tmp_path, scd_type, catalog=server.properties)
+                driver.apply(batch_id, [event])
+                break
+        else:
+            pytest.fail("it never succeeds")
+    server.fault_at_random = lambda: None
+    driver = ChangesDriver(tmp_path, scd_type, catalog=server.properties)
+    assert driver.rows() == FOLDS[scd_type](events)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 90_000)
+    ChangesDriver(tmp_path, scd_type, app_id="other", catalog=server.properties)
     assert driver.orphans == []
 
 
@@ -136,31 +169,54 @@ def test_a_token_that_cannot_be_fetched_anew_is_reported(server: RestCatalogServ
     assert server.tokens[-1] not in str(caught.value)
 
 
-def test_no_message_has_a_secret(server: RestCatalogServer, tmp_path: Path) -> None:
+def test_no_message_has_a_secret(
+    server: RestCatalogServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    tokens = {}
     driver = writing(server, tmp_path)
-
-    def echo(work: object) -> Reply:
-        return Reply.error(403, "Forbidden", f"{server.tokens[-1]} {CLIENT_SECRET} {SESSION}")
-
-    server.fail("load", echo)
-    errors: list[PenstockError] = []
-    with pytest.raises(PenstockError, match="Forbidden") as caught:
-        driver.write(0, [(1, "a")])
-    errors.append(caught.value)
-    wrong = {**server.properties, "credential": f"me:{CLIENT_SECRET}2"}
-    with pytest.raises(PenstockError, match="invalid_client") as caught:
-        Driver(tmp_path, catalog=wrong)
-    errors.append(caught.value)
+    tokens["commit"] = server.tokens[-1]
     feed = IcebergFeed("shop.t", "lake", server.properties).open()
-    changes(feed, 0, 0)
-    server.fail("load", echo)
-    with pytest.raises(PenstockError, match="Forbidden") as caught:
-        feed.last_version()
-    errors.append(caught.value)
-    for error in errors:
+    assert feed.newest(0) == 0
+    tokens["load"] = server.tokens[-1]
+    wrong = {**server.properties, "credential": f"me:{CLIENT_SECRET}2"}
+
+    def echo(operation: str, status: int) -> Fault:
+        return lambda _: Reply.error(status, "Echo", f"{tokens[operation]} {CLIENT_SECRET} {SESSION}")
+
+    cases: list[tuple[str, int, Callable[[], object]]] = [
+        ("STORE_UNAVAILABLE.ACCESS_DENIED", 403, lambda: driver.write(0, [(1, "a")])),
+        ("STORE_UNAVAILABLE.ICEBERG", 404, lambda: driver.write(0, [(1, "a")])),
+        ("COMMIT_REFUSED.TABLE_CHANGED", 409, lambda: driver.write(0, [(1, "a")])),
+        ("STORE_UNAVAILABLE.ACCESS_DENIED", 0, lambda: Driver(tmp_path, catalog=wrong)),
+        ("FEED_UNAVAILABLE.ACCESS_DENIED", 403, lambda: feed.newest(0)),
+        ("FEED_UNAVAILABLE.CATALOG", 500, lambda: feed.newest(0)),
+    ]
+    for condition, status, work in cases:
+        operation = "load" if condition.startswith("FEED") else "commit"
+        server.faults = [(operation, echo(operation, status))] * 20 if status else []
+        with pytest.raises(PenstockError, match=r"…") as caught:
+            work()
+        error = caught.value
+        assert error.condition == condition
         for secret in (*server.tokens, CLIENT_SECRET, SESSION):
-            assert secret not in f"{error} {error!r} {vars(error)}"
-    assert [error.condition for error in errors[:2]] == ["STORE_UNAVAILABLE.ACCESS_DENIED"] * 2
+            assert secret not in f"{error} {error!r} {vars(error)} {caplog.text}"
+
+
+def test_tasks_get_the_credentials_of_the_storage_alone(server: RestCatalogServer, tmp_path: Path) -> None:
+    driver = writing(server, tmp_path)
+    driver.write(0, [(1, "a")])
+    table = driver.table
+    feed = IcebergFeed("shop.t", "lake", server.properties).open()
+    target = FileTarget.of("t", table.io, table.metadata, "attempt")
+    for sent in (pickle.dumps(target), pickle.dumps(feed.tasks(0, 1, 10))):
+        assert SESSION.encode() in sent
+        for secret in (CLIENT_SECRET, server.uri, *server.tokens):
+            assert secret.encode() not in sent
+        assert CLIENT_SECRET not in f"{target!r} {driver.place!r} {feed!r}"
 
 
 def test_a_page_in_place_of_a_reply_is_not_taken_for_a_refusal(
@@ -212,6 +268,7 @@ def test_files_of_old_snapshots_stay_if_the_catalog_is_asked_for_the_newest_ones
     driver.write(0, [(1, "a")])
     complete = Driver(tmp_path, "complete", app_id="other", catalog={**server.properties, **mode})
     complete.write(0, [(2, "b")])
+    complete.write(1, [(3, "c")])
     monkeypatch.undo()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 90_000)
@@ -220,7 +277,7 @@ def test_files_of_old_snapshots_stay_if_the_catalog_is_asked_for_the_newest_ones
     first = table.metadata.snapshots[0].snapshot_id
     assert table.scan(snapshot_id=first).to_arrow().to_pylist() == [{"k": 1, "v": "a"}]
     feed = IcebergFeed("shop.t", "lake", {**server.properties, **mode}).open()
-    assert len(changes(feed, 0, 2)) == 3
+    assert len(changes(feed, 0, 3)) == 5
 
 
 def test_nested_namespaces_and_names_of_any_form(server: RestCatalogServer, tmp_path: Path) -> None:
