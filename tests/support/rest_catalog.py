@@ -204,7 +204,9 @@ class Request:
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self.body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        self._authorization = handler.headers.get("Authorization") or ""
+        headers = handler.headers
+        # The latter is that of a client whose requests are signed, in the way of AWS.
+        self._authorization = headers.get("Original-Authorization") or headers.get("Authorization") or ""
         parts = urlsplit(handler.path)
         self.query = parse_qs(parts.query)
         self._method = handler.command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from functools import partial
 
 import requests
 from pyiceberg.catalog import Catalog, load_catalog
@@ -39,8 +39,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     catalog = load_catalog(name, **properties)
     session = getattr(catalog, "_session", None)
     if isinstance(session, requests.Session):
-        for scheme in ("https://", "http://"):
-            session.mount(scheme, _RepeatingAdapter(max_retries=_retries()))
+        _repeat_requests(session)
         # The snapshots of the branches alone do not tell which files are in use, nor what has changed.
         catalog.properties.pop(_SNAPSHOTS, None)
     return catalog
@@ -108,14 +107,15 @@ class _Retries(Retry):
         return min(super().parse_retry_after(retry_after), _LONGEST_NAMED_WAIT)
 
 
-def _retries() -> _Retries:
-    return _Retries(total=_REPEATS, allowed_methods=None, status_forcelist=_BUSY, raise_on_status=False)
+def _repeat_requests(session: requests.Session) -> None:
+    """Have a client's requests repeated, and end, although pyiceberg waits for any answer without a limit.
 
-
-class _RepeatingAdapter(HTTPAdapter):
-    """Requests that end, although pyiceberg waits for any answer without a limit."""
-
-    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
-        if not options.get("timeout"):
-            options["timeout"] = (_CONNECT_SECONDS, ANSWER_SECONDS)
-        return super().send(request, *args, **options)
+    One of its adapters signs requests.
+    """
+    for adapter in session.adapters.values():
+        if isinstance(adapter, HTTPAdapter):
+            adapter.max_retries = _Retries(
+                total=_REPEATS, allowed_methods=None, status_forcelist=_BUSY, raise_on_status=False
+            )
+    limited = partial(session.request, timeout=(_CONNECT_SECONDS, ANSWER_SECONDS))
+    session.request = limited  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import rows_layout, table_schema
 from tests.support.feed_reading import changes
-from tests.support.object_store import object_store, storage_properties
+from tests.support.object_store import KEY, SECRET, object_store, storage_properties
 from tests.support.rest_catalog import (
     CLIENT_SECRET,
     SESSION,
@@ -77,6 +77,17 @@ def test_every_other_reply_is_lost(server: RestCatalogServer, tmp_path: Path, sc
     driver.apply(1, SECOND)
     assert driver.rows() == FOLDS[scd_type]([*FIRST, *SECOND])
     assert driver.orphans == []
+
+
+def test_a_signed_request_that_fails_is_repeated(server: RestCatalogServer, tmp_path: Path) -> None:
+    signing = {"rest.sigv4-enabled": "true", "rest.signing-region": "us-east-1", "rest.signing-name": "glue"}
+    keys = {"client.access-key-id": KEY, "client.secret-access-key": SECRET}
+    driver = writing(server, tmp_path, **signing, **keys)
+    server.fail("load", refused(503), hung_up)
+    server.fail("commit", refused(503), no_reply)
+    driver.write(0, [(1, "a")])
+    assert server.pending == 0
+    assert driver.rows() == [(1, "a")]
 
 
 @pytest.mark.soak
