@@ -24,7 +24,7 @@ _LONGEST_NAMED_WAIT = 60
 """In seconds, for a catalog that says itself when to ask again."""
 _BUSY = (429, 500, 502, 503, 504)
 _AUTH_MANAGER, _SNAPSHOTS = "auth.manager", "snapshot-loading-mode"
-_SIGNERS = ("s3.remote-signing-enabled", "s3.signer")
+_SIGNER = "s3.signer"
 _OF_CATALOG = ("auth", _AUTH_MANAGER, "credential", "token", "ssl")
 _OF_ADDRESS, _OF_CLIENT = ("uri", "oauth2-server-uri"), ("header.", "glue.", "dynamodb.")
 _SECRET_NAME = re.compile("token|secret|credential|password")
@@ -54,7 +54,7 @@ def task_io(io: FileIO) -> FileIO:
     manager = properties.get(_AUTH_MANAGER)
     for name in _OF_CATALOG:
         properties.pop(name, None)
-    if manager is not None and any(properties.get(name) for name in _SIGNERS):
+    if manager is not None and _SIGNER in properties:
         properties[_AUTH_MANAGER] = _Authorized(manager.auth_header())
     else:
         properties = {name: value for name, value in properties.items() if not _is_of_client(name)}

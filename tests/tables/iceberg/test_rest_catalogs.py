@@ -15,6 +15,7 @@ from pyiceberg.utils.config import Config
 
 from penstock.errors import PenstockError, StoreUnavailableError, TableRefusedError
 from penstock.feeds.iceberg import IcebergFeed
+from penstock.lake.catalogs import task_io
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import rows_layout, table_schema
@@ -228,6 +229,21 @@ def test_tasks_get_the_credentials_of_the_storage_alone(server: RestCatalogServe
         for secret in (CLIENT_SECRET, server.uri, *server.tokens):
             assert secret.encode() not in sent
         assert CLIENT_SECRET not in f"{target!r} {driver.place!r} {feed!r}"
+
+
+@pytest.mark.parametrize("signing", [True, False])
+def test_tasks_get_a_token_only_if_the_catalog_signs_requests_to_the_storage(
+    server: RestCatalogServer, tmp_path: Path, signing: bool
+) -> None:
+    if signing:
+        server.config["s3.signer"] = "S3V4RestSigner"
+    table = writing(server, tmp_path).table
+    sent = task_io(pickle.loads(pickle.dumps(table.io)))
+    token = server.tokens[-1]
+    assert (token.encode() in pickle.dumps(sent)) == signing
+    assert CLIENT_SECRET.encode() not in pickle.dumps(sent)
+    if signing:
+        assert sent.properties["auth.manager"].auth_header() == f"Bearer {token}"
 
 
 def test_a_page_in_place_of_a_reply_is_not_taken_for_a_refusal(
