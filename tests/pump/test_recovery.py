@@ -21,7 +21,6 @@ from tests.support.pumped import (
 from tests.support.recovered import (
     await_recovered,
     change_in_the_gap,
-    drop_slot,
     failure_of,
     fold,
     is_recovered,
@@ -36,7 +35,7 @@ from tests.support.waiting import wait_until
 
 def test_a_slot_that_was_dropped_is_recovered(shop: Source, store_url: str) -> None:
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop)
     failure = failure_of(pump_of(shop, store_url))
     assert failure.condition == "FEED_UNAVAILABLE.SLOT_MISSING"
@@ -130,7 +129,7 @@ def without_slot(source: Source, store_url: str) -> None:
     with running(pump_of(source, store_url)) as failures:
         wait_until(lambda: failures or queue_of(source, store_url) == 400, 60, "the copy")
         assert not failures
-    drop_slot(source)
+    source.drop_slot()
     source.run(f"UPDATE {source.name}.wide SET big = repeat('n', 3000) WHERE id IN (70, 301, 303)")
 
 

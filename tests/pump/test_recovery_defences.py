@@ -33,7 +33,6 @@ from tests.support.recovered import (
     change_in_the_gap,
     changing,
     condition_at_start,
-    drop_slot,
     fold,
     is_recovered,
     pumped,
@@ -69,7 +68,7 @@ def test_a_recovery_that_dies_is_completed_by_the_next_process(
     monkeypatch.setattr(deletions, "_MOST_KEYS", 20)
     monkeypatch.setattr(last_changes, "_ROWS", 100)
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     place, name, after = DEATHS[death]
@@ -108,7 +107,7 @@ def test_recoveries_that_are_killed_at_random_moments_are_completed(
 ) -> None:
     chance = random.Random(11)
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     command = [sys.executable, "-m", "penstock", "-v", "pump", "run", shop.feed(snapshot="initial").url]
@@ -130,7 +129,7 @@ def test_pumps_that_start_meanwhile_wait_and_a_second_request_changes_nothing(
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.pump")
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     recover(store_url)
@@ -148,7 +147,7 @@ def test_a_recovery_while_another_one_reads_begins_again(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop, 5)
     recover(store_url)
     monkeypatch.setattr(Deletions, "step", lambda *_: None)
@@ -156,7 +155,7 @@ def test_a_recovery_while_another_one_reads_begins_again(
         wait_until(lambda: failures or _all_read(store_url), 60, "the rows")
         assert not failures
     monkeypatch.undo()
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop, 6)
     recover(store_url)
     with running(pump_of(shop, store_url)) as failures:
@@ -230,7 +229,7 @@ def test_a_commit_of_which_only_a_part_was_appended_is_ended_and_read_again(
         wait_until(lambda: failures, 60, "the death")
     monkeypatch.setattr(pumps, "move_pump", move)
     assert the_pump(store_url).position.part_rows
-    drop_slot(shop)
+    shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     with running(pump_of(shop, store_url)) as failures:
@@ -243,7 +242,7 @@ def test_deletes_that_a_queue_cannot_show_are_reported(
     shop: Source, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     name = f"{shop.name}.orders"
     fill(shop, 95_001, 95_010)
     with penstock.connect(store_url) as store:
@@ -308,7 +307,7 @@ def _recovered_after(
     with running(pump_of(source, store_url, **options)) as failures:
         wait_until(lambda: failures or has_copy(), 60, "the copy")
         assert not failures
-    drop_slot(source)
+    source.drop_slot()
     source.run(*gap)
     recover(store_url)
     with running(pump_of(source, store_url, **options)) as failures:
@@ -338,7 +337,7 @@ def test_columns_that_came_meanwhile_follow_the_policy(source: Source, store_url
     pump = partial(pump_of, source, store_url, schema_changes=policy)
     with running(pump()) as failures:
         wait_until(lambda: failures or _has_queue(store_url, table), 60, "the copy")
-    drop_slot(source)
+    source.drop_slot()
     source.run(*gap)
     recover(store_url)
     assert condition_at_start(pump()) == "FEED_UNAVAILABLE.COLUMN_DROPPED"
@@ -377,7 +376,7 @@ def test_tables_that_cannot_be_read_again_are_refused_before_anything_is_dropped
 
 def test_nothing_is_deleted_for_a_table_that_was_not_read(shop: Source, store_url: str) -> None:
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     recover(store_url)
     before = {name: queue_rows(store_url, f"{shop.name}.{name}") for name in TABLES}
     steps: list[object] = []
@@ -402,7 +401,7 @@ def test_a_row_that_comes_again_while_deleted_ones_are_looked_for_stays(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pumped(shop, store_url)
-    drop_slot(shop)
+    shop.drop_slot()
     name = f"{shop.name}.orders"
     shop.run(f"DELETE FROM {name} WHERE id = (SELECT min(id) FROM {name}) RETURNING id")
     (key,) = (

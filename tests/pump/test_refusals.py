@@ -117,7 +117,7 @@ def test_a_new_pump_does_not_repeat_rows_in_the_queues_of_an_earlier_one(
     copied: Source, store: penstock.Store, store_url: str
 ) -> None:
     store.database.run(lambda tx: pumps.delete_pump(tx, copied.name))
-    copied.run(f"SELECT pg_drop_replication_slot('{copied.name}')")
+    copied.drop_slot()
     failure = failure_of(pump_of(copied, store_url))
     assert isinstance(failure, AlreadyExistsError)
     assert "has had rows" in failure.message

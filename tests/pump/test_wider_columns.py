@@ -24,7 +24,7 @@ from penstock.pump.last_changes import LastChanges
 from tests.support.backfilled import add, amid_backfill, await_queue, evolving
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, ordered, pump_of, running
-from tests.support.recovered import drop_slot, fold, is_recovered, queue_rows, recover
+from tests.support.recovered import fold, is_recovered, queue_rows, recover
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
@@ -270,7 +270,7 @@ def test_deletes_of_a_recovery_have_keys_of_a_wider_type(source: Source, store_u
     source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
     with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 2, failures)
-    drop_slot(source)
+    source.drop_slot()
     source.run(f"DELETE FROM {table}", f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint")
     recover(store_url)
     with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
@@ -288,7 +288,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
     source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
     with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 2, failures)
-    drop_slot(source)
+    source.drop_slot()
     source.run(f"DELETE FROM {table} WHERE id = 1")
     recover(store_url)
     read_on, began = LastChanges.read_on, threading.Event()

@@ -15,7 +15,7 @@ from penstock.testing import temporary_store_url
 from tests.support.postgres_source import Source
 from tests.support.pumped import running
 from tests.support.reconciled import CopiedTable
-from tests.support.recovered import drop_slot, is_recovered, recover, shift_versions, states
+from tests.support.recovered import is_recovered, recover, shift_versions, states
 from tests.support.sql_tables import NOW
 from tests.support.waiting import wait_until
 
@@ -182,7 +182,7 @@ def test_a_pump_that_recovers_has_not_read_all(
 
         with running(penstock.Pump(feed, url)) as failures:
             wait_until(lambda: failures or _rows_in(url, queue.queue) == 300, 60, "the copy")
-        drop_slot(source)
+        source.drop_slot()
         change(source, table)
         recover(url)
         with pytest.MonkeyPatch.context() as patched:

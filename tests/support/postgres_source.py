@@ -22,6 +22,7 @@ from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.json_text import Json
 from penstock.spark.schemas import to_struct
 from tests.support.feed_reading import batches_of
+from tests.support.waiting import wait_until
 
 Row = dict[str, Any]
 COLUMNS = ("id", "part", "text", "number")
@@ -64,6 +65,16 @@ class Source:
 
     def open(self, **options: object) -> OpenPostgresFeed:
         return self.feed(**options).open()
+
+    def drop_slot(self) -> None:
+        """Drop the slot, if there is one, once its last reader has let go of it: that takes a moment."""
+
+        def is_dropped() -> bool:
+            slots = f"FROM pg_replication_slots WHERE slot_name = '{self.name}'"
+            self.run(f"SELECT pg_drop_replication_slot(slot_name) {slots} AND NOT active")
+            return not self.slots()
+
+        wait_until(is_dropped, 60, "the slot to be free")
 
     def slots(self) -> int:
         return self.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{self.name}'")[0][0]

@@ -180,17 +180,6 @@ def pumped(source: Source, store_url: str, **options: object) -> None:
         await_equal(store_url, source, failures)
 
 
-def drop_slot(source: Source) -> None:
-    wait_until(
-        lambda: source.rows(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
-            f"WHERE slot_name = '{source.name}' AND NOT active"
-        ),
-        60,
-        "the slot to be free",
-    )
-
-
 @contextmanager
 def recovering(source: Source, store_url: str, **options: object) -> Iterator[None]:
     """Recover while the tables change; in the end the queues have what the tables have."""

@@ -120,10 +120,7 @@ class History(MendedTables):
         self.resolve()
         # A publication that leaves out changes is refused only when it is altered.
         self.publish_everything()
-        self.source.run(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
-            f"'{self.source.name}'"
-        )
+        self.source.drop_slot()
         self.stream.end()
         self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
         self.written_by = None

@@ -145,10 +145,7 @@ class PumpHistory(AimedTables):
             self.run(f"ALTER TABLE {self.source.name}.t1 SET LOGGED")
         self.give_key()
         self.publish_everything()
-        self.source.run(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
-            f"'{self.source.name}'"
-        )
+        self.source.drop_slot()
         self.generation += 1
         self.moments, self.altered, self.replaced, self.gone = [], set(), set(), set()
         self.unlogged, self.changes, self.is_backfilled = None, set(), False

@@ -119,7 +119,7 @@ def test_a_table_with_another_key_starts_over(copy: Copy, source: Source, store_
     with pytest.raises(SchemaMismatchError, match="drop the table to start over"):
         copy.run("code")
     query(store_url, f"drop table {sql_name(store_url, 'copy')}")
-    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    source.drop_slot()
     copy.checkpoint = "another"
     copy.run("code")
     source.run(f"DELETE FROM {table} WHERE code = 22")

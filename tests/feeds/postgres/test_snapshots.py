@@ -183,7 +183,8 @@ def test_a_recreated_slot_does_not_fill_an_old_checkpoints_gap(source: Source) -
     source.run(f"INSERT INTO {table} VALUES (1)")
     upto = feed.newest(start)
     feed.logged(upto)
-    source.run(f"SELECT pg_drop_replication_slot('{source.name}')", f"INSERT INTO {table} VALUES (2)")
+    source.drop_slot()
+    source.run(f"INSERT INTO {table} VALUES (2)")
     with pytest.raises(FeedUnavailableError, match="no replication slot"):
         feed.newest(upto)
     again = source.open(snapshot="initial")
@@ -204,7 +205,7 @@ def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> 
         source.open(snapshot="initial").prepare()
     assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_USED"
     assert [row["id"] for row in everything(source.open())] == [2], "what is left, for who wants that"
-    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    source.drop_slot()
     assert [row["id"] for row in everything(source.open(snapshot="initial"))] == [1, 2]
 
 

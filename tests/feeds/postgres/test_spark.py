@@ -112,7 +112,7 @@ def test_a_new_checkpoint_with_a_used_slot_is_refused(
     copied("first")
     with pytest.raises(StreamingQueryException, match=r"FEED_UNAVAILABLE\.SLOT_USED"):
         copied("second")
-    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    source.drop_slot()
     assert copied("third") == [1, 2, 3, 4, 5, 6]
 
 
