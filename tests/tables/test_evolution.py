@@ -78,6 +78,15 @@ def test_without_a_policy_new_columns_are_refused(feed: Feed, url: str) -> None:
     assert rows(url, "t") == [(1, 1)]
 
 
+@pytest.mark.parametrize("url", ["delta", "iceberg"], indirect=True)
+def test_rows_that_are_refused_add_no_columns(feed: Feed, url: str) -> None:
+    feed.add(row(1)).run(sink(url, "refuse"), narrow)
+    with pytest.raises(InvalidOptionError, match="has no unique keys"):
+        feed.add(row(2)).run(sink(url, "evolve", "id"))
+    feed.run(sink(url, "ignore"))
+    assert rows(url, "t") == [(1, 1), (2, 2)]
+
+
 @pytest.mark.few(5)
 @pytest.mark.parametrize("scd_type", [1, 2])
 @pytest.mark.parametrize("policy", ["evolve", "ignore"])

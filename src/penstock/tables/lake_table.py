@@ -1,42 +1,147 @@
-"""Tables of a lake as sinks: what ``TableSink`` asks of a table that is not in a store's database."""
+"""Tables of a lake as sinks: a Delta table in a folder, or an Iceberg table in a catalog."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock.errors import InvalidOptionError
+from penstock.extras import instead
+from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.tables.changes.events import EventLayout
+from penstock.tables.delta.changes_writer import accepted_changes, changes_layout, changes_writer
+from penstock.tables.delta.schema import DeltaLayout, add_columns, new_columns
+from penstock.tables.delta.writer import accepted_rows, delta_writer
+from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
+
+if TYPE_CHECKING:
+    from penstock.tables.iceberg.changes_writer import Changes as IcebergChanges
+    from penstock.tables.iceberg.schema import RowLayout
+
 BatchWriter = Callable[[DataFrame, int], None]
 """A ``foreachBatch`` function."""
+Place = TypeVar("Place")
+Layout = TypeVar("Layout")
+Changes = TypeVar("Changes")
 
 
-class LakeTable(Protocol):
+@dataclass(frozen=True)
+class LakeFormat(Generic[Place, Layout, Changes]):
+    """What differs between Delta and Iceberg tables."""
+
+    kind: str
+    """What a table is in messages."""
+    rows: Callable[[StructType, Sequence[str], str], Layout]
+    """Returns the columns that a table must have for rows; refuses rows that no table takes."""
+    changes: Callable[[StructType, Place, Sequence[str], str, int], Changes]
+    """Returns how change rows are applied; refuses those that no table takes."""
+    columns_for: Callable[[Changes], Layout]
+    new_columns: Callable[[Layout, Place], list[str]]
+    evolve: Callable[[Place, Layout], None]
+    rows_writer: Callable[[Place, Layout, str, str, str, str | None], BatchWriter]
+    changes_writer: Callable[[Place, Changes, str, str, str | None], BatchWriter]
+
+
+@dataclass(frozen=True)
+class LakeTable(Generic[Place, Layout, Changes]):
     """A table in a folder or a catalog, with the settings of a sink."""
 
-    @property
-    def kind(self) -> str:
-        """What it is in messages, such as ``a Delta table``."""
-        ...
+    format: LakeFormat[Place, Layout, Changes]
+    place: Place
+    keys: Sequence[str]
+    sequence_by: str | None
+    """The column that orders change rows; None if the rows are not changes."""
+    scd_type: int
 
-    def check_rows(self, schema: StructType, output_mode: str) -> None:
-        """Refuse rows that no table of this kind takes; the table is not read."""
+    def layout(self, schema: StructType, output_mode: str) -> Layout:
+        """Return the columns that the table must have; refuse rows that no table of this kind takes."""
+        changes = self._changes(schema)
+        return self._rows(schema, output_mode) if changes is None else self.format.columns_for(changes)
 
-    def new_columns(self, schema: StructType) -> list[str]:
+    def new_columns(self, schema: StructType, output_mode: str) -> list[str]:
         """Return the columns of the rows that the table lacks; none if it does not exist."""
-        ...
+        return self.format.new_columns(self.layout(schema, output_mode), self.place)
 
-    def evolve(self, schema: StructType) -> None:
+    def evolve(self, schema: StructType, output_mode: str) -> None:
         """Add the columns of the rows that the table lacks, except keys, and widen types as far as its format
         can.
         """
+        self.format.evolve(self.place, self.layout(schema, output_mode))
 
     def writer(
-        self, frame: DataFrame, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None
+        self, schema: StructType, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None
     ) -> BatchWriter:
         """Create or check the table, and return the function that the query calls with each micro-batch.
 
         ``app_id`` is the query's identity in the table; by default the one in its checkpoint.
         """
-        ...
+        changes = self._changes(schema)
+        if changes is not None:
+            return self.format.changes_writer(self.place, changes, guarantee, checkpoint, app_id)
+        rows = self._rows(schema, output_mode)
+        return self.format.rows_writer(self.place, rows, output_mode, guarantee, checkpoint, app_id)
+
+    def _rows(self, schema: StructType, output_mode: str) -> Layout:
+        if output_mode == "append" and self.keys:
+            raise InvalidOptionError(
+                f"{self.format.kind} has no unique keys, so output mode append cannot refuse an existing "
+                "key: leave keys out, or use output mode update, which replaces the row with the same key",
+                condition="INVALID_OPTION.CONFLICT",
+                option="keys",
+            )
+        return self.format.rows(schema, self.keys, output_mode)
+
+    def _changes(self, schema: StructType) -> Changes | None:
+        if self.sequence_by is None:
+            return None
+        return self.format.changes(schema, self.place, self.keys, self.sequence_by, self.scd_type)
+
+
+AnyLakeTable: TypeAlias = (
+    "LakeTable[DeltaPlace, DeltaLayout, EventLayout] | LakeTable[IcebergPlace, RowLayout, IcebergChanges]"
+)
+
+
+def lake_table(
+    url: str, name: str, keys: Sequence[str], sequence_by: str | None, scd_type: int
+) -> AnyLakeTable | None:
+    """Return the table that a URL and a name lead to; None for one in the database of a store."""
+    if is_iceberg(url):
+        return LakeTable(_iceberg(), IcebergPlace.of(url, name), keys, sequence_by, scd_type)
+    if is_delta(url):
+        return LakeTable(_DELTA, DeltaPlace.of(url, name), keys, sequence_by, scd_type)
+    return None
+
+
+_DELTA = LakeFormat(
+    kind="a Delta table",
+    rows=accepted_rows,
+    changes=accepted_changes,
+    columns_for=changes_layout,
+    new_columns=lambda layout, place: new_columns(layout, place.find()),
+    evolve=add_columns,
+    rows_writer=delta_writer,
+    changes_writer=changes_writer,
+)
+
+
+def _iceberg() -> LakeFormat[IcebergPlace, RowLayout, IcebergChanges]:
+    try:
+        from penstock.tables.iceberg import changes_writer as changes
+        from penstock.tables.iceberg import schema, writer
+    except ModuleNotFoundError as error:
+        raise instead(error, "an Iceberg table") from None
+    return LakeFormat(
+        kind="an Iceberg table",
+        rows=lambda rows, keys, _: schema.rows_layout(rows, keys),
+        changes=changes.accepted_changes,
+        columns_for=lambda accepted: accepted.table,
+        new_columns=lambda layout, place: schema.new_columns(layout, place.find()),
+        evolve=schema.evolve,
+        rows_writer=writer.iceberg_writer,
+        changes_writer=changes.changes_writer,
+    )

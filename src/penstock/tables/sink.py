@@ -21,9 +21,8 @@ from penstock.errors import (
     PenstockError,
     TableRefusedError,
 )
-from penstock.extras import load
 from penstock.feeds.contract import COMMIT_VERSION
-from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.lake.storage import is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.connectors import Binding, Sink, WriteSettings
@@ -38,9 +37,8 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
-from penstock.tables.delta.sink_table import DeltaSinkTable
-from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
-from penstock.tables.lake_table import BatchWriter, LakeTable
+from penstock.tables.iceberg.place import is_iceberg
+from penstock.tables.lake_table import AnyLakeTable, BatchWriter, lake_table
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
 from penstock.tables.sql import apply, ddl, evolution
@@ -208,7 +206,7 @@ class TableSink(Sink, ContinuousSink):
         if lake is None:
             self._layout(TableName("", self.name), frame.schema, self.keys, parse_url(url).dialect)
         else:
-            lake.check_rows(frame.schema, output_mode)
+            lake.layout(frame.schema, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
         """Refuse everything but appends: rows are identified by the coordinates of their source."""
@@ -248,14 +246,14 @@ class TableSink(Sink, ContinuousSink):
         if lake is not None:
             if guarantee == "idempotent":
                 raise InvalidOptionError(
-                    f"guarantee=idempotent needs unique keys, which {lake.kind} does not enforce: use "
+                    f"guarantee=idempotent needs unique keys, which {lake.format.kind} does not enforce: use "
                     "guarantee=exactly_once",
                     condition="INVALID_OPTION.CONFLICT",
                     option="guarantee",
                 )
             if self.schema_changes == EVOLVE and output_mode != "complete":
-                lake.evolve(frame.schema)
-            return lake.writer(frame, output_mode, guarantee, location, self.app_id)
+                lake.evolve(frame.schema, output_mode)
+            return lake.writer(frame.schema, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
         keys = self.keys
         if guarantee == "idempotent":
@@ -275,16 +273,16 @@ class TableSink(Sink, ContinuousSink):
 
     def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
         if self.schema_changes == IGNORE and settings.output_mode != "complete":
-            rows = rows.drop(*self._new_columns(rows))
+            rows = rows.drop(*self._new_columns(rows, settings.output_mode))
         write = self.writer(rows, settings.guarantee, settings.output_mode, settings.checkpoint)
         return rows.writeStream.foreachBatch(write).option("checkpointLocation", settings.checkpoint)
 
-    def _new_columns(self, rows: DataFrame) -> list[str]:
+    def _new_columns(self, rows: DataFrame, output_mode: str) -> list[str]:
         """Return the columns of a query that the table lacks."""
         url = self.place(rows.sparkSession)
         lake = self._lake_table(url)
         if lake is not None:
-            return lake.new_columns(rows.schema)
+            return lake.new_columns(rows.schema, output_mode)
 
         def found(tx: Transaction) -> list[str]:
             layout = self._layout(resolve(tx, self.name), rows.schema, self.keys, tx.dialect)
@@ -293,17 +291,10 @@ class TableSink(Sink, ContinuousSink):
         with connect(url) as store:
             return store.database.run(found, write=False)
 
-    def _lake_table(self, url: str) -> LakeTable | None:
+    def _lake_table(self, url: str) -> AnyLakeTable | None:
         """Return the table, unless it is in the database of a store."""
         sequence_by = self._order if self.apply_changes else None
-        if is_iceberg(url):
-            table = load("penstock.tables.iceberg.sink_table", "IcebergSinkTable", "an Iceberg table")
-            place = IcebergPlace.of(url, self.name)
-            lake: LakeTable = table(place, tuple(self.keys), sequence_by, self.scd_type)
-            return lake
-        if not is_delta(url):
-            return None
-        return DeltaSinkTable(DeltaPlace.of(url, self.name), tuple(self.keys), sequence_by, self.scd_type)
+        return lake_table(url, self.name, self.keys, sequence_by, self.scd_type)
 
     @property
     def description(self) -> str:
@@ -385,7 +376,7 @@ class TableSink(Sink, ContinuousSink):
         lake = self._lake_table(url)
         if lake is not None:
             wrong = (
-                f"{sink} is {lake.kind}, which would get a version for each epoch: use a SQL table, "
+                f"{sink} is {lake.format.kind}, which would get a version for each epoch: use a SQL table, "
                 f"{otherwise}"
             )
         elif self.apply_changes:

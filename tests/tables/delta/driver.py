@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pyspark.sql import types as spark
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, changes_writer
+from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, accepted_changes, changes_writer
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
 from penstock.tables.delta.vectors import PROPERTY, gets_vectors
@@ -73,10 +72,8 @@ class Driver:
     ) -> None:
         self.scd_type, self.app_id = scd_type, app_id
         self.place = DeltaPlace.of(f"delta://{folder}", "t")
-        frame = cast(Any, SimpleNamespace(schema=schema))
-        self.writer: ChangesWriter = changes_writer(
-            frame, self.place, ["k"], "_commit_version", scd_type, "exactly_once", "", app_id
-        )
+        events = accepted_changes(schema, self.place, ["k"], "_commit_version", scd_type)
+        self.writer: ChangesWriter = changes_writer(self.place, events, "exactly_once", "", app_id)
         table = self.place.open()
         if self.by_vectors and not gets_vectors(table, self.place):
             table.alter.set_table_properties({PROPERTY: "true"})

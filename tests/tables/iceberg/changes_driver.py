@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 
 from penstock.tables.iceberg import changes_writer as changes
 from penstock.tables.iceberg import writer
-from penstock.tables.iceberg.changes_writer import ChangesWriter, changes_writer
+from penstock.tables.iceberg.changes_writer import ChangesWriter, accepted_changes, changes_writer
 from penstock.tables.iceberg.record import BRANCH
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter
@@ -46,10 +46,8 @@ class ChangesDriver(Run):
         super().__init__(folder, name, catalog)
         self.catalog.faults = list(faults)
         self.scd_type, self.app_id = scd_type, app_id
-        frame = cast(Any, SimpleNamespace(schema=schema))
-        self.writer: ChangesWriter = changes_writer(
-            frame, self.place, keys, "_commit_version", scd_type, "exactly_once", "nowhere", app_id
-        )
+        accepted = accepted_changes(schema, self.place, keys, "_commit_version", scd_type)
+        self.writer: ChangesWriter = changes_writer(self.place, accepted, "exactly_once", "nowhere", app_id)
 
     def apply(self, batch_id: int, events: Iterable[Event], input_digest: str = "same") -> None:
         """Apply the events of a micro-batch, three of them in each task."""

@@ -19,6 +19,7 @@ from penstock.arrow.schema import canonical_schema
 from penstock.tables.iceberg import event_files, numbered_tasks, stage, writer
 from penstock.tables.iceberg.attempts import _files
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.schema import rows_layout
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, iceberg_writer
 
@@ -147,9 +148,8 @@ class Driver(Run):
     ) -> None:
         super().__init__(folder, name, catalog)
         self.app_id, self.schema, self.guarantee = app_id, schema, guarantee
-        frame = cast(Any, SimpleNamespace(schema=schema))
         self.writer: IcebergWriter = iceberg_writer(
-            frame, self.place, keys, mode, guarantee, "nowhere", app_id
+            self.place, rows_layout(schema, keys), mode, guarantee, "nowhere", app_id
         )
 
     def write(self, batch_id: int, *tasks: Sequence[Row], input_digest: str = "same") -> None:

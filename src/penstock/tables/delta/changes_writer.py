@@ -49,23 +49,15 @@ if TYPE_CHECKING:
 
 
 def changes_writer(
-    frame: DataFrame,
-    place: DeltaPlace,
-    keys: Sequence[str],
-    sequence_by: str,
-    scd_type: int,
-    guarantee: str,
-    location: str,
-    app_id: str | None,
+    place: DeltaPlace, events: EventLayout, guarantee: str, location: str, app_id: str | None
 ) -> ChangesWriter:
     """Create or check the table and its applied-events table, and return the ``foreachBatch`` function."""
-    events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
         table = place.create(events.table)
     elif not events.history:
         refuse_history((f.name for f in table.schema().fields), place.shown, f"the Delta table {place.shown}")
-    layout = match_table(place, DeltaLayout(events.table, events.keys), table)
+    layout = match_table(place, changes_layout(events), table)
     named = pa.schema(list(layout.schema)[: len(events.columns)])
     events = replace(events, rows=named, keys=layout.keys)
     applied = AppliedTable.of_table(place, table, events)
@@ -86,6 +78,11 @@ def accepted_changes(
     events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
     refuse_backticks(events.rows.names)
     return events
+
+
+def changes_layout(events: EventLayout) -> DeltaLayout:
+    """Return the columns that the table must have."""
+    return DeltaLayout(events.table, events.keys)
 
 
 def staged_layout(events: EventLayout) -> DeltaLayout:

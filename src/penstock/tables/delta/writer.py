@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
+from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import numbered_columns
@@ -38,16 +38,14 @@ Publish = Callable[["DeltaTable", Mapping[str, int]], None]
 
 
 def delta_writer(
-    frame: DataFrame,
     place: DeltaPlace,
-    keys: Sequence[str],
+    layout: DeltaLayout,
     output_mode: str,
     guarantee: str,
     location: str,
     app_id: str | None,
 ) -> DeltaWriter:
     """Create or check the table, and return the ``foreachBatch`` function."""
-    layout = accepted_rows(frame.schema, keys, output_mode)
     table = place.find()
     if table is None:
         layout = match_table(place, layout, place.create(layout.schema))
@@ -59,13 +57,6 @@ def delta_writer(
 
 def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
     """Return the layout of rows that a Delta table can take."""
-    if output_mode == "append" and keys:
-        raise InvalidOptionError(
-            "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave "
-            "keys out, or use output mode update, which replaces the row with the same key",
-            condition="INVALID_OPTION.CONFLICT",
-            option="keys",
-        )
     layout = rows_layout(schema, keys)
     if output_mode == "update":
         refuse_backticks(layout.schema.names)

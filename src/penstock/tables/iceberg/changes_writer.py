@@ -49,17 +49,9 @@ def accepted_changes(
 
 
 def changes_writer(
-    frame: DataFrame,
-    place: IcebergPlace,
-    keys: Sequence[str],
-    sequence_by: str,
-    scd_type: int,
-    guarantee: str,
-    location: str,
-    app_id: str | None,
+    place: IcebergPlace, changes: Changes, guarantee: str, location: str, app_id: str | None
 ) -> ChangesWriter:
     """Create or check the table and its record of events, and return the ``foreachBatch`` function."""
-    changes = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
         table = place.create(table_schema(changes.table))

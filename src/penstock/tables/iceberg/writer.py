@@ -9,9 +9,8 @@ from typing import Any
 
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidOptionError, PenstockError, TableRefusedError
+from penstock.errors import PenstockError, TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import numbered_columns
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, end_committed
@@ -22,7 +21,7 @@ from penstock.tables.iceberg.partitioning import require_partitioning
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reports import from_report
 from penstock.tables.iceberg.rewriting import ReplacedRows, Rewriter
-from penstock.tables.iceberg.schema import RowLayout, TableLayout, rows_layout, table_schema
+from penstock.tables.iceberg.schema import RowLayout, TableLayout, table_schema
 from penstock.tables.iceberg.stage import REPORT, StageTask
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.row_checks import rows_with_one_key, shown_key
@@ -31,34 +30,15 @@ _FORMAT_VERSION = 2
 
 
 def iceberg_writer(
-    frame: DataFrame,
-    place: IcebergPlace,
-    keys: Sequence[str],
-    output_mode: str,
-    guarantee: str,
-    location: str,
-    app_id: str | None,
+    place: IcebergPlace, rows: RowLayout, output_mode: str, guarantee: str, location: str, app_id: str | None
 ) -> IcebergWriter:
     """Create or check the table, and return the ``foreachBatch`` function."""
-    rows = accepted_rows(frame.schema, keys, output_mode)
     table = place.find() or place.create(table_schema(rows))
     require_writable(place, table)
     writer = IcebergWriter(Target(place, rows, output_mode), guarantee, location, app_id)
     writer.target.layout(table.transaction())
     delete_abandoned(place, table)
     return writer
-
-
-def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> RowLayout:
-    """Return the layout of rows that an Iceberg table can take."""
-    if output_mode == "append" and keys:
-        raise InvalidOptionError(
-            "an Iceberg table has no unique keys, so output mode append cannot refuse an existing key: leave "
-            "keys out, or use output mode update, which replaces the row with the same key",
-            condition="INVALID_OPTION.CONFLICT",
-            option="keys",
-        )
-    return rows_layout(schema, keys)
 
 
 def require_writable(place: IcebergPlace, table: Table) -> None:
