@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.store.log import partition_log
-from penstock.store.postgres.database import PostgresTransaction
+from penstock.store.postgres.transaction import PostgresTransaction
 from penstock.store.sqlite.database import SqliteTransaction
 from tests.support.queues import SCHEMA, everything, rows, settle
 from tests.support.raw_sql import run_sql

@@ -531,7 +531,7 @@ def test_a_dead_letter_is_shown_without_secrets_in_its_reason_and_with_its_origi
 def test_the_number_of_sql_statements_does_not_grow_with_the_store(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.store.postgres.database import PostgresTransaction
+    from penstock.store.postgres.transaction import PostgresTransaction
     from penstock.store.sqlite.database import SqliteTransaction
 
     kind = SqliteTransaction if store.database.dialect == "sqlite" else PostgresTransaction

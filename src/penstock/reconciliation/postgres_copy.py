@@ -19,7 +19,7 @@ from penstock.reconciliation.values import in_types, whole
 from penstock.store.database import Transaction
 
 if TYPE_CHECKING:
-    from penstock.store.postgres.database import PostgresTransaction
+    from penstock.store.postgres.transaction import PostgresTransaction
 
 _KEYS_AT_ONCE = 500
 
@@ -110,7 +110,7 @@ class PostgresCopy(SqlCopy):
 
 
 def _postgres(tx: Transaction) -> PostgresTransaction:
-    from penstock.store.postgres.database import PostgresTransaction
+    from penstock.store.postgres.transaction import PostgresTransaction
 
     assert isinstance(tx, PostgresTransaction)
     return tx

@@ -8,10 +8,10 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import (
     CommitOutcomeUnknownError,
@@ -24,31 +24,15 @@ from penstock.errors import (
     StoreUnavailableError,
     StoreUnsafeError,
 )
-from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, row_maker
-from penstock.store.postgres.connection import Failure, connect, copied_out, driver, failure_of
-from penstock.store.postgres.locks import (
-    AdvisoryOwnerLock,
-    Holder,
-    HolderLookup,
-    advisory_halves,
-    advisory_key,
-)
-from penstock.store.postgres.session import (
-    FREE,
-    LOCK_WAIT,
-    SEARCH_PATH,
-    STEERED,
-    UNCHOSEN,
-    longest_wait,
-    set_up,
-    set_up_transaction,
-)
-from penstock.store.postgres.trusted_owners import ForeignOwner, find_foreign_owner
-from penstock.store.statements import bind, own_relations
+from penstock.store.database import Database, OwnerLock, Transaction
+from penstock.store.postgres.connection import Failure, connect, driver, failure_of
+from penstock.store.postgres.locks import AdvisoryOwnerLock, Holder, HolderLookup, advisory_key
+from penstock.store.postgres.session import LOCK_WAIT, UNCHOSEN, longest_wait, set_up, set_up_transaction
+from penstock.store.postgres.transaction import PostgresTransaction
+from penstock.store.statements import own_relations
 from penstock.store.url import StoreUrl, seconds
 
 if TYPE_CHECKING:
-    from psycopg import Cursor
     from psycopg.errors import Diagnostic
 
     from penstock.store.postgres.connection import PgConnection
@@ -66,11 +50,6 @@ _ADVICE = {
     StoreFullError: "free some disk space on the server; nothing of this was written",
     StoreReadOnlyError: "the server or the role may not write: check its grants on the store's schema",
 }
-# For the caller's transaction alone.
-_LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
-_LOOK_UP_SAFELY = (
-    b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
-)
 # A pooler's session has the search path of its role.
 _NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
 # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
@@ -85,184 +64,6 @@ _IDLED_OUT = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # The server says that nothing is committed.
 _ROLLED_BACK = ("40001", "40P01", "55P03")
 _ADVICE_LOCKED = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
-_WITH_MERGE = 150000
-
-
-def _rows(cursor: Any) -> Callable[[Sequence[Any]], Row]:
-    """Make rows of a cursor's result, if it has one."""
-    columns = cursor.description or ()
-    return row_maker(tuple(column.name for column in columns))
-
-
-class PostgresTransaction(Transaction):
-    dialect = "postgres"
-
-    def __init__(
-        self,
-        connection: PgConnection,
-        schema: str,
-        *,
-        write: bool = True,
-        steered: bool = False,
-        trusted: Sequence[str] = (),
-    ) -> None:
-        from psycopg import Cursor
-        from psycopg.rows import tuple_row
-
-        from penstock.store.postgres.arrays import Int8ArrayDumper
-
-        super().__init__(schema, write=write)
-        # Not connection.cursor(): a caller's connection may have another kind of cursor.
-        self._cursor: Cursor[Any] = Cursor(connection, row_factory=_rows)
-        self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
-        if not steered:
-            # A caller's connection does not know arrays.
-            self._cursor.adapters.register_dumper(array, Int8ArrayDumper)
-        self._steered = steered
-        self._trusted = trusted
-        """Roles that the user trusts with the tables."""
-        self.merges = connection.info.server_version >= _WITH_MERGE
-
-    def begin(self, text: bytes) -> None:
-        self._cursor.execute(text, prepare=False)
-
-    def run(self, name: str, /, **parameters: object) -> int:
-        return self._cursor.execute(self._statements[name], parameters).rowcount
-
-    def all(self, name: str, /, **parameters: object) -> list[Row]:
-        return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
-
-    def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        return self.all("read_page", max_bytes=max_bytes, **parameters)
-
-    def many(self, name: str, rows: Columns, /, **common: object) -> int:
-        found = _arranged(name, rows)
-        return 0 if found is None else self.run(found[0], **found[1], **common)
-
-    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        found = _arranged(name, rows)
-        return [] if found is None else self.all(found[0], **found[1], **common)
-
-    def execute(self, text: str) -> None:
-        self._cursor.execute(text.encode())
-
-    def change(self, text: str) -> int:
-        if not self._steered:
-            return self._cursor.execute(text.encode()).rowcount
-        # Users' tables may be read as a whole, and joined.
-        self._cursor.execute(FREE.encode())
-        touched = self._cursor.execute(text.encode()).rowcount
-        self._cursor.execute(STEERED.encode())
-        return touched
-
-    def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        if parameters:
-            return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
-        return self._plain.execute(text.encode()).fetchall()
-
-    def foreign_owner(
-        self, schema: str, relations: Sequence[str], *, with_schema: bool
-    ) -> ForeignOwner | None:
-        """The owner of a schema, or of a relation in it, who is not trusted."""
-        return find_foreign_owner(
-            self._first_row, schema, relations, trusted=self._trusted, with_schema=with_schema
-        )
-
-    def _first_row(self, text: str, **parameters: object) -> tuple[Any, ...] | None:
-        return next(iter(self.query(text, **parameters)), None)
-
-    def require_trusted_owner(self, schema: str, relation: str) -> None:
-        foreign = self.foreign_owner(schema, [relation], with_schema=False)
-        if foreign is not None:
-            raise StoreUnsafeError(
-                f"the table {foreign}. Drop it, use another one, or add {foreign.option} to the store's URL "
-                "to trust that role",
-                condition="STORE_UNSAFE.TABLE_OWNER",
-                table=foreign.what,
-                owner=foreign.owner,
-                role=foreign.role,
-            )
-
-    def hold(self, schema: str, table: str) -> None:
-        # The lock first: the schema's owner could replace the table while a statement waits for it.
-        name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
-        self.execute(f"lock table only {name} in row exclusive mode")
-        self.require_trusted_owner(schema, table)
-
-    def home_schema(self) -> str | None:
-        # By the search path of the role, the database or the URL.
-        self._plain.execute("set local search_path to default")
-        row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
-        self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
-        return row[0] if row else None
-
-    def look_up_safely(self) -> str:
-        """Set the search path of the store's sessions; return the previous one."""
-        row = self._plain.execute(_LOOK_UP_SAFELY, (SEARCH_PATH,)).fetchone()
-        assert row is not None
-        return str(row[0])
-
-    def look_up_in(self, path: str) -> None:
-        """Set the search path."""
-        self._plain.execute(_LOOK_UP, (path,))
-
-    def load(self, text: str, data: Iterable[Any]) -> None:
-        with self._cursor.copy(text.encode()) as copy:
-            for buffer in data:
-                copy.write(buffer)
-
-    def unload(self, text: str) -> Iterator[bytes | memoryview]:
-        """Yield what a ``copy`` to standard output sends; all of it has to be read."""
-        return copied_out(self._cursor.connection, text)
-
-    def now(self) -> int:
-        return int(self.one("clock").now)
-
-    def instance(self) -> str:
-        # Another one in each copy that was made by dumping, by logical replication or from a template; a copy
-        # of the server's files has the same. Not every role may know that of the server.
-        system = self.one("identify_system").system if self.one("may_identify_system").may else ""
-        table = self.one("identify_table")
-        return f"{system}/{table.number}/{table.database}"
-
-    def stamp(self) -> None:
-        return None
-
-    def owner_alive(self, name: str) -> bool:
-        return bool(self.owners_alive([name]))
-
-    def owners_alive(self, names: Iterable[str]) -> set[str]:
-        return self.owners_but(names, None)
-
-    def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
-        """The owner locks among ``names`` that a session other than ``pid`` holds."""
-        halves = {name: advisory_halves(name) for name in names}
-        if not halves:
-            return set()
-        high, low = ([half[place] for half in halves.values()] for place in (0, 1))
-        rows = self.all("advisory_holders", high=_array(high), low=_array(low), but_for=pid)
-        held = {(row.high, row.low) for row in rows}
-        return {name for name, half in halves.items() if half in held}
-
-
-def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
-    """The statement for one row, or for many, with its parameters; None for no rows."""
-    count = len(next(iter(rows.values())))
-    if count == 1:
-        return name, {column: values[0] for column, values in rows.items()}
-    return (f"{name}_all", {column: _array(values) for column, values in rows.items()}) if count else None
-
-
-def _array(values: Sequence[Any]) -> Any:
-    """Values of an array parameter; the driver would choose the type of numbers by the largest one."""
-    if not isinstance(values[0], int):
-        return values
-    try:
-        return array("q", values)
-    except OverflowError as error:
-        from psycopg.errors import NumericValueOutOfRange
-
-        raise NumericValueOutOfRange("bigint out of range") from error
 
 
 class PostgresDatabase(Database):
