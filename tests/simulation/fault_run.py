@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.simulation.faults import FAULTS, Change, Fault
+from tests.simulation.faults import FAULTS
+from tests.simulation.faults.fault import Change, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """

@@ -1,0 +1,131 @@
+"""Faults of owners, and of the plan of the micro-batch in flight."""
+
+from __future__ import annotations
+
+from tests.simulation.faults.fault import COMPARE_AND_SET, TIMES_OF_ROWS, Fault
+
+OWNERS = [
+    Fault(
+        "an epoch is committed whoever owns its consumer",
+        "commit/owner.py",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        "",
+        without=COMPARE_AND_SET,
+    ),
+    Fault(
+        "an epoch is committed whatever rows the queue has by now",
+        "commit/owner.py",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        without=COMPARE_AND_SET,
+    ),
+    Fault(
+        "an owner that was overtaken is not refused",
+        "commit/owner.py",
+        "if (registration.epoch, registration.owner) != (epoch, identity):",
+        "if registration.epoch < epoch:",
+    ),
+    Fault(
+        "a program seeks a consumer that a query owns",
+        "queue/consumer.py",
+        '                self.refuse_when_owned(tx, registration, "seek")\n',
+        "",
+    ),
+    Fault(
+        "what the checkpoint has logged never becomes safe",
+        "commit/owner.py",
+        "elif any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):",
+        "elif False:",
+    ),
+    Fault(
+        "a micro-batch is planned wherever the consumer stands",
+        "commit/owner.py",
+        "if not _follows(tx, registration, end):",
+        "if False:",
+        without=TIMES_OF_ROWS,
+    ),
+    Fault(
+        "a consumer that lags behind the checkpoint is moved to it, whatever was lost",
+        "commit/owner.py",
+        "    return expects_move or registration.plan != plan_text(logged)\n",
+        "    return False\n",
+    ),
+    Fault(
+        "a consumer is moved over an epoch of its sink from wherever it stands",
+        "commit/owner.py",
+        "        if same and offsets == begins and _planned_from(registration, begins):\n",
+        "        if same:\n",
+    ),
+    Fault(
+        "a consumer that has not planned an epoch of its sink is moved over it",
+        "commit/owner.py",
+        "        if same and offsets == begins and _planned_from(registration, begins):\n",
+        "        if same and offsets == begins:\n",
+    ),
+    Fault(
+        "a query that stops drains whoever owns its consumer",
+        "commit/owner.py",
+        "        if (made.epoch, made.owner) == (registration.epoch, registration.owner):\n",
+        "        if made.epoch <= registration.epoch:\n",
+    ),
+    Fault(
+        "an owner does not hold its lock",
+        "commit/owner.py",
+        "            return self._lock.acquire()\n",
+        "            return True\n",
+    ),
+    Fault(
+        "a new owner passes for the one before",
+        "store/sql/common.sql",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null, draining = 0\n",
+        "set owner = coalesce(owner, :owner), plan_epoch = null, draining = 0\n",
+    ),
+    Fault(
+        "a new owner stays drained",
+        "store/sql/common.sql",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null, draining = 0\n",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null\n",
+    ),
+    Fault(
+        "a commit moves a consumer without compare-and-set",
+        COMPARE_AND_SET.file,
+        COMPARE_AND_SET.text,
+        COMPARE_AND_SET.instead,
+    ),
+    Fault(
+        "a consumer does not follow its safe offset",
+        "store/sql/common.sql",
+        "set safe_index = :safe_index,\n    next_index = case when next_index < :safe_index then :safe_index else next_index end\n",
+        "set safe_index = :safe_index\n",
+    ),
+    Fault(
+        "a seek does not refuse older checkpoints",
+        "store/records/consumers.py",
+        '    tx.run("set_generation", generation=generation, **registration.keys)\n',
+        "    pass\n",
+    ),
+    Fault(
+        "a consumer is found, and not locked",
+        "store/records/consumers.py",
+        '"lock_registration" if lock and tx.write else "find_registration", consumer=consumer, queue=queue',
+        '"find_registration", consumer=consumer, queue=queue',
+    ),
+    Fault(
+        "a query that has ended moves its consumer over the micro-batch that it had begun",
+        "pipeline/micro_batches.py",
+        "checkpoint.ranges(checkpoint.last_commit())\n",
+        "checkpoint.ranges(checkpoint.last_planned())\n",
+    ),
+    Fault(
+        "a query that stops drains the owner that its checkpoint names last",
+        "pipeline/micro_batches.py",
+        "            if expected.get((offset.queue, str(offset.consumer))) == offset.epoch\n",
+        "            if (offset.queue, str(offset.consumer)) in expected\n",
+    ),
+    Fault(
+        "an epoch that another owner has committed with the same rows is taken for one's own",
+        "commit/protocol.py",
+        "        if source.unplanned:\n            require_owner(",
+        "        if False:\n            require_owner(",
+    ),
+]

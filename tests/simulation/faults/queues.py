@@ -1,0 +1,152 @@
+"""Faults of queues: the log, growth, producers, and consumers of programs."""
+
+from __future__ import annotations
+
+from tests.simulation.faults.fault import Fault
+
+QUEUES = [
+    Fault(
+        "a read goes on to the end of its last segment",
+        "store/log/reading.py",
+        "max(asked.start, row.start_index), min(asked.end, row.end_index)\n",
+        "max(asked.start, row.start_index), row.end_index\n",
+    ),
+    Fault(
+        "a read skips rows that were trimmed although it is to fail",
+        "store/log/reading.py",
+        '                    if self._on_lost == "fail":\n',
+        "                    if False:\n",
+    ),
+    Fault(
+        "a trim takes segments that reach beyond it",
+        "store/sql/common.sql",
+        "where queue_id = :queue_id and partition = :partition and end_index <= :row_index\nreturning bytes;",
+        "where queue_id = :queue_id and partition = :partition and start_index < :row_index\nreturning bytes;",
+    ),
+    Fault(
+        "a trim does not wait for retention-blocking consumers",
+        "store/log/trim.py",
+        "    if vital is not None:\n",
+        "    if vital is not None and queue.retention.unlimited is None:\n",
+    ),
+    Fault(
+        "a trim goes beyond the newest row",
+        "store/log/trim.py",
+        "        min(wanted, record.next_index, _consumers_bound(",
+        "        min(wanted, _consumers_bound(",
+    ),
+    Fault(
+        "a trim takes every owner for dead",
+        "queue/maintenance.py",
+        "            return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))\n",
+        "            return False\n",
+    ),
+    Fault(
+        "a merge replaces segments that somebody else has replaced",
+        "store/log/compact.py",
+        "    if list(map(_identity, present)) != list(map(_identity, old)):\n        return False\n",
+        "",
+    ),
+    Fault(
+        "a merge reverses the order of segments",
+        "store/log/compact.py",
+        "    segment = Segment(run.partition, pa.concat_batches(batches), width)\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]), width)\n",
+    ),
+    Fault(
+        "a merge does not lock its partition",
+        "store/log/compact.py",
+        "    lock_partition(tx, queue, new.partition)\n    present",
+        "    present",
+    ),
+    Fault(
+        "a queue that grows does not tell its partitions",
+        "store/records/catalog.py",
+        '    tx.run("set_total", queue_id=queue.queue_id, total=total)\n',
+        "",
+    ),
+    Fault(
+        "a queue grows without the locks of its partitions",
+        "queue/evolution.py",
+        "        catalog.lock_partitions(tx, current)\n",
+        "",
+    ),
+    Fault(
+        "keys that come while a queue grows are not remembered",
+        "queue/evolution.py",
+        "            _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])\n",
+        "            _remember(tx, current, seen)\n",
+    ),
+    Fault(
+        "a queue that grows forgets where its keys are",
+        "queue/evolution.py",
+        "        if current.key:\n            _remember(",
+        "        if current.key and count > MAX_PARTITIONS:\n            _remember(",
+    ),
+    Fault(
+        "consumers have no position in partitions that were added",
+        "queue/evolution.py",
+        "        consumers.add_partition_positions(tx, registrations, current.partitions, total)\n",
+        "",
+    ),
+    Fault(
+        "a key goes to the partition that it had before the last growth, not before the first",
+        "queue/placement.py",
+        "        for home in reversed(self.homes):\n",
+        "        for home in self.homes:\n",
+    ),
+    Fault(
+        "an append that met a growth keeps the old placement",
+        "queue/queue.py",
+        "lambda tx: catalog.reread(tx, self._record), write=False)\n        self._placed = None\n",
+        "lambda tx: catalog.reread(tx, self._record), write=False)\n",
+    ),
+    Fault(
+        "the last append of a producer session is not taken for a repeat",
+        "queue/producer.py",
+        "            repeated = number <= self._locked_sequence(",
+        "            repeated = number < self._locked_sequence(",
+    ),
+    Fault(
+        "a producer session stores its sequence in a transaction before that of the rows",
+        "queue/producer.py",
+        "        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)\n",
+        "        self._database.run(lambda tx: once(tx, lambda: Appended({})))\n        appended = self._queue.append_with(\n            rows, partition, around=lambda tx, append: Appended({}) if repeated else append(), idempotent=True\n        )\n",
+    ),
+    Fault(
+        "a producer session that is fenced appends",
+        "store/sql/common.sql",
+        "where queue_id = :queue_id and session = :session and epoch = :epoch and owner = :owner\nreturning sequence;",
+        "where queue_id = :queue_id and session = :session\nreturning sequence;",
+    ),
+    Fault(
+        "a producer session that is opened again has forgotten its sequence",
+        "store/sql/common.sql",
+        "do update set epoch = p.epoch + 1, owner = excluded.owner\n",
+        "do update set epoch = p.epoch + 1, owner = excluded.owner, sequence = -1\n",
+    ),
+    Fault(
+        "a program moves a consumer without compare-and-set",
+        "store/sql/common.sql",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = :new);\n",
+    ),
+    Fault(
+        "a program moves a consumer that a query owns",
+        "queue/consumer.py",
+        '            self.refuse_when_owned(tx, registration, "move")\n',
+        "",
+    ),
+    Fault(
+        "dropping a queue locks its partitions before what is staged for it",
+        "store/records/catalog.py",
+        '    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
+        '    lock_partitions(tx, queue)\n    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
+    ),
+    Fault(
+        "the generation of a registration is the time, whatever there was before",
+        "store/records/consumers.py",
+        "    return int(row.last_generation)\n",
+        "    return tx.now()\n",
+    ),
+]

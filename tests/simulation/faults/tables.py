@@ -1,0 +1,44 @@
+"""Faults of tables as sinks."""
+
+from __future__ import annotations
+
+from tests.simulation.faults.fault import Fault
+
+TABLES = [
+    Fault(
+        "an attempt that was not acknowledged is put into the table all the same",
+        "tables/sql/staging.py",
+        "        rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]\n        if len(rows) != sum(attempts.values()):\n",
+        "        rows = [row for row in staged if row.batch_id == self.batch_id]\n        if len(rows) < sum(attempts.values()):\n",
+    ),
+    Fault(
+        "a table does not miss staged rows that are gone",
+        "tables/sql/staging.py",
+        "        if len(rows) != sum(attempts.values()):\n            raise self.rows_gone()\n",
+        "",
+    ),
+    Fault(
+        "a replay puts what it has staged into the table again",
+        "tables/sql/writer.py",
+        "    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:\n        self.stage.drop(tx)\n",
+        "    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:\n        self.write(tx, dict(batch.attempts))\n",
+    ),
+    Fault(
+        "a table's micro-batch is entered in the ledger in another transaction than its rows",
+        "tables/sql/writer.py",
+        '        if self.guarantee == "at_least_once":\n            store.database.run(',
+        '        if self.guarantee != "idempotent":\n            store.database.run(',
+    ),
+    Fault(
+        "a table's epoch is entered in the ledger in another transaction than its rows",
+        "tables/continuous.py",
+        '            self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)\n',
+        '            target = TableTarget(layout, self.name, "append", stage)\n            open_store(self.url).database.run(\n                lambda tx: target.write(tx, dict(epoch.attempts)), idempotent=True\n            )\n            self.commits.note(target.ledger_name, epoch, offset)\n',
+    ),
+    Fault(
+        "a table's staging is cleared whenever writers are made",
+        "tables/continuous.py",
+        "        layout = self._known.layout\n        open_store",
+        "        self.clear()\n        layout = self._known.layout\n        open_store",
+    ),
+]
