@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from penstock import Store
 from penstock.store.database import Database
 from penstock.store.statements import qualify
 
@@ -43,6 +44,21 @@ def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[
         return cursor.fetchall() if cursor.description else []
     finally:
         connection.close()
+
+
+def write_unchecked(store: Store, change: str, *values: object) -> None:
+    """Update a table of the store, named without its schema: also to what the schema does not allow."""
+    database = store.database
+    text = qualify(f"update penstock.{change}", database.dialect, database.url.schema)
+    connection = raw_connection(database, checks=False)
+    connection.execute(text if database.dialect == "sqlite" else text.replace("?", "%s"), values)
+    connection.close()
+
+
+def overwrite(store: Store, column: str, value: object) -> None:
+    """Set ``table.column`` in all rows of the table, also to what the schema does not allow."""
+    table, name = column.split(".")
+    write_unchecked(store, f"{table} set {name} = ?", value)
 
 
 def numbers(database: Database, count: int) -> str:

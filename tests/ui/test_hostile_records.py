@@ -16,12 +16,11 @@ from penstock.arrow.segments import encode
 from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryProgress, QueryRun
-from penstock.store.statements import qualify
 from penstock.ui import queues
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, TakenSnapshot
 from tests.support.commands import run_penstock
-from tests.support.raw_sql import raw_connection, run_sql
+from tests.support.raw_sql import run_sql, write_unchecked
 
 HUGE = 2**63 - 1
 DEEP = "[" * 100_000
@@ -40,14 +39,6 @@ def filled(store: penstock.Store) -> penstock.Store:
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
         store.database.run(lambda tx, run=run: queries.report(tx, run, PROGRESS_MADE))
     return store
-
-
-def put(store: penstock.Store, change: str, *values: object) -> None:
-    database = store.database
-    text = qualify(f"update penstock.{change}", database.dialect, database.url.schema)
-    connection = raw_connection(database, checks=False)
-    connection.execute(text if database.dialect == "sqlite" else text.replace("?", "%s"), values)
-    connection.close()
 
 
 def shown(url: str) -> dict[str, Any]:
@@ -109,7 +100,7 @@ QUERY = "query set {} = ? where query_id = 'bad'"
 def test_a_record_that_cannot_be_read_is_named_and_hides_nothing_else(
     filled: penstock.Store, store_url: str, change: str, value: object
 ) -> None:
-    put(filled, change, value)
+    write_unchecked(filled, change, value)
     snapshot = shown(store_url)
     assert snapshot["unreadable"] > 0
     assert any("cannot be shown" in note for note in snapshot["notes"])
@@ -138,7 +129,7 @@ def test_a_record_that_cannot_be_read_is_named_and_hides_nothing_else(
 def test_odd_values_are_bounded_and_hide_nothing(
     filled: penstock.Store, store_url: str, change: str, value: object
 ) -> None:
-    put(filled, change, value)
+    write_unchecked(filled, change, value)
     snapshot = shown(store_url)
     assert [len(snapshot[kind]) for kind in ("queues", "consumers", "queries")] == [2, 2, 2]
 
@@ -157,7 +148,7 @@ def test_names_that_are_equal_once_they_are_cut_are_one_series(
 ) -> None:
     """Prometheus refuses all metrics of a page on which a series occurs twice."""
     for name in ("bad", "good"):
-        put(filled, "queue set name = ? where name = ?", "x" * 300 + name, name)
+        write_unchecked(filled, "queue set name = ? where name = ?", "x" * 300 + name, name)
         run = QueryRun("y" * 64 + name, "run", name, "continuous", 5)
         filled.database.run(lambda tx, run=run: queries.begin(tx, run))
         filled.database.run(lambda tx, run=run: queries.report(tx, run, PROGRESS_MADE))
@@ -192,8 +183,8 @@ def test_dead_letters_are_read_from_the_partitions_that_were_appended_to_last(
 
 def test_what_is_reported_after_a_wrong_time_is_shown(filled: penstock.Store, store_url: str) -> None:
     """A report of the year 9892 does not hide the next ones."""
-    put(filled, PROGRESS.format("reported_at"), 250_000_000_000_000_000)
-    put(filled, QUERY.format("reported_at"), 250_000_000_000_000_000)
+    write_unchecked(filled, PROGRESS.format("reported_at"), 250_000_000_000_000_000)
+    write_unchecked(filled, QUERY.format("reported_at"), 250_000_000_000_000_000)
     collector = Collector(store_url)
     collector.collect()
     run = QueryRun("bad", "run", "bad", "continuous", 5)
@@ -210,17 +201,15 @@ def test_dead_letters_that_cannot_be_read_are_named(filled: penstock.Store, stor
     other = [pa.nulls(1, field.type) for field in list(DEAD_LETTERS)[1:]]
     bad = encode(pa.RecordBatch.from_arrays([text, *other], schema=DEAD_LETTERS)).to_pybytes()
     latest = "(select max(payload_id) from penstock.payload)"
-    database = filled.database
-    where = qualify(latest, database.dialect, database.url.schema)
     for data in (b"nonsense", bad):
-        put(filled, f"payload set data = ? where payload_id = {where}", data)
+        write_unchecked(filled, f"payload set data = ? where payload_id = {latest}", data)
         snapshot = shown(store_url)
         assert [len(each["newest"]) for each in snapshot["dead_letters"]] == [1, 0]
         assert "the newest rows of queue 'other letters' cannot be shown" in str(snapshot["notes"])
 
 
 def test_the_command_lists_the_other_queries(filled: penstock.Store, store_url: str) -> None:
-    put(filled, QUERY.format("state"), "odd")
+    write_unchecked(filled, QUERY.format("state"), "odd")
     found = run_penstock("query", "list", "--url", store_url)
     assert found.code == 0
     assert "good" in found.out
