@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 
 import penstock
-from penstock.ui.server import Server, prepared
+from penstock.ui.server import prepared
 from penstock.ui.snapshots import Collector
+from tests.ui.served import Serve, Served
 
 
 class Clock:
@@ -37,27 +36,8 @@ def collector(store: penstock.Store, store_url: str, clock: Clock) -> Iterator[C
     found.close()
 
 
-class Served:
-    """A running server."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.url = server.address
-        self.thread = threading.Thread(target=server.serve_until_ended, daemon=True)
-        self.thread.start()
-
-    def get(self, path: str, **more: Any) -> httpx.Response:
-        # To load the certificates of public authorities takes longer than the request.
-        return httpx.get(self.url.rstrip("/") + path, timeout=30, verify=False, **more)
-
-    def end(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-
-
 @pytest.fixture
-def serve(store: penstock.Store, store_url: str) -> Iterator[Callable[..., Served]]:
+def serve(store: penstock.Store, store_url: str) -> Iterator[Serve]:
     """`serve(token=, every=)`: the page of the store."""
     with ExitStack() as stack:
         running: list[Served] = []

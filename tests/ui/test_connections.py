@@ -8,7 +8,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
@@ -22,9 +22,8 @@ from penstock.ui import server, snapshots
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
-from tests.ui.conftest import Served
+from tests.ui.served import Serve, Served
 
-Serve = Callable[..., Served]
 pytestmark = one_store
 TOKEN = "a token for tests"
 
