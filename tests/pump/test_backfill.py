@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -24,6 +24,16 @@ from penstock.errors import (
 from penstock.feeds.postgres import following
 from penstock.pump import appender, backfills
 from penstock.store.records import pumps
+from tests.pump.changing_table import (
+    KINDS,
+    Kind,
+    await_rows,
+    change,
+    changing,
+    is_equal,
+    queue_rows,
+    source_rows,
+)
 from tests.support.backfilled import (
     add,
     amid_backfill,
@@ -34,47 +44,9 @@ from tests.support.backfilled import (
     evolving,
     held_at,
 )
-from tests.support.postgres_source import Row, Source, apply, open_transaction
-from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.postgres_source import Source, open_transaction
+from tests.support.pumped import Dies, change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A table, and how random changes of it are made."""
-
-    columns: str
-    key: tuple[str, ...]
-    names: tuple[str, ...]
-    value: str
-    """The key of the number n, as SQL."""
-    full: bool = False
-    """Whether its replica identity is full."""
-
-
-KINDS = {
-    "number": Kind("id int PRIMARY KEY, v int, big text", ("id",), ("id", "v", "big"), "{n}"),
-    "text": Kind(
-        "id text PRIMARY KEY, v int, big text",
-        ("id",),
-        ("id", "v", "big"),
-        "(ARRAY['a', 'B', 'ä', 'Z', 'ß'])[{n} % 5 + 1] || '%s'' ' || {n}",
-    ),
-    "two columns": Kind(
-        "id uuid, part numeric, v int, big text, PRIMARY KEY (part, id)",
-        ("id", "part"),
-        ("id", "part", "v", "big"),
-        "md5(({n} / 3)::text)::uuid, {n} % 3 + 0.5",
-    ),
-    # The order of an enum is not that of its text.
-    "enum": Kind(
-        "size {schema}.size, id int, v int, big text, PRIMARY KEY (size, id)",
-        ("size", "id"),
-        ("size", "id", "v", "big"),
-        "(ARRAY['small', 'large', 'huge'])[{n} % 3 + 1]::{schema}.size, {n}",
-    ),
-    "full": Kind("id int PRIMARY KEY, v int, big text", ("id",), ("id", "v", "big"), "{n}", full=True),
-}
 
 
 @pytest.fixture
@@ -94,85 +66,6 @@ def grown(source: Source, request: pytest.FixtureRequest) -> tuple[Source, Kind]
         "FROM generate_series(1, 2000) AS n"
     )
     return source, kind
-
-
-def change(connection: psycopg.Connection, source: Source, kind: Kind, chance: random.Random) -> None:
-    """Commit, or roll back, a transaction of some changes."""
-    name, key = f"{source.name}.added", ", ".join(kind.key)
-    columns = ", ".join(f"{kind.key[place]}" for place in range(len(kind.key)))
-    with connection.transaction(force_rollback=chance.random() < 0.1):
-        for _ in range(chance.randint(1, 5)):
-            n, m = chance.randint(1, 2100), chance.randint(1, 2100)
-            mine, other = kind.value.format(n=n), kind.value.format(n=m)
-            is_free = f"NOT EXISTS (SELECT FROM {name} WHERE ({key}) = ({other}))"
-            statement = chance.choice(
-                [
-                    f"INSERT INTO {name} ({columns}, v) VALUES ({mine}, {m}) ON CONFLICT DO NOTHING",
-                    f"UPDATE {name} SET v = v + 1 WHERE ({key}) = ({mine})",
-                    f"UPDATE {name} SET big = repeat('y', 3000) WHERE ({key}) = ({mine})",
-                    f"UPDATE {name} SET ({columns}) = ROW ({other}) WHERE ({key}) = ({mine}) AND {is_free}",
-                    f"DELETE FROM {name} WHERE ({key}) = ({mine})",
-                ]
-            )
-            connection.execute(statement.encode())
-
-
-@contextmanager
-def changing(source: Source, kind: Kind, writers: int = 3) -> Iterator[None]:
-    """Change a table from several sessions meanwhile."""
-    end = threading.Event()
-
-    def write(seed: int) -> None:
-        chance = random.Random(seed)
-        with psycopg.connect(source.url, autocommit=True) as connection:
-            while not end.is_set():
-                with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
-                    change(connection, source, kind, chance)
-                # A pump that falls behind appends no chunks.
-                time.sleep(0.003)
-
-    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(writers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join()
-
-
-def source_rows(source: Source, kind: Kind) -> dict[object, Row]:
-    rows = source.rows(f"SELECT {', '.join(kind.names)} FROM {source.name}.added")
-    found = {}
-    for row in rows:
-        values = dict(zip(kind.names, row, strict=True))
-        if "part" in values:
-            values |= {"id": str(values["id"]), "part": str(values["part"])}
-        found[tuple(values[name] for name in kind.key)] = values
-    return found
-
-
-def queue_rows(source: Source, store_url: str, kind: Kind) -> dict[object, Row]:
-    """What the changes in the queue make, each of which has to fit the ones before it."""
-    state: dict[object, Row] = {}
-    apply(ordered(change_rows(store_url, f"{source.name}.added")), kind.key, kind.names, state)
-    return state
-
-
-def is_equal(source: Source, store_url: str, kind: Kind) -> bool:
-    try:
-        return queue_rows(source, store_url, kind) == source_rows(source, kind)
-    except (StoreNotFoundError, QueueNotFoundError):
-        return False
-
-
-def await_rows(source: Source, store_url: str, kind: Kind, failures: Sequence[BaseException]) -> None:
-    # Each look reads the whole queue.
-    wait_until(
-        lambda: failures or is_equal(source, store_url, kind), 60, "the queue to have all rows", interval=0.5
-    )
-    assert not failures
 
 
 @pytest.fixture(autouse=True)
@@ -204,10 +97,6 @@ def test_chunks_have_positions_of_their_own_however_often_the_pump_moves_without
     monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 20)
     add_while_it_changes(*grown, store_url)
-
-
-class Dies(Exception):
-    """Stands for the death of a process."""
 
 
 @pytest.mark.parametrize("after_commit", [True, False])

@@ -29,7 +29,7 @@ from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.backfilled import add, ask, await_queue, backfills_of, evolving, held_at, pumped_queues
 from tests.support.postgres_source import Row, Source, apply
-from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.pumped import Dies, change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
 
 
@@ -84,10 +84,6 @@ def test_a_table_that_is_rewritten_meanwhile_does_not_look_empty(
         wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
     assert not failures
     assert sorted(ids(store_url, f"{grown.name}.added")) == list(range(1, 1001))
-
-
-class Dies(Exception):
-    """Stands for the death of a process."""
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -31,6 +31,7 @@ from penstock.store.records.pumps import PumpPosition
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.pumped import (
     TABLES,
+    Dies,
     await_equal,
     change,
     change_rows,
@@ -102,10 +103,6 @@ def test_a_large_transaction_is_appended_in_parts_and_read_whole(
     assert not failures
     assert [rows for _, rows in commits(store_url, f"{shop.name}.orders")] == [500, 8000, 10]
     assert [rows for _, rows in commits(store_url, f"{shop.name}.stock")] == [7, 8]
-
-
-class Dies(Exception):
-    """Stands for the death of a process."""
 
 
 @pytest.mark.parametrize("after_commit", [True, False])

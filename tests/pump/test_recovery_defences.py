@@ -27,7 +27,7 @@ from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source
 from tests.support.processes import start
-from tests.support.pumped import TABLES, await_equal, change_rows, fill, pump_of, running
+from tests.support.pumped import TABLES, Dies, await_equal, change_rows, fill, pump_of, running
 from tests.support.recovered import (
     await_recovered,
     change_in_the_gap,
@@ -42,11 +42,6 @@ from tests.support.recovered import (
     the_pump,
 )
 from tests.support.waiting import wait_until
-
-
-class Dies(Exception):
-    """Stands for the death of a process."""
-
 
 DEATHS: dict[str, tuple[Any, str, bool]] = {
     "before the request is kept": (Recovery, "_change_state", False),

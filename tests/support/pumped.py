@@ -22,6 +22,10 @@ KEYS = {"orders": ("id",), "stock": ("item",)}
 COLUMNS = {"orders": ("id", "item", "price"), "stock": ("item", "n")}
 
 
+class Dies(Exception):
+    """Stands for the death of a process."""
+
+
 def fill(source: Source, first: int, last: int) -> None:
     source.run(
         f"INSERT INTO {source.name}.orders SELECT n, 'item ' || n % 7, n / 4.0 "
