@@ -15,9 +15,10 @@ from penstock.errors import (
     ProducerFencedError,
 )
 from penstock.queue.store import Store, open_store
-from tests.simulation.database import Server, SimDatabase
+from tests.simulation.database import SimDatabase
 from tests.simulation.scenario import CONSUMER, FOREIGN, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario
 from tests.simulation.scheduler import Process
+from tests.simulation.server import Server
 from tests.simulation.virtual import Machine
 from tests.support.auditor import History, Snapshot
 

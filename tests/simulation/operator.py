@@ -25,7 +25,6 @@ from penstock.store.log import compact
 from penstock.store.log.object_cleaning import clean_up
 from tests.simulation.clients import Producer, Program
 from tests.simulation.continuous import ContinuousRun
-from tests.simulation.database import Server
 from tests.simulation.disk import SparkError
 from tests.simulation.micro_batch import MicroBatchRun
 from tests.simulation.objects import LOCATION, ORPHAN_SECONDS
@@ -40,6 +39,7 @@ from tests.simulation.scenario import (
     Scenario,
 )
 from tests.simulation.scheduler import Process
+from tests.simulation.server import Server
 from tests.simulation.virtual import Machine
 from tests.support.auditor import History, Violation
 

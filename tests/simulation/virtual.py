@@ -21,11 +21,12 @@ from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, dropped
 from penstock.store.url import parse_url
 from penstock.store.watching import Wake
-from tests.simulation.database import Server, SimDatabase
+from tests.simulation.database import SimDatabase
 from tests.simulation.disk import Disk, DiskFiles
 from tests.simulation.network import Network, SimListening
 from tests.simulation.objects import ORPHAN_SECONDS, Bucket, SimStorage
 from tests.simulation.scheduler import Task, World
+from tests.simulation.server import Server
 from tests.simulation.threads import Clock, Threads
 
 SMALL = 8
