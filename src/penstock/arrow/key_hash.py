@@ -83,9 +83,9 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     return pa.concat_arrays(blocks) if blocks else u32_array([])
 
 
-def row_hashes(rows: pa.Table, seed: int = 0) -> pa.Array:
+def row_hashes(rows: pa.Table) -> pa.Array:
     """Return a 64-bit hash of all columns for each row: ``uint64``, no nulls; it is not stored anywhere."""
-    blocks = [_mixed_columns(block, _SEED ^ seed) for block in _blocks(rows)] if rows.num_rows else []
+    blocks = [_mixed_columns(block) for block in _blocks(rows)] if rows.num_rows else []
     return pa.concat_arrays(blocks) if blocks else zeros(pa.uint64(), 0)
 
 
@@ -134,11 +134,11 @@ def _blocks(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def _hash_block(block: pa.RecordBatch) -> pa.Array:
-    return pc.shift_right(_mixed_columns(block, _SEED), u64(32)).cast(pa.uint32())
+    return pc.shift_right(_mixed_columns(block), u64(32)).cast(pa.uint32())
 
 
-def _mixed_columns(block: pa.RecordBatch, seed: int) -> pa.Array:
-    accumulated: pa.Array | pa.Scalar = u64(seed)
+def _mixed_columns(block: pa.RecordBatch) -> pa.Array:
+    accumulated: pa.Array | pa.Scalar = u64(_SEED)
     for name, column in zip(block.schema.names, block.columns, strict=True):
         accumulated = _mix(pc.bit_wise_xor(_words(column, name), accumulated))
     return accumulated

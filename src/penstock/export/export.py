@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource, starts_of
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
-from penstock.export.targets import location, place_of, table_at
+from penstock.export.targets import exported_frame, location, place_of, table_at
 from penstock.export.waiting import Waits
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
@@ -146,17 +146,23 @@ class QueueExport:
             When the table has what no export makes: a Delta table partitions, deletion vectors or column
             mapping, an Iceberg table equality deletes or columns of other types.
         """
-        from penstock.export.frames import exported_frame, newer_frame
-
         with closing(connect(self._url, create=False)) as store:
             look = self._look(store)
-        newer = newer_frame(
-            spark, self._url, self.queue, look.starts, metadata_columns=self._metadata_columns
-        )
+        newer = self._newer_frame(spark, look.starts)
         if look.table.version is None:
             return newer
         exported = exported_frame(spark, self._place, look.table.version, look.schema)
         return exported.unionByName(newer, allowMissingColumns=True)
+
+    def _newer_frame(self, spark: SparkSession, starts: Mapping[int, int]) -> DataFrame:
+        positions = json.dumps({str(part): start for part, start in starts.items()})
+        return (
+            spark.read.format("penstock")
+            .option("url", self._url)
+            .option("startingOffsets", positions)
+            .option("includeMetadataColumns", str(self._metadata_columns).lower())
+            .load(self.queue)
+        )
 
     def newer_rows(self) -> tuple[int | None, pa.RecordBatchReader]:
         """Return a version of the table, and the rows of the queue that this version lacks.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from penstock.arrow.widening import is_wider
+from penstock.arrow.schema import is_wider
 from penstock.errors import TableRefusedError
 
 MOST_SMALL = 32

@@ -1,8 +1,8 @@
-"""The kinds of tables that a queue is exported to, by their URLs."""
+"""The kinds of tables that a queue is exported to, by their URLs; each needs a library of its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidUrlError
 from penstock.export.table import ExportTable, QueueId
@@ -12,6 +12,9 @@ from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 Place = DeltaPlace | IcebergPlace
 
@@ -38,10 +41,18 @@ def location(place: Place) -> str:
 
 def table_at(place: Place, queue: QueueId, file_bytes: int) -> ExportTable:
     """Return the table at a place, which need not exist; its library has to be installed."""
-    kind, module, name = (
-        ("a Delta table", "delta_table", "DeltaExportTable")
-        if isinstance(place, DeltaPlace)
-        else ("an Iceberg table", "iceberg_table", "IcebergExportTable")
-    )
-    make: Callable[..., ExportTable] = load(f"penstock.export.{module}", name, kind)
+    name = "DeltaExportTable" if isinstance(place, DeltaPlace) else "IcebergExportTable"
+    make: Callable[..., ExportTable] = _loaded(place, "table", name)
     return make(place, queue, file_bytes)
+
+
+def exported_frame(spark: SparkSession, place: Place, version: int, rows: pa.Schema) -> DataFrame:
+    """Return the rows that a version of the table has, in the types of a queue's rows."""
+    frame: Callable[..., DataFrame] = _loaded(place, "frame", "exported_frame")
+    return frame(spark, place, version, rows)
+
+
+def _loaded(place: Place, what: str, name: str) -> Any:
+    if isinstance(place, DeltaPlace):
+        return load(f"penstock.export.delta_{what}", name, "a Delta table")
+    return load(f"penstock.export.iceberg_{what}", name, "an Iceberg table")

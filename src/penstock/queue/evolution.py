@@ -16,8 +16,7 @@ import pyarrow.types as pat
 from penstock.arguments import in_quotes, refusal
 from penstock.arrow.coerce import same_type
 from penstock.arrow.key_hash import key_hash
-from penstock.arrow.schema import canonical_schema, unknown_column
-from penstock.arrow.widening import is_wider
+from penstock.arrow.schema import canonical_schema, is_wider, unknown_column
 from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.queue.placement import Hashes, Home, home_of

@@ -12,8 +12,7 @@ from penstock.arrow.arrays import grouped
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.reconciliation.copies import SourceRows, has_history, require_columns
-from penstock.reconciliation.rows import Key, key_table, keys_of
-from penstock.reconciliation.staleness import stale_keys
+from penstock.reconciliation.rows import Key, key_table, keys_of, stale_keys
 from penstock.reconciliation.values import in_types, whole
 from penstock.tables.changes.events import PRESENT
 from penstock.tables.columns import VALID_TO

@@ -118,3 +118,9 @@ def prints(parts: Iterable[pa.Table], key: Sequence[str]) -> dict[Key, Print]:
             before = found.get(each, ABSENT)
             found[each] = Print(before.rows + 1, (before.sum + value) & _MASK)
     return found
+
+
+def stale_keys(source: pa.Table, copy: pa.Table, key: Sequence[str]) -> list[Key]:
+    """Return the keys whose rows are not in the copy as they are in the source."""
+    wanted, found = prints([source], key), prints([copy], key)
+    return [each for each in {**wanted, **found} if wanted.get(each, ABSENT) != found.get(each, ABSENT)]

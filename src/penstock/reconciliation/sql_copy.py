@@ -11,8 +11,7 @@ import pyarrow.types as pat
 
 from penstock.queue.store import Store
 from penstock.reconciliation.copies import SourceRows
-from penstock.reconciliation.rows import Key, keys_of
-from penstock.reconciliation.staleness import stale_keys
+from penstock.reconciliation.rows import Key, keys_of, stale_keys
 from penstock.reconciliation.values import whole
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Layout, layout_of

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.schema import canonical_schema, spark_json
-from penstock.arrow.widening import is_wider
+from penstock.arrow.schema import canonical_schema, is_wider, spark_json
 from penstock.errors import SchemaMismatchError
 from penstock.store.log.reading import Chunk
 from penstock.store.records.catalog import QueueRecord

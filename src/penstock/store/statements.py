@@ -69,6 +69,6 @@ def create_statements(dialect: str, schema: str) -> list[str]:
 
 
 @cache
-def own_relations(dialect: str) -> frozenset[str]:
-    """The names of a store's tables, sequences and indexes."""
-    return frozenset(_CREATED.findall(read("sql", f"{dialect}_schema.sql")))
+def own_relations() -> frozenset[str]:
+    """The names of a PostgreSQL store's tables, sequences and indexes."""
+    return frozenset(_CREATED.findall(read("sql", "postgres_schema.sql")))

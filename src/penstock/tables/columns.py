@@ -130,10 +130,10 @@ class Layout:
         """The key columns of the table as a list in SQL."""
         return ", ".join(column.sql for column in self.keys)
 
-    def same_key(self, kept: str, staged: str) -> str:
-        """Return the SQL condition that a row of the table and a staged one have the same key."""
+    def same_key(self, staged: str) -> str:
+        """Return the SQL condition that a row of the table, ``kept``, and a staged one have the same key."""
         pairs = zip(self.keys, self.staged_keys, strict=True)
-        return " and ".join(f"{kept}.{key.sql} = {staged}.{column}" for key, column in pairs)
+        return " and ".join(f"kept.{key.sql} = {staged}.{column}" for key, column in pairs)
 
     def shown_key(self, values: Sequence[object]) -> str:
         """Return a key for messages."""

@@ -90,7 +90,7 @@ def _postgres(tx: Transaction, name: str) -> TableName:
                 f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
             )
     resolved = TableName(str(schema), str(table))
-    is_own = resolved.table in own_relations("postgres") or resolved.table.startswith((PREFIX, "applied_"))
+    is_own = resolved.table in own_relations() or resolved.table.startswith((PREFIX, "applied_"))
     if quoted(resolved.schema) == tx.schema and is_own:
         raise InvalidNameError(f"{in_quotes(name)} is one of the store's own tables: choose another name")
     return resolved

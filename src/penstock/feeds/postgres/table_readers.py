@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.arrow.widening import is_wider
+from penstock.arrow.schema import is_wider
 from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, domains_of
 from penstock.feeds.postgres.key_order import KeyOrder

@@ -161,7 +161,7 @@ class PostgresDatabase(Database):
 
     def require_trusted_owner(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)
-        schema, relations = self.url.options["schema"], sorted(own_relations("postgres"))
+        schema, relations = self.url.options["schema"], sorted(own_relations())
         foreign = tx.foreign_owner(schema, relations, with_schema=True)
         if foreign is not None:
             raise StoreUnsafeError(

@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 import pyarrow as pa
 
 from penstock.arrow.coerce import same_type
-from penstock.arrow.schema import fields_from_bytes, schema_from_bytes, schema_to_bytes
-from penstock.arrow.widening import is_wider
+from penstock.arrow.schema import fields_from_bytes, is_wider, schema_from_bytes, schema_to_bytes
 from penstock.json_text import unreadable_record
 
 

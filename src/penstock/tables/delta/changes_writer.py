@@ -65,9 +65,8 @@ def changes_writer(
         applied.prepare(table)
     applied.vacuum(applied.named_by(place.open()))
     delete_abandoned(place)
-    return ChangesWriter(
-        place, staged_layout(events), "append", guarantee, location, app_id, events=events, applied=applied
-    )
+    staged = DeltaLayout(events.staged, events.keys)
+    return ChangesWriter(place, staged, "append", guarantee, location, app_id, events=events, applied=applied)
 
 
 def accepted_changes(
@@ -83,11 +82,6 @@ def accepted_changes(
 def changes_layout(events: EventLayout) -> DeltaLayout:
     """Return the columns that the table must have."""
     return DeltaLayout(events.table, events.keys)
-
-
-def staged_layout(events: EventLayout) -> DeltaLayout:
-    """Return the columns that tasks stage."""
-    return DeltaLayout(events.staged, events.keys)
 
 
 @dataclass

@@ -88,7 +88,7 @@ def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, lat
     """Drop repeated changes; at one sequence a version that is stored outranks a delete."""
     tx.change(
         f"delete from {latest} where exists (select 1 from {layout.name.sql} as kept "
-        f"where {layout.same_key('kept', latest)} and kept.{_FROM} = {latest}.sequence)"
+        f"where {layout.same_key(latest)} and kept.{_FROM} = {latest}.sequence)"
     )
     tx.change(
         f"delete from {latest} where present = 0 and exists (select 1 from {beside.sql} as applied "
@@ -104,7 +104,7 @@ def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
     tx.change(
         f"update {layout.name.sql} set {_TO} = ended.sequence from (select {grouped}, min(latest.sequence) "
         f"as sequence from {latest} as latest join {layout.name.sql} as kept on "
-        f"{layout.same_key('kept', 'latest')} and kept.{_FROM} < latest.sequence and (kept.{_TO} is null or "
+        f"{layout.same_key('latest')} and kept.{_FROM} < latest.sequence and (kept.{_TO} is null or "
         f"latest.sequence < kept.{_TO}) group by {grouped}) as ended where {ended}"
     )
 
@@ -113,7 +113,7 @@ def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest:
     """Insert the new versions, each valid up to the next change, which may be stored or deleted."""
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     following = (
-        f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('kept', 'latest')} "
+        f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('latest')} "
         f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as "
         f"applied where {_same_applied_key(layout, 'latest')} and applied.sequence > latest.sequence"
     )
@@ -291,7 +291,7 @@ def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
         f"else kept.{layout.columns[n].sql} end"
         for n in numbers
     )
-    updated = f"{latest}.{UNKNOWN} is not null and {layout.same_key('kept', latest)}"
+    updated = f"{latest}.{UNKNOWN} is not null and {layout.same_key(latest)}"
     if layout.history:
         begins, ends = f"kept.{quoted(VALID_FROM)}", f"kept.{quoted(VALID_TO)}"
         sequence = f"{latest}.sequence"
