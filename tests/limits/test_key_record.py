@@ -31,7 +31,7 @@ def commit(folder: Path) -> None:
 def test_a_limit_that_is_no_number_of_rows_is_a_named_error(tmp_path: Path, rows: str) -> None:
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock/limit.json").write_text(f'{{"version": 1, "rows": {rows}}}')
-    with pytest.raises(CommitRefusedError, match=r"limit.json of the checkpoint .* is malformed"):
+    with pytest.raises(CommitRefusedError, match=r"file .*limit.json at .* is malformed"):
         read_record(Checkpoint(str(tmp_path)))
 
 

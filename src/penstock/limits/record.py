@@ -107,12 +107,7 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
     try:
         return None if content is None else parse(parse_json_object(content))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise CommitRefusedError(
-            f"the file {name} of the checkpoint at {checkpoint.shown!r} is malformed "
-            f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
-            condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-            checkpoint=checkpoint.shown,
-        ) from error
+        raise checkpoint.malformed(name, error) from error
 
 
 def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:

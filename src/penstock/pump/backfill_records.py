@@ -43,9 +43,9 @@ class TableBackfill:
         after = value["after"]
         return cls(
             None if after is None else _key(after),
-            _count(value["rows"]),
-            _count(value["expected"]),
-            _count(value["started_at"]),
+            count(value["rows"]),
+            count(value["expected"]),
+            count(value["started_at"]),
             bool(value["again"]),
             tuple(map(_key, value["gaps"])),
         )
@@ -62,7 +62,8 @@ class TableBackfill:
         return (self.expected - self.rows) / self.rows * max(now - self.started_at, 0) / 1e6
 
 
-def _count(value: object) -> int:
+def count(value: object) -> int:
+    """Return a number of a stored record that counts something; raise ValueError if it is none."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(value)
     return value

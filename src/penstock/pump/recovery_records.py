@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidInputError, PumpNotFoundError
 from penstock.instants import now_micros
 from penstock.json_text import Json, unreadable_record
-from penstock.pump.backfill_records import is_keyed
+from penstock.pump.backfill_records import count, is_keyed
 from penstock.store.records import pumps
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RecoveryRequest:
             server = value.get("server")
             if not isinstance(server, str | None):
                 raise TypeError(server)
-            return cls(_whole(value["asked_at"]), bool(value["force"]), server)
+            return cls(count(value["asked_at"]), bool(value["force"]), server)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None
 
@@ -71,7 +71,7 @@ def recoveries_of(name: str, state: Json) -> dict[str, TableRecovery]:
     """Return the recoveries in a pump's state that are not complete, by table."""
     try:
         return {
-            str(table): TableRecovery(_whole(value["upto"]), bool(value["is_read"]))
+            str(table): TableRecovery(count(value["upto"]), bool(value["is_read"]))
             for table, value in state.get("recoveries", {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -139,9 +139,3 @@ def _require_recoverable(pump: str, state: Json) -> None:
                 pump=pump,
                 table=table,
             )
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(value)
-    return value

@@ -57,7 +57,7 @@ class Checkpoint:
             try:
                 self._query_id = str(parse_json(self._read("metadata"))["id"])
             except (ValueError, KeyError, TypeError) as error:
-                raise self._malformed("metadata", error) from error
+                raise self.malformed("metadata", error) from error
         return self._query_id
 
     def require_query(self, writers: Iterable[str]) -> None:
@@ -93,7 +93,7 @@ class Checkpoint:
         try:
             return parse_offsets(self._read(name))
         except ValueError as error:
-            raise self._malformed(name, error) from error
+            raise self.malformed(name, error) from error
 
     def ranges(self, batch_id: int | None) -> list[QueueOffset]:
         """Return the ranges of queues in a micro-batch; empty without one."""
@@ -146,9 +146,10 @@ class Checkpoint:
             passed = parse_json(metadata).get("conf", {}).get(LIMIT_PASSED_SETTING) if metadata else None
             return None if passed is None else int(passed)
         except (IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
-            raise self._malformed(name, error) from error
+            raise self.malformed(name, error) from error
 
-    def _malformed(self, name: str, error: Exception) -> CommitRefusedError:
+    def malformed(self, name: str, error: Exception) -> CommitRefusedError:
+        """Return the error for a file of the checkpoint that is not what was written."""
         return CommitRefusedError(
             f"the checkpoint's file {name} at {self.shown} is malformed or truncated "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
