@@ -17,8 +17,7 @@ from penstock.feeds.iceberg import IcebergFeed
 from penstock.tables.compaction import TableCompaction
 from penstock.tables.iceberg.compaction import compact
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.schema import rows_layout, table_schema
-from penstock.tables.iceberg.sink_table import IcebergSinkTable
+from penstock.tables.iceberg.schema import evolve, rows_layout, table_schema
 from penstock.testing import replay_last_batch
 from tests.support.feed_reading import changes
 from tests.support.iceberg_catalogs import CATALOGS, Glue, ServedCatalog
@@ -108,9 +107,8 @@ def test_columns_come_and_get_wider_types(catalog: ServedCatalog, tmp_path: Path
     )
     Driver(tmp_path, name="wider", schema=narrow, catalog=catalog.properties).write(0, [(1, 1)])
     place = IcebergPlace("lake", ("shop", "wider"), catalog.properties)
-    table = IcebergSinkTable(place, (), None, 1)
     catalog.lose_reply()
-    table.evolve(wide)
+    evolve(place, rows_layout(wide, ()))
     driver = Driver(tmp_path, name="wider", schema=wide, catalog=catalog.properties)
     driver.write(1, [(2, 1 << 40, "x")])
     assert driver.rows() == [(1, 1, None), (2, 1 << 40, "x")]
