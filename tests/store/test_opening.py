@@ -166,7 +166,7 @@ def test_a_stray_percent_sign_is_refused_without_showing_the_url() -> None:
 
 
 def test_a_missing_driver_is_named_with_what_to_install(run_child: RunChild) -> None:
-    child = run_child("tests.store.programs", "without_psycopg", "postgresql://host/db")
+    child = run_child("tests.store.programs", "without_psycopg", "postgresql://host/db", fresh=True)
     assert child.wait() == 0, child.output
     assert "MissingDependencyError [MISSING_DEPENDENCY]" in child.output
     assert "pip install 'penstock-spark[postgres]'" in child.output

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.forking import MARK
+from tests.support.programs import ForkedProgram, can_be_forked
 from tests.support.waiting import wait_until
-
-MARK = "PENSTOCK_TEST_CHILD"
 
 
 class ChildProcess:
     """A Python program with its JVM and Python workers; its output, both streams together, is in `log`."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], mark: str, log: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | ForkedProgram, mark: str, log: Path) -> None:
         self.popen = popen
         self.mark = mark
         self.log = log
@@ -118,7 +118,11 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def run_child(
-    script_or_module: str | Path, *args: object, env: Mapping[str, str] | None = None, log: Path
+    script_or_module: str | Path,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    log: Path,
+    fresh: bool = False,
 ) -> ChildProcess:
     """Start a script (a path, or a name that ends in .py) or a module (``python -m``) with this interpreter.
 
@@ -128,21 +132,31 @@ def run_child(
     target = str(script_or_module)
     program = [target] if target.endswith(".py") else ["-m", target]
     command = [sys.executable, "-u", *program, *map(str, args)]
-    return start(command, {**os.environ, **(env or {})}, log)
+    return start(command, {**os.environ, **(env or {})}, log, fresh=fresh)
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    folder: Path | None = None,
+    *,
+    fresh: bool = False,
 ) -> ChildProcess:
-    """Start any program, in a folder, with just this environment."""
+    """Start any program, in a folder, with just this environment.
+
+    A Python program is forked if it can be (`tests.support.programs`). One that is to import all its modules
+    itself has to be `fresh`.
+    """
     mark = uuid.uuid4().hex
-    with log.open("ab") as out:
-        popen = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**environment, MARK: mark},
-        )
+    marked = {**environment, MARK: mark}
+    with log.open("ab") as out, open(os.devnull, "rb") as nothing:
+        popen: subprocess.Popen[bytes] | ForkedProgram
+        if not fresh and can_be_forked(command, environment):
+            streams = (nothing.fileno(), out.fileno(), out.fileno())
+            popen = ForkedProgram(command, str(folder or Path.cwd()), marked, streams)
+        else:
+            popen = subprocess.Popen(
+                command, cwd=folder, stdin=nothing, stdout=out, stderr=subprocess.STDOUT, env=marked
+            )
     return ChildProcess(popen, mark, log)

@@ -6,31 +6,58 @@ import gc
 import os
 import sys
 
+TYPE_CHECKING = False  # importing it from typing takes a while
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Mapping, Sequence
+
 SOCKET = "PENSTOCK_TEST_WARM"
 """The variable that tells the JVM's Pythons where to hand themselves over."""
-_STREAM_ENDS = (0, 1, 2)
-_HANDED_OVER = ("pyspark.sql.streaming.python_streaming_source_runner", "pyspark.daemon")
+_STREAMS = (0, 1, 2)
+_SIGTERM = 15
+_HANDED_OVER = (
+    "pyspark.daemon",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "tests.support.daemon",
+)
+
+
+def request_fork(
+    where: str,
+    command: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    streams: Sequence[int],
+    last_signal: int,
+) -> _socket.socket:
+    """Have the process that listens there fork one that runs a Python command (`tests.support.forking`).
+
+    The answer is its pid, and when it has ended its exit code, which is minus the number of a signal: four
+    bytes each. If the connection is closed before, it gets the last signal.
+    """
+    import _socket
+
+    fields = [folder, str(len(command)), *command]
+    fields += [f"{name}={value}" for name, value in environment.items()]
+    data = os.fsencode("\0".join(fields))
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.connect(where)
+    files = b"".join(file.to_bytes(4, sys.byteorder) for file in streams)
+    header = len(data).to_bytes(8, "big") + bytes([last_signal])
+    connection.sendmsg([header], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+    sent = 0
+    while sent < len(data):
+        sent += connection.send(data[sent:])
+    return connection
 
 
 def _hand_over(where: str) -> None:
     """Have another process do this one's work, and end with it."""
-    import _socket
-
-    parameters = [
-        " ".join(sys.orig_argv[2:]),
-        os.getcwd(),
-        *(f"{name}={value}" for name, value in os.environ.items()),
-    ]
-    data = os.fsencode("\0".join(parameters))
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.connect(where)
-    files = b"".join(file.to_bytes(4, sys.byteorder) for file in _STREAM_ENDS)
-    connection.sendmsg([len(data).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
-    sent = 0
-    while sent < len(data):
-        sent += connection.send(data[sent:])
+    environment = {name: value for name, value in os.environ.items() if name != SOCKET}
+    connection = request_fork(where, sys.orig_argv, os.getcwd(), environment, _STREAMS, _SIGTERM)
     try:
-        connection.recv(1)
+        while connection.recv(8):
+            pass
     finally:
         os._exit(0)
 
