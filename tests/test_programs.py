@@ -53,6 +53,7 @@ def program(tmp_path: Path, run_child: Program) -> Program:
 def test_a_forked_program_finds_everything_as_a_started_one_does(tmp_path: Path, way: list[str]) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
     environment = {**os.environ, "PENSTOCK_URL": "sqlite:///ż.db"}
+    del environment["PYTEST_CURRENT_TEST"]
     command = [sys.executable, *way, "a b", ""]
     seen = []
     for fresh in (True, False):

@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock.cli.app import warn_of_secrets
+from tests.support.commands import run_penstock
 
 PROGRAM = [sys.executable, "-m", "penstock"]
 
@@ -82,10 +83,11 @@ def test_typical_commands_work_in_a_shell(tmp_path: Path) -> None:
 
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db"}
-    run("store", "init", env=environment)
-    run("queue", "create", "q", "--schema", "id int, name string", env=environment)
+    store = ("--url", environment["PENSTOCK_URL"])
+    run_penstock("store", "init", *store)
+    run_penstock("queue", "create", "q", "--schema", "id int, name string", *store)
     rows = "".join(f'{{"id": {number}, "name": "{"x" * 100}"}}\n' for number in range(5000))
-    run("queue", "put", "q", env=environment, input=rows)
+    run_penstock("queue", "put", "q", *store, stdin=rows)
     for words in ("queue peek q -n 5000 --json", "queue peek q -n 5000"):
         script = f"{' '.join(PROGRAM)} {words} | head -n 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(
@@ -108,7 +110,7 @@ def test_an_output_that_cannot_be_written_is_a_one_line_error(
         "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db",
         "PYTHONUNBUFFERED": unbuffered,
     }
-    run("store", "init", env=environment)
+    run_penstock("store", "init", "--url", environment["PENSTOCK_URL"])
     schema = "--schema 'id int'" if "create" in words else ""
     for where, why in ((">&-", "it is closed"), (">/dev/full", "No space left on device")):
         script = f"{' '.join(PROGRAM)} {words} {schema} {where}"
@@ -135,7 +137,7 @@ def test_a_closed_standard_error_does_not_put_errors_into_the_results(tmp_path: 
 
 def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> None:
     environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db", "PYTHONIOENCODING": "ascii"}
-    run("store", "init", env=environment)
+    run_penstock("store", "init", "--url", environment["PENSTOCK_URL"])
     assert "\\u017c" in run("queue", "create", "\u017cagle", "--schema", "id int", env=environment).stdout
     listed = run("queue", "list", "--json", env=environment)
     assert json.loads(listed.stdout)["queues"][0]["name"] == "\u017cagle"

@@ -72,7 +72,6 @@ class _Order:
     folder: str
     environment: dict[str, str]
     streams: list[int]
-
     last_signal: int
 
     @classmethod

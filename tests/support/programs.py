@@ -37,7 +37,7 @@ _READ_LATER = re.compile(
 
 
 class ForkedProgram:
-    """Like the `subprocess.Popen` of the same command."""
+    """Like the `subprocess.Popen` of the same command, but that the program is killed when this is gone."""
 
     def __init__(
         self, command: Sequence[str], folder: str, environment: Mapping[str, str], streams: Sequence[int]
@@ -77,7 +77,11 @@ class ForkedProgram:
 
 
 def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the program is one of Penstock's or of the tests', and starts as it does in this process."""
+    """Whether it is a Python module or script without options that imports what it would import here.
+
+    A variable that may be read at an import, or by Python itself, has to be as it was when the first program
+    was forked.
+    """
     words = command[1:]
     if words[:1] == ["-u"]:
         words = words[1:]
