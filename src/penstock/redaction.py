@@ -26,7 +26,7 @@ _TOKEN_IN_URL = re.compile(rf"{_USER_INFO})", re.IGNORECASE)
 _TOKEN_IN_CUT_URL = re.compile(rf"{_USER_INFO}|(?::[a-z-]{{0,13}}+)?\Z)", re.IGNORECASE)
 # The literals of PostgreSQL's SQL; one that is not closed is cut off there.
 _LITERAL = re.compile(
-    r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.)*+(?:'|\\?\Z)|'(?:[^']|'')*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
+    r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.|(?!))*+(?:'|\\?\Z)|'(?:[^']|''|(?!))*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
     re.DOTALL,
 )
 SHORTEST_SECRET = 4

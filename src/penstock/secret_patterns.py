@@ -2,6 +2,10 @@
 
 To compile them takes longer than to start a command, so they are imported when the first text is redacted. A
 text may come from outside, so every pattern takes time proportional to its length.
+
+A group that is repeated possessively, as in ``(?:…|(?!))*+``, has an alternative that never matches as its
+last one: Python before 3.11.5 does not go back to where a repetition has begun that fails after its first
+characters, unless another alternative is tried (CPython issue 106052).
 """
 
 from __future__ import annotations
@@ -13,11 +17,11 @@ PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.DO
 # With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
 # text.
 _QUOTED = (
-    r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
-    r"""|\$\w*+\$[^$]*+(?:\$\w*+\$)?+)"""
+    r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.|(?!))*+"?|'(?:[^'\\]|\\.|(?!))*+'?)"""
+    r"""|\$\w*+\$[^$]*+(?:\$\w*+\$|(?!))?+)"""
 )
 # JSON inside JSON has backslashes before its quotes.
-_ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["'])?+)"""
+_ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["']|(?!))?+)"""
 
 
 # Names such as password_file and password_env, whose value is readable.
@@ -33,8 +37,8 @@ def _named(words: str) -> str:
 # keyword strings and in YAML, so that it is redacted to the end of the line, which in YAML may be the next
 # one.
 _PASSWORD = re.compile(
-    rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}"
-    rf"|({_named('password|passphrase')}:[ \t]*+(?:[|>][+-]?+)?+\r?\n[ \t]++)[^\n]*"
+    rf"({_named('password|passphrase')}(?::[ \t]*+|(?!))?+){_QUOTED}"
+    rf"|({_named('password|passphrase')}:[ \t]*+(?:[|>][+-]?+|(?!))?+\r?\n[ \t]++)[^\n]*"
     rf"|({_named('password|passphrase')}[=:])[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -61,7 +65,7 @@ _KEYS = (
 )
 _SECRETS = f"password|passphrase|{_KEYS}"
 _OTHER = re.compile(
-    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|{_ESCAPED}|[^\s,;&)}}\]]+)",
+    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++|(?!))?+)(?:{_QUOTED}|{_ESCAPED}|[^\s,;&)}}\]]+)",
     re.IGNORECASE | re.DOTALL,
 )
 IN_QUERY = re.compile(
@@ -112,8 +116,8 @@ _ENTRY = re.compile(
 )
 # Percent-encoded as part of a URL, even twice; the value ends with an encoded &.
 ENCODED = re.compile(
-    rf"""((?<![\w.-])(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++%(?:25)*+3D)"""
-    r"""(?:[^\s&'")%]|%(?!(?:25)*+26))*+""",
+    rf"""((?<![\w.-])(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++%(?:25|(?!))*+3D)"""
+    r"""(?:[^\s&'")%]|%(?!(?:25|(?!))*+26)|(?!))*+""",
     re.IGNORECASE,
 )
 # A header's value without its name, which may be cut off, and libpq's variable as some programs print it.
@@ -122,7 +126,7 @@ _ALONE = re.compile(
     r"(\b(?i:bearer)[ \t]++)(?:[\w.~+/=-]{8,}+|[\w.~+/=-]++\Z)"
     r"|(\bPGPASSWORD[ \t]++)(?!(?:and|for|from|in|is|or|to)\b)\S++"
     # MySQL's and Oracle's password of a user, and that of a setting such as DB_PASS.
-    rf"|(\b(?i:identified[ \t]++by[ \t]++(?:password[ \t]++)?+))(?i:{_QUOTED})"
+    rf"|(\b(?i:identified[ \t]++by[ \t]++(?:password[ \t]++|(?!))?+))(?i:{_QUOTED})"
     r"|(\b(?i:user[ \t]++[\w.@%-]++[ \t]++identified[ \t]++by[ \t]++))[^\s;]++"
     r"|((?<![^\W_])(?i:pass)=)[^\s,;&)}\]]++"
 )
@@ -138,9 +142,9 @@ _TOKEN = re.compile(
 )
 # Passwords that are recognised only in the arguments of a command: a pattern for the command and the rest of
 # its line, including continued lines, and one for the passwords there.
-_COMMAND = r"""(?<![\w.-]){}(?:\.exe)?(?=[\s"'])(?:[^\n\\]|\\.)*+"""
+_COMMAND = r"""(?<![\w.-]){}(?:\.exe)?(?=[\s"'])(?:[^\n\\]|\\.|(?!))*+"""
 # Blanks between an option and its value, also in a list of arguments.
-_GAP = r"""(?:["']?+[ \t]*+,[ \t]*+|=|[ \t]|\\\r?\n)*+"""
+_GAP = r"""(?:["']?+[ \t]*+,[ \t]*+|=|[ \t]|\\\r?\n|(?!))*+"""
 _CURL_USER = rf"(?<![\w-])(?:-[A-Za-z]{{0,6}}?[uU]|--(?:proxy-)?user){_GAP}"
 _CURL_FORMS = (
     rf"""({_CURL_USER}"[^":]{{0,256}}+:)[^"]++""",

@@ -228,15 +228,20 @@ def test_a_rate_source_is_written_to_the_console(
     """As in the first example of Spark's own pages on continuous processing."""
     pipeline = penstock.stream(spark, penstock.RateSource(20)).write(penstock.ConsoleSink(truncate=False))
     query: Any = pipeline.start(name="rate", trigger=SOON)
+    said = ""
+
+    def values() -> list[str]:
+        nonlocal said
+        said += capsys.readouterr().out
+        return [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("|20")]
+
     try:
-        assert query.awaitEpoch(2, PATIENCE)
+        wait_until(lambda: len(values()) >= 5, PATIENCE, "five rows")
     finally:
         query.stop()
-    said = capsys.readouterr().out
     assert "Batch: 0\n" in said
     assert "|timestamp" in said
-    values = [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("|20")]
-    assert values[:5] == ["0", "1", "2", "3", "4"]
+    assert values()[:5] == ["0", "1", "2", "3", "4"]
 
 
 def _grouped(frame: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.|(?!))*+"')
 
 Rewrite = Callable[[object], object]
 KindT = TypeVar("KindT")
