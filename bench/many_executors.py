@@ -27,8 +27,9 @@ from penstock.commit.protocol import commit_batch
 from penstock.objects.local import LocalStorage
 from penstock.objects.storage import Buffer
 from penstock.queue.store import open_store
-from penstock.store.log.payloads import INLINE_BYTES, OBJECT_BYTES, Written, objects_begun_at
+from penstock.store.log.payloads import INLINE_BYTES, OBJECT_BYTES, objects_begun_at
 from penstock.store.log.segmenting import Segment
+from penstock.store.log.written import Written
 from penstock.testing.stores import drop_schema, with_schema
 
 _NAME = "bench_executors"

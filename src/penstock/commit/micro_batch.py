@@ -13,7 +13,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import Written
+from penstock.store.log.written import Written
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
 

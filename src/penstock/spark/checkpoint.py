@@ -21,7 +21,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
 from penstock.redaction import SHORTEST_SECRET, redact
-from penstock.store.log.payloads import Written
+from penstock.store.log.written import Written
 
 T = TypeVar("T")
 

@@ -33,8 +33,9 @@ from penstock.spark.options import SinkOptions
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import Written, objects_begun_at
+from penstock.store.log.payloads import objects_begun_at
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
+from penstock.store.log.written import Written
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt

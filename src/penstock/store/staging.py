@@ -9,9 +9,10 @@ from operator import attrgetter
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, append, publish
-from penstock.store.log.payloads import Home, Written, put_away, store_payloads
+from penstock.store.log.partition_log import Appended, append_written, publish
+from penstock.store.log.payloads import Home, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
+from penstock.store.log.written import Index, Written
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
 from penstock.store.records.consumers import list_registrations
@@ -131,10 +132,10 @@ def publish_written(
     tasks, and drop everything staged up to the batch.
     """
     discard(tx, queue, app_id, batch_id)
-    segments = Written.segments(written)
-    if not segments:
+    index = Index.of(written)
+    if not index.partition:
         require_unchanged(tx, queue)
-    return append(tx, queue, segments)
+    return append_written(tx, queue, written, index)
 
 
 def find(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
+from penstock.store.log.written import Index, Written, store_written
 from penstock.store.records.catalog import QueueRecord, dropped, grown, within_limits
 
 MERGE_FAN_IN = 64
@@ -70,6 +71,15 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
         Stored(segment.partition, segment.rows, segment.bytes, payload_id)
         for segment, payload_id in zip(ordered, ids, strict=True)
     ]
+    return publish(tx, queue, stored, ids[0])
+
+
+def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Written], index: Index) -> Appended:
+    """Append what tasks have written as one append, as :func:`append` does."""
+    if all(index.is_in_task):
+        return append(tx, queue, index.in_tasks(written))
+    ids = store_written(tx, written, index)
+    stored = list(map(Stored, index.partition, index.rows, index.length, ids))
     return publish(tx, queue, stored, ids[0])
 
 
@@ -133,12 +143,12 @@ class _Parts(NamedTuple):
     @classmethod
     def of(cls, stored: Sequence[Stored | Row]) -> _Parts:
         # Column by column, since there may be thousands of partitions.
-        of_segments = [each.partition for each in stored]
+        of_segments = [*map(attrgetter("partition"), stored)]
         begins = [*map(ne, of_segments, chain([None], of_segments))]
         firsts, places = [*compress(count(), begins)], [*accumulate(map(int, begins))]
         bounds = [*pairwise([*firsts, len(stored)])]
-        rows_upto = [*accumulate((each.row_count for each in stored), initial=0)]
-        bytes_upto = [*accumulate((each.bytes for each in stored), initial=0)]
+        rows_upto = [*accumulate(map(attrgetter("row_count"), stored), initial=0)]
+        bytes_upto = [*accumulate(map(attrgetter("bytes"), stored), initial=0)]
         return cls(
             array("q", [of_segments[first] for first in firsts]),
             array("q", [rows_upto[end] - rows_upto[first] for first, end in bounds]),
@@ -170,9 +180,9 @@ def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Sequence[Store
         segments=parts.segments,
         place=parts.places,
         rows_before=parts.rows_before,
-        segment_rows=array("q", [each.row_count for each in stored]),
-        segment_bytes=array("q", [each.bytes for each in stored]),
-        payload_id=array("q", [each.payload_id for each in stored]),
+        segment_rows=array("q", map(attrgetter("row_count"), stored)),
+        segment_bytes=array("q", map(attrgetter("bytes"), stored)),
+        payload_id=array("q", map(attrgetter("payload_id"), stored)),
         gap=gap_after_last(),
     )
     if moved.partitions < len(parts.partitions):

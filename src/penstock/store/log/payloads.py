@@ -14,14 +14,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode_each, encode
 from penstock.errors import CommitRefusedError, StoreError
 from penstock.objects.bundle import Packed, Place, pack
 from penstock.objects.local import UNFINISHED
@@ -44,13 +41,6 @@ ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has entered is deleted."""
 _OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED)})?", re.ASCII)
 _READ_AGAIN = 2
-_NO_OBJECT = -1
-_WRITTEN = pa.schema(
-    [
-        (name, pa.int64())
-        for name in ("partition", "rows", "width", "object_id", "offset", "length", "checksum")
-    ]
-)
 
 
 def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> str:
@@ -87,11 +77,11 @@ def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> Non
         return
     # Segments of an append that is repeated are there already.
     segments = [segment for segment in segments if segment.stored is None]
-    if not segments or _are_small(segments):
+    if not segments or are_small(segments):
         return
     storage = database.storages.at(home.payloads)
     now = objects_begun_at(database, home.payloads)
-    _put(storage, database.uuid, home.queue_id, segments, now)
+    put_into_objects(storage, database.uuid, home.queue_id, segments, now)
 
 
 def objects_begun_at(database: Database, location: str) -> int:
@@ -112,11 +102,11 @@ def objects_begun_at(database: Database, location: str) -> int:
     return database.run(read, write=False)
 
 
-def _are_small(segments: Sequence[Segment]) -> bool:
+def are_small(segments: Sequence[Segment]) -> bool:
     return sum(segment.bytes for segment in segments) < INLINE_BYTES
 
 
-def _put(
+def put_into_objects(
     storage: ObjectStorage, store_uuid: str, queue_id: int, segments: Sequence[Segment], begun_at: int
 ) -> None:
     """Write segments into objects, in parallel."""
@@ -133,69 +123,6 @@ def _put(
             segment.put_away(InObject(made, place))
 
     in_parallel(put, list(by_size(segments, attrgetter("bytes"), OBJECT_BYTES)))
-
-
-@dataclass(frozen=True)
-class Written:
-    """Segments that a task has written without the database, for the transaction that makes them visible."""
-
-    objects: tuple[NewObject, ...]
-    index: bytes
-    """The segments, encoded, with the columns of ``_WRITTEN``."""
-    data: bytes
-    """The payloads of segments that are in no object, one after the other."""
-
-    @classmethod
-    def of(
-        cls,
-        storage: ObjectStorage,
-        store_uuid: str,
-        queue_id: int,
-        segments: Sequence[Segment],
-        begun_at: int,
-    ) -> Written:
-        """Write segments into objects if they are large enough, and describe them."""
-        if not _are_small(segments):
-            _put(storage, store_uuid, queue_id, segments, begun_at)
-        stored = [segment.stored for segment in segments if segment.stored is not None]
-        objects = {each.object.object_id: each.object for each in stored}
-        data = [] if stored else [memoryview(segment.payload) for segment in segments]
-        ends = accumulate(map(len, data), initial=0)
-        places = [each.place for each in stored] or [
-            Place(at, len(part), 0) for at, part in zip(ends, data, strict=False)
-        ]
-        columns = (
-            [segment.partition for segment in segments],
-            [segment.rows for segment in segments],
-            [segment.width for segment in segments],
-            [each.object.object_id for each in stored] or [_NO_OBJECT] * len(data),
-            [place.offset for place in places],
-            [place.length for place in places],
-            [place.checksum for place in places],
-        )
-        arrays = [pa.array(column, pa.int64()) for column in columns]
-        index = encode(pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)).to_pybytes()
-        return cls(tuple(objects.values()), index, b"".join(data))
-
-    @staticmethod
-    def segments(written: Sequence[Written]) -> list[Segment]:
-        """Return the segments of tasks, in the order in which they were written."""
-        indexes = list(decode_each([each.index for each in written], _WRITTEN))
-        # Column by column, since there may be thousands of tasks.
-        columns = pa.Table.from_batches(indexes, _WRITTEN).columns
-        rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        found = []
-        for each, index in zip(written, indexes, strict=True):
-            objects = {made.object_id: made for made in each.objects}
-            data = pa.py_buffer(each.data)
-            for partition, size, width, number, offset, length, checksum in islice(rows, index.num_rows):
-                if number == _NO_OBJECT:
-                    segment = Segment.written(partition, size, width, data.slice(offset, length), None)
-                else:
-                    stored = InObject(objects[number], Place(offset, length, checksum))
-                    segment = Segment.written(partition, size, width, None, stored)
-                found.append(segment)
-        return found
 
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
@@ -222,8 +149,8 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
         if segment.stored is not None
     ]
     own_runs = runs and memoryview(runs)
-    _send(tx, kept, own_runs)
-    _enter_objects(tx, [stored.object for _, _, stored in placed])
+    insert_payloads(tx, kept, own_runs)
+    enter_objects(tx, [stored.object for _, _, stored in placed])
     if placed:
         columns: dict[str, Sequence[object]] = {
             "payload_id": [number for number, _, _ in placed],
@@ -237,7 +164,9 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     return ids
 
 
-def _send(tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memoryview | None) -> None:
+def insert_payloads(
+    tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memoryview | None = None
+) -> None:
     """Store payloads in the database, a few in a message."""
     first = size = 0
     data: list[memoryview] = []
@@ -255,7 +184,7 @@ def _send(tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memory
             first, size, data = place, 0, []
 
 
-def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
+def enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
     made = list({each.object_id: each for each in objects}.values())
     if not made:
         return
