@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, append_written, publish
+from penstock.store.log.partition_log import Appended, Stored, append_written, publish
 from penstock.store.log.payloads import Home, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written
@@ -122,7 +122,7 @@ def promote(
     # One after the other: thousands of rows are almost in order, which shows sooner in each column alone.
     for column in ("ordinal", "attempt", "task", "partition"):
         rows.sort(key=attrgetter(column))
-    return publish(tx, queue, rows)
+    return publish(tx, queue, Stored(*([*map(attrgetter(name), rows)] for name in Stored._fields)))
 
 
 def publish_written(

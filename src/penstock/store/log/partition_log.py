@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress, count, pairwise
-from operator import attrgetter, ne, sub
+from operator import add, attrgetter, ne, sub
 from typing import NamedTuple
 
-from penstock.store.database import Database, Row, Transaction
+from penstock.store.database import Database, Transaction
 from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written, store_written
@@ -34,14 +34,14 @@ class Appended:
 
 
 class Stored(NamedTuple):
-    """A segment whose payload is in the store, before it has its row indexes; a staged row has these fields,
-    too.
+    """Segments whose payloads are in the store, before they have their row indexes: column by column, since
+    there may be thousands, in the order of their partitions.
     """
 
-    partition: int
-    row_count: int
-    bytes: int
-    payload_id: int
+    partition: Sequence[int]
+    row_count: Sequence[int]
+    bytes: Sequence[int]
+    payload_id: Sequence[int]
 
 
 def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
@@ -67,11 +67,8 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
     # everybody waits anyway, and the first payload's id can be the append's.
     ids = store_payloads(tx, ordered)
-    stored = [
-        Stored(segment.partition, segment.rows, segment.bytes, payload_id)
-        for segment, payload_id in zip(ordered, ids, strict=True)
-    ]
-    return publish(tx, queue, stored, ids[0])
+    partitions, rows, sizes = ([*map(attrgetter(name), ordered)] for name in ("partition", "rows", "bytes"))
+    return publish(tx, queue, Stored(partitions, rows, sizes, ids), ids[0])
 
 
 def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Written], index: Index) -> Appended:
@@ -79,8 +76,7 @@ def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Writte
     if all(index.is_in_task):
         return append(tx, queue, index.in_tasks(written))
     ids = store_written(tx, written, index)
-    stored = list(map(Stored, index.partition, index.rows, index.length, ids))
-    return publish(tx, queue, stored, ids[0])
+    return publish(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
@@ -112,15 +108,13 @@ def gap_after_last() -> int:
     return 1 + secrets.randbits(8)
 
 
-def publish(
-    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row], append_id: int | None = None
-) -> Appended:
-    """Make segments, in the order of their partitions, visible as one append.
+def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None = None) -> Appended:
+    """Make segments visible as one append.
 
     Ids of appends ascend inside each partition. ``append_id`` may be one that a SQLite transaction has drawn;
     PostgreSQL draws it under the partitions' locks.
     """
-    if not stored:
+    if not stored.partition:
         return Appended({})
     with within_limits(f"a partition of queue {queue.name!r}"):
         if tx.dialect == "postgres":
@@ -141,14 +135,13 @@ class _Parts(NamedTuple):
     """For each segment, the rows of the append that come before it in its partition."""
 
     @classmethod
-    def of(cls, stored: Sequence[Stored | Row]) -> _Parts:
-        # Column by column, since there may be thousands of partitions.
-        of_segments = [*map(attrgetter("partition"), stored)]
+    def of(cls, stored: Stored) -> _Parts:
+        of_segments = stored.partition
         begins = [*map(ne, of_segments, chain([None], of_segments))]
         firsts, places = [*compress(count(), begins)], [*accumulate(map(int, begins))]
-        bounds = [*pairwise([*firsts, len(stored)])]
-        rows_upto = [*accumulate(map(attrgetter("row_count"), stored), initial=0)]
-        bytes_upto = [*accumulate(map(attrgetter("bytes"), stored), initial=0)]
+        bounds = [*pairwise([*firsts, len(of_segments)])]
+        rows_upto = [*accumulate(stored.row_count, initial=0)]
+        bytes_upto = [*accumulate(stored.bytes, initial=0)]
         return cls(
             array("q", [of_segments[first] for first in firsts]),
             array("q", [rows_upto[end] - rows_upto[first] for first, end in bounds]),
@@ -168,7 +161,7 @@ class _Parts(NamedTuple):
         return Appended(dict(zip(self.partitions, ranges, strict=True)), tuple(crowded))
 
 
-def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row]) -> Appended:
+def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
     """Make segments visible with one statement of PostgreSQL: there may be thousands of partitions."""
     parts = _Parts.of(stored)
     moved = tx.one(
@@ -180,9 +173,9 @@ def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Sequence[Store
         segments=parts.segments,
         place=parts.places,
         rows_before=parts.rows_before,
-        segment_rows=array("q", map(attrgetter("row_count"), stored)),
-        segment_bytes=array("q", map(attrgetter("bytes"), stored)),
-        payload_id=array("q", map(attrgetter("payload_id"), stored)),
+        segment_rows=array("q", stored.row_count),
+        segment_bytes=array("q", stored.bytes),
+        payload_id=array("q", stored.payload_id),
         gap=gap_after_last(),
     )
     if moved.partitions < len(parts.partitions):
@@ -192,7 +185,7 @@ def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Sequence[Store
 
 
 def _publish_one_by_one(
-    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row], append_id: int | None
+    tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None
 ) -> Appended:
     parts = _Parts.of(stored)
     heads = tx.each(
@@ -214,20 +207,20 @@ def _publish_one_by_one(
         append_id = allocate_payloads(tx, 1)[0]
     appended = parts.appended([head.next_index for head in heads], [head.segments for head in heads])
     starts = [
-        appended.ranges[each.partition][0] + before
-        for each, before in zip(stored, parts.rows_before, strict=True)
+        appended.ranges[partition][0] + before
+        for partition, before in zip(stored.partition, parts.rows_before, strict=True)
     ]
     times = [heads[place - 1].last_timestamp for place in parts.places]
     tx.many(
         "insert_segment",
         {
-            "partition": [each.partition for each in stored],
+            "partition": stored.partition,
             "start_index": starts,
-            "end_index": [start + each.row_count for start, each in zip(starts, stored, strict=True)],
+            "end_index": [*map(add, starts, stored.row_count)],
             "first_timestamp": times,
             "last_timestamp": times,
-            "bytes": [each.bytes for each in stored],
-            "payload_id": [each.payload_id for each in stored],
+            "bytes": stored.bytes,
+            "payload_id": stored.payload_id,
         },
         queue_id=queue.queue_id,
         first_append=append_id,
