@@ -177,12 +177,21 @@ class Operator:
                     self.world.sleep(0.5)
                     continue
                 except StoreError as error:
-                    restored = any(server.restores for server in (self.source, self.sink))
-                    if error.condition != "STORE_ERROR.OBJECTS_OF_A_COPY" or not restored:
+                    if not self._is_to_be_kept(error):
                         raise
-                    clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=True)
+                    self._clean_up(store, take_over=True)
                     continue
             return
+
+    def _is_to_be_kept(self, error: StoreError) -> bool:
+        """Whether a store is refused as a copy that was restored here: whoever restores a backup keeps it."""
+        return error.condition == "STORE_ERROR.OBJECTS_OF_A_COPY" and self._has_restored()
+
+    def _has_restored(self) -> bool:
+        return any(server.restores for server in (self.source, self.sink))
+
+    def _clean_up(self, store: Any, *, take_over: bool) -> None:
+        clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=take_over)
 
     def create_missing(self) -> None:
         """Create what a restored backup lacks, since it was taken while a queue was recreated."""
@@ -394,9 +403,14 @@ class Operator:
 
     def tend(self, store: Any, older: timedelta) -> None:
         """Merge segments, apply retention, and clean up what was staged so long ago."""
-        # Whoever restores a backup keeps it. It may not compact objects before that is said.
-        restored = any(server.restores for server in (self.source, self.sink))
-        clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=restored)
+        # A restored store may not compact objects before it is said that it is kept.
+        try:
+            self._clean_up(store, take_over=self._has_restored())
+        except StoreError as error:
+            # It may have been restored since then.
+            if not self._is_to_be_kept(error):
+                raise
+            self._clean_up(store, take_over=True)
         for name in store.queues():
             record = store.queue(name).record
             compact.merge_all(store.database, record, range(record.partitions))
