@@ -27,6 +27,7 @@ from tests.support.raw_sql import long_text, run_sql
         ("producer", "owner = {long}"),
         ("staged", "app_id = {long}"),
         ("staged", "attempt = {long}"),
+        ("staged", "segments = 2"),
         ("feed_commit", "ends = {longest}"),
     ],
 )
@@ -36,6 +37,8 @@ def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str,
     store.create_consumer("c").register("q")
     store.producer("q", "s")
     number = queue.record.queue_id
+    zeros = "00" * 32
+    segment_list = f"x'{zeros}'" if store.database.dialect == "sqlite" else rf"'\x{zeros}'"
     for row in (
         "mark (source, app_id, partition, next_index) values ('s', 'a', 0, 0)",
         "marked_source (source, app_id, generation) values ('s', 'a', 0)",
@@ -44,8 +47,8 @@ def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str,
             "values ('s', 'a', 0, -1, '', 0, 0)"
         ),
         (
-            "staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, "
-            f"payload_id, created_at) values ('a', 0, 't', 0, 0, {number}, 0, 1, 1, 1, 0)"
+            "staged (app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, "
+            f"created_at) values ('a', 0, 't', 0, 0, {number}, 1, 1, {segment_list}, 0)"
         ),
         f"feed_commit (queue_id, version, timestamp, row_count, ends) values ({number}, 1, 1, 1, '[]')",
     ):

@@ -119,15 +119,13 @@ def test_a_time_beyond_any_date_does_not_stop_retention(store: Store) -> None:
 def test_sums_of_what_others_have_written_do_not_overflow(store: Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
-    columns = (
-        "app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, "
-        "created_at"
-    )
+    columns = "app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at"
+    segment = f"x'{'00' * 32}'" if store.database.dialect == "sqlite" else rf"'\x{'00' * 32}'"
     for ordinal in range(2):
         run_sql(
             store.database,
-            f"insert into penstock.staged ({columns}) select 'a', 0, 'x', 0, {ordinal}, queue_id, 0, 1, "
-            f"9223372036854775807, {ordinal}, 1 from penstock.queue",
+            f"insert into penstock.staged ({columns}) select 'a', 0, 'x', 0, {ordinal}, queue_id, 1, "
+            f"9223372036854775807, {segment}, 1 from penstock.queue",
         )
         run_sql(
             store.database,

@@ -72,6 +72,9 @@ class SimTransaction(Transaction):
         make = self.server.columns(self._statements[name])._make
         return [make(row) for row in rows]
 
+    def tuples(self, name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
+        return self._named(name, parameters)[0]
+
     def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
         found, size = [], 0
         for row in self.all("read_page", **parameters):

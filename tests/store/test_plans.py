@@ -66,9 +66,9 @@ FILL = [
         "{rows:2000}"
     ),
     (
-        "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, "
-        "row_count, bytes, payload_id, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, "
-        "i % 7, 1 + i % 20, 0, 1, 100, i, i from {rows:20000}"
+        "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, segments, "
+        "bytes, segment_list, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, "
+        "i % 7, 1 + i % 20, 1, 100, {segment_list}, i from {rows:20000}"
     ),
     (
         "insert into penstock.query (query_id, run_id, engine, state, started_at, reported_at) "
@@ -250,6 +250,7 @@ def as_the_store(database: Database) -> Iterator[Any]:
 def _sql(database: Database, text: str) -> str:
     text = re.sub(r"\{rows:(\d+)\}", lambda found: numbers(database, int(found[1])), text)
     text = text.replace("{empty}", EMPTY[database.dialect])
+    text = text.replace("{segment_list}", EMPTY[database.dialect].replace("00", "00" * 32))
     return qualify(text, database.dialect, database.url.schema)
 
 

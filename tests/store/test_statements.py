@@ -49,7 +49,6 @@ def test_both_databases_have_the_same_statements_except_the_known_ones() -> None
         "insert_payload_in_object_all",
         "insert_position_all",
         "insert_feed_commit_all",
-        "insert_staged_all",
         "lock_holders",
         "publish_segments",
         "raise_safe_all",

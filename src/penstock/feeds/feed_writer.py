@@ -66,7 +66,7 @@ def append_commits(
 
         def work(tx: Transaction) -> list[Appended]:
             if move is not None and not move(tx):
-                return [Appended({}) for _ in placed]
+                return [Appended() for _ in placed]
             return [each.append(tx) for each in placed]
 
         appended = database.run(work, idempotent=move is not None)

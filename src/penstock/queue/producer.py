@@ -137,7 +137,7 @@ class Producer:
             nonlocal repeated
             repeated = number <= self._locked_sequence(tx)
             if repeated:
-                return Appended({})
+                return Appended()
             tx.run("set_sequence", sequence=number, **self._keys)
             return append()
 

@@ -163,7 +163,7 @@ class Queue:
             record, placement = self.current_placement()
             segments = self.segments_of(table, placement, partition)
             if not segments and around is None:
-                return Appended({})
+                return Appended()
             return self._append(record, segments, connection, around, idempotent)
 
         return self.while_growing(attempt)
@@ -227,7 +227,7 @@ class Queue:
                 return work(tx)
         appended = self.database.run(work, idempotent=idempotent)
         # Building the fields takes longer than the check.
-        if appended.ranges and logger.isEnabledFor(logging.DEBUG):
+        if appended.partitions and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%d rows are appended to queue %r",
                 appended.rows,
@@ -236,7 +236,7 @@ class Queue:
                     "action": "appended",
                     "queue": record.name,
                     "rows": appended.rows,
-                    "partitions": len(appended.ranges),
+                    "partitions": len(appended.partitions),
                 },
             )
         self.after_append(record, appended)

@@ -193,6 +193,12 @@ class SourceOptions:
     moved_by_sink: bool = False
     """Whether the query's sink is known to move the consumer in its own transaction."""
 
+    @property
+    def limits_triggers(self) -> bool:
+        """Whether a micro-batch may end before the newest row."""
+        limits = (self.max_rows_per_partition, self.max_rows_per_trigger, self.max_bytes_per_trigger)
+        return self.align_to_appends or any(limit is not None for limit in limits)
+
 
 @dataclass(frozen=True)
 class SinkOptions:

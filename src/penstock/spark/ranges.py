@@ -176,7 +176,15 @@ def next_end(
     """
     starts = pad(start, len(partitions))
     caps = [part.next_index for part in partitions] if cap is None else [*cap, *starts[len(cap) :]]
-    waiting = [_waiting(*bounds) for bounds in zip(partitions, starts, caps, strict=True)]
+    # Trimmed rows do not count towards a limit.
+    firsts = [max(start, part.first_index) for part, start in zip(partitions, starts, strict=True)]
+    ends = [
+        max(first, min(part.next_index, cap))
+        for part, first, cap in zip(partitions, firsts, caps, strict=True)
+    ]
+    if not options.limits_triggers:
+        return tuple(ends)
+    waiting = [Backlog(*each) for each in zip(range(len(ends)), firsts, ends, strict=True)]
     limited = waiting
     if options.max_rows_per_partition is not None:
         limited = [b.upto(b.start + options.max_rows_per_partition) for b in limited]
@@ -187,12 +195,6 @@ def next_end(
     if options.align_to_appends and any(b.rows for b in waiting):
         limited = whole_appends(tx, queue, waiting, limited)
     return tuple(b.end for b in limited)
-
-
-def _waiting(part: PartitionRecord, start: int, cap: int) -> Backlog:
-    # Trimmed rows do not count towards a limit.
-    first = max(start, part.first_index)
-    return Backlog(part.partition, first, max(first, min(part.next_index, cap)))
 
 
 def _share(waiting: Sequence[Backlog], rows: int) -> list[Backlog]:

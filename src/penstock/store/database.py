@@ -118,6 +118,12 @@ class Transaction(ABC):
     def all(self, name: str, /, **parameters: object) -> list[Row]:
         """The rows of a named statement."""
 
+    @abstractmethod
+    def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a named statement of which there may be thousands. The garbage collector passes over
+        plain tuples of numbers, and walks through all other rows again and again.
+        """
+
     def one(self, name: str, /, **parameters: object) -> Any:
         """The first row of a named statement, or None."""
         rows = self.all(name, **parameters)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from operator import attrgetter
+from itertools import compress, count
+from operator import attrgetter, not_
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, Stored, append_written, publish
+from penstock.store.log.partition_log import Appended, append_written, publish, stored
 from penstock.store.log.payloads import Home, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
 from penstock.store.records.consumers import list_registrations
+from penstock.store.records.staged import delete_staged_payloads, insert_staged, segments_of
 
 _FAR_AHEAD = 86_400_000_000
 
@@ -73,27 +74,20 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
         attempt=attempt.attempt,
         ordinal=ordinal,
     )
-    drop_payloads(tx, [row.payload_id for row in before])
+    delete_staged_payloads(tx, before)
 
 
 def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
     """Write segments of an attempt; ``ordinal`` is the number of the first one."""
-    ids = store_payloads(tx, segments)
-    tx.many(
-        "insert_staged",
-        {
-            "ordinal": range(ordinal, ordinal + len(segments)),
-            "partition": [segment.partition for segment in segments],
-            "row_count": [segment.rows for segment in segments],
-            "bytes": [segment.bytes for segment in segments],
-            "payload_id": ids,
-        },
+    insert_staged(
+        tx,
+        stored(segments, store_payloads(tx, segments)),
         app_id=attempt.app_id,
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,
         task=attempt.task,
+        ordinal=ordinal,
         queue_id=home.queue_id,
-        now=tx.stamp(),
     )
 
 
@@ -105,24 +99,23 @@ def promote(
     ``attempts`` has the number of segments that each acknowledged attempt staged.
     """
     staged = take(tx, queue, app_id, batch_id)
-    rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
-    if len(rows) != sum(attempts.values()):
+    wanted = [row.batch_id == batch_id and row.attempt in attempts for row in staged]
+    rows = [*compress(staged, wanted)]
+    found = sum(row.segments for row in rows)
+    if found != sum(attempts.values()):
         raise StagingLost(
-            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {found} "
             "are left: maintenance removed the others as too old, or they were lost when the database's "
             "machine failed. Nothing of the batch is visible. Restart the query, which repeats the "
             "micro-batch, or run the batch write again",
             batch_id=batch_id,
         )
-    kept = {row.payload_id for row in rows}
-    drop_payloads(tx, [row.payload_id for row in staged if row.payload_id not in kept])
+    delete_staged_payloads(tx, compress(staged, map(not_, wanted)))
     if not rows:
         require_unchanged(tx, queue)
-        return Appended({})
-    # One after the other: thousands of rows are almost in order, which shows sooner in each column alone.
-    for column in ("ordinal", "attempt", "task", "partition"):
-        rows.sort(key=attrgetter(column))
-    return publish(tx, queue, Stored(*([*map(attrgetter(name), rows)] for name in Stored._fields)))
+        return Appended()
+    rows.sort(key=attrgetter("task", "attempt", "ordinal"))
+    return publish(tx, queue, segments_of(rows))
 
 
 def publish_written(
@@ -152,11 +145,7 @@ def take(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
 
 def discard(tx: Transaction, home: Home, app_id: str, batch_id: int) -> None:
     """Drop what an app staged for micro-batches up to ``batch_id``."""
-    drop_payloads(tx, [row.payload_id for row in take(tx, home, app_id, batch_id)])
-
-
-def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
-    tx.many("delete_payload", {"payload_id": sorted(payload_ids)})
+    delete_staged_payloads(tx, take(tx, home, app_id, batch_id))
 
 
 def clean_up(database: Database, *, older_than: int) -> int:
@@ -187,11 +176,11 @@ def clean_up(database: Database, *, older_than: int) -> int:
             for app in sorted(old - running)
             for row in tx.all("delete_staged_before", app_id=app, created_at=before, ahead=ahead)
         ]
-        drop_payloads(tx, [row.payload_id for row in gone])
+        segments = delete_staged_payloads(tx, gone)
         idle = [relation for relation in aged if relation.app_id not in running]
         for relation in idle:
             staging_relations.drop(tx, relation.name)
-        return len(gone) + len(idle)
+        return segments + len(idle)
 
     return database.run(work, idempotent=True)
 

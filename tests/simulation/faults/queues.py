@@ -111,7 +111,7 @@ QUEUES = [
         "a producer session stores its sequence in a transaction before that of the rows",
         "queue/producer.py",
         "        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)\n",
-        "        self._database.run(lambda tx: once(tx, lambda: Appended({})))\n        appended = self._queue.append_with(\n            rows, partition, around=lambda tx, append: Appended({}) if repeated else append(), idempotent=True\n        )\n",
+        "        self._database.run(lambda tx: once(tx, lambda: Appended()))\n        appended = self._queue.append_with(\n            rows, partition, around=lambda tx, append: Appended() if repeated else append(), idempotent=True\n        )\n",
     ),
     Fault(
         "a producer session that is fenced appends",
@@ -140,8 +140,9 @@ QUEUES = [
     Fault(
         "dropping a queue locks its partitions before what is staged for it",
         "store/records/catalog.py",
-        '    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
-        '    lock_partitions(tx, queue)\n    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
+        '    delete_staged_payloads(tx, tx.all("delete_queue_staged", queue_id=queue.queue_id))\n',
+        "    lock_partitions(tx, queue)\n"
+        '    delete_staged_payloads(tx, tx.all("delete_queue_staged", queue_id=queue.queue_id))\n',
     ),
     Fault(
         "the generation of a registration is the time, whatever there was before",

@@ -8,13 +8,13 @@ TABLES = [
     Fault(
         "an attempt that was not acknowledged is put into the table all the same",
         "tables/sql/staging.py",
-        "        rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]\n        if len(rows) != sum(attempts.values()):\n",
-        "        rows = [row for row in staged if row.batch_id == self.batch_id]\n        if len(rows) < sum(attempts.values()):\n",
+        "        rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]\n        if sum(row.segments for row in rows) != sum(attempts.values()):\n",
+        "        rows = [row for row in staged if row.batch_id == self.batch_id]\n        if sum(row.segments for row in rows) < sum(attempts.values()):\n",
     ),
     Fault(
         "a table does not miss staged rows that are gone",
         "tables/sql/staging.py",
-        "        if len(rows) != sum(attempts.values()):\n            raise self.rows_gone()\n",
+        "        if sum(row.segments for row in rows) != sum(attempts.values()):\n            raise self.rows_gone()\n",
         "",
     ),
     Fault(

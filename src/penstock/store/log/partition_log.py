@@ -6,7 +6,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress, count, pairwise
+from itertools import accumulate, chain, compress, count
 from operator import add, attrgetter, ne, sub
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from penstock.store.log.payloads import allocate_payloads, put_away, store_paylo
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written, store_written
 from penstock.store.records.catalog import QueueRecord, dropped, grown, within_limits
+from penstock.store.records.staged import Stored
 
 MERGE_FAN_IN = 64
 
@@ -23,25 +24,23 @@ MERGE_FAN_IN = 64
 class Appended:
     """The result of one append."""
 
-    ranges: dict[int, tuple[int, int]]
-    """The first and end row index in each partition of the append."""
+    partitions: Sequence[int] = ()
+    row_counts: Sequence[int] = ()
+    """The rows of the append in each of its partitions."""
+    ends: Sequence[int] = ()
+    """The row index after the append's last row in each of them."""
     crowded: tuple[int, ...] = ()
     """The partitions that may have enough small segments to compact."""
 
     @property
     def rows(self) -> int:
-        return sum(end - start for start, end in self.ranges.values())
+        return sum(self.row_counts)
 
-
-class Stored(NamedTuple):
-    """Segments whose payloads are in the store, before they have their row indexes: column by column, since
-    there may be thousands, in the order of their partitions.
-    """
-
-    partition: Sequence[int]
-    row_count: Sequence[int]
-    bytes: Sequence[int]
-    payload_id: Sequence[int]
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """The first and end row index in each partition of the append."""
+        starts = map(sub, self.ends, self.row_counts)
+        return dict(zip(self.partitions, zip(starts, self.ends, strict=True), strict=True))
 
 
 def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
@@ -62,19 +61,24 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     if _is_one(tx.dialect, segments):
         return _append_one(tx, queue, segments[0])
     if not segments:
-        return Appended({})
+        return Appended()
     ordered = sorted(segments, key=attrgetter("partition"))
     # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
     # everybody waits anyway, and the first payload's id can be the append's.
     ids = store_payloads(tx, ordered)
-    partitions, rows, sizes = ([*map(attrgetter(name), ordered)] for name in ("partition", "rows", "bytes"))
-    return publish(tx, queue, Stored(partitions, rows, sizes, ids), ids[0])
+    return publish(tx, queue, stored(ordered, ids), ids[0])
+
+
+def stored(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
+    """Return segments, whose payloads have these ids, column by column."""
+    rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
+    return Stored([segment.partition for segment in segments], rows, sizes, payload_ids)
 
 
 def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Written], index: Index) -> Appended:
     """Append what tasks have written as one append, as :func:`append` does."""
-    if all(index.is_in_task):
-        return append(tx, queue, index.in_tasks(written))
+    if not any(each.objects for each in written):
+        return append(tx, queue, index.segments(written))
     ids = store_written(tx, written, index)
     return publish(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
 
@@ -95,8 +99,9 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
     if row is None:
         raise dropped(queue)
     _check_heads(tx, queue, {row.channel}, {row.total})
-    ranges = {segment.partition: (row.next_index - segment.rows, row.next_index)}
-    return Appended(ranges, (segment.partition,) if _is_crowded(row.segments, 1) else ())
+    where = (segment.partition,)
+    crowded = where if _is_crowded(row.segments, 1) else ()
+    return Appended(where, (segment.rows,), (row.next_index,), crowded)
 
 
 def gap_after_last() -> int:
@@ -115,7 +120,7 @@ def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int 
     PostgreSQL draws it under the partitions' locks.
     """
     if not stored.partition:
-        return Appended({})
+        return Appended()
     with within_limits(f"a partition of queue {queue.name!r}"):
         if tx.dialect == "postgres":
             return _publish_at_once(tx, queue, stored)
@@ -138,27 +143,25 @@ class _Parts(NamedTuple):
     def of(cls, stored: Stored) -> _Parts:
         of_segments = stored.partition
         begins = [*map(ne, of_segments, chain([None], of_segments))]
-        firsts, places = [*compress(count(), begins)], [*accumulate(map(int, begins))]
-        bounds = [*pairwise([*firsts, len(of_segments)])]
+        places = [*accumulate(map(int, begins))]
+        bounds = [*compress(count(), begins), len(of_segments)]
         rows_upto = [*accumulate(stored.row_count, initial=0)]
         bytes_upto = [*accumulate(stored.bytes, initial=0)]
+        rows_at = [rows_upto[bound] for bound in bounds]
+        bytes_at = [bytes_upto[bound] for bound in bounds]
         return cls(
-            array("q", [of_segments[first] for first in firsts]),
-            array("q", [rows_upto[end] - rows_upto[first] for first, end in bounds]),
-            array("q", [bytes_upto[end] - bytes_upto[first] for first, end in bounds]),
-            array("q", [end - first for first, end in bounds]),
+            array("q", compress(of_segments, begins)),
+            array("q", map(sub, rows_at[1:], rows_at)),
+            array("q", map(sub, bytes_at[1:], bytes_at)),
+            array("q", map(sub, bounds[1:], bounds)),
             array("q", places),
-            array(
-                "q",
-                [upto - rows_upto[firsts[place - 1]] for upto, place in zip(rows_upto, places, strict=False)],
-            ),
+            array("q", map(sub, rows_upto, [rows_at[place - 1] for place in places])),
         )
 
     def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
         """Return the result, for partitions with these ends and numbers of segments."""
-        ranges = zip(map(sub, ends, self.rows), ends, strict=True)
         crowded = compress(self.partitions, map(_is_crowded, segments, self.segments))
-        return Appended(dict(zip(self.partitions, ranges, strict=True)), tuple(crowded))
+        return Appended(self.partitions, self.rows, ends, tuple(crowded))
 
 
 def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
@@ -206,9 +209,10 @@ def _publish_one_by_one(
     if append_id is None:
         append_id = allocate_payloads(tx, 1)[0]
     appended = parts.appended([head.next_index for head in heads], [head.segments for head in heads])
+    starts_in_partition = [*map(sub, appended.ends, parts.rows)]
     starts = [
-        appended.ranges[partition][0] + before
-        for partition, before in zip(stored.partition, parts.rows_before, strict=True)
+        starts_in_partition[place - 1] + before
+        for place, before in zip(parts.places, parts.rows_before, strict=True)
     ]
     times = [heads[place - 1].last_timestamp for place in parts.places]
     tx.many(

@@ -15,7 +15,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -151,17 +151,33 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     own_runs = runs and memoryview(runs)
     insert_payloads(tx, kept, own_runs)
     enter_objects(tx, [stored.object for _, _, stored in placed])
-    if placed:
-        columns: dict[str, Sequence[object]] = {
-            "payload_id": [number for number, _, _ in placed],
-            "width": [width for _, width, _ in placed],
-            "object_id": [stored.object.object_id for _, _, stored in placed],
-            "start_byte": [stored.place.offset for _, _, stored in placed],
-            "length": [stored.place.length for _, _, stored in placed],
-            "checksum": [stored.place.checksum for _, _, stored in placed],
-        }
-        tx.many("insert_payload_in_object", columns, runs=own_runs)
+    places = [stored.place for _, _, stored in placed]
+    in_objects = Places(
+        [number for number, _, _ in placed],
+        [width for _, width, _ in placed],
+        [stored.object.object_id for _, _, stored in placed],
+        [place.offset for place in places],
+        [place.length for place in places],
+        [place.checksum for place in places],
+    )
+    insert_places(tx, in_objects, own_runs)
     return ids
+
+
+class Places(NamedTuple):
+    """Where payloads in objects are, column by column, since there may be thousands."""
+
+    payload_id: Sequence[int]
+    width: Sequence[int]
+    object_id: Sequence[int]
+    start_byte: Sequence[int]
+    length: Sequence[int]
+    checksum: Sequence[int]
+
+
+def insert_places(tx: Transaction, places: Places, runs: memoryview | None = None) -> None:
+    """Enter where payloads in objects are."""
+    tx.many("insert_payload_in_object", places._asdict(), runs=runs)
 
 
 def insert_payloads(

@@ -5,10 +5,9 @@ There may be thousands of tasks and of segments, so they are kept column by colu
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress, repeat
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,11 +15,14 @@ import pyarrow as pa
 from penstock.objects.bundle import Place
 from penstock.objects.storage import ObjectStorage
 from penstock.store.database import Transaction
+from penstock.store.int_columns import count_rows, pack_columns, sort_by_first, unpack_columns
 from penstock.store.log.payloads import (
+    Places,
     allocate_payloads,
     are_small,
     enter_objects,
     insert_payloads,
+    insert_places,
     put_into_objects,
 )
 from penstock.store.log.segmenting import NewObject, Segment
@@ -36,7 +38,7 @@ class Written:
 
     objects: tuple[NewObject, ...]
     index: bytes
-    """The columns of ``Index``, but for the last, one after the other: little-endian integers of 8 bytes."""
+    """The columns of ``Index``, but for the last, packed."""
     data: bytes
     """The payloads of segments that are in no object, one after the other."""
 
@@ -68,8 +70,7 @@ class Written:
             [place.length for place in places],
             [place.checksum for place in places],
         )
-        index = struct.pack(f"<{_COLUMNS * len(segments)}q", *(value for each in columns for value in each))
-        return cls(tuple(objects.values()), index, b"".join(data))
+        return cls(tuple(objects.values()), pack_columns(columns), b"".join(data))
 
 
 class Index(NamedTuple):
@@ -89,51 +90,39 @@ class Index(NamedTuple):
     @classmethod
     def of(cls, written: Sequence[Written]) -> Index:
         """Return the segments in the order of their partitions, and in each one in that of the tasks."""
-        found: list[list[int]] = [[] for _ in range(_COLUMNS + 1)]
-        for task, each in enumerate(written):
-            values = struct.unpack(f"<{len(each.index) // 8}q", each.index)
-            count = len(values) // _COLUMNS
-            for number in range(_COLUMNS):
-                found[number] += values[number * count : (number + 1) * count]
-            found[_COLUMNS] += [task] * count
-        order = sorted(range(len(found[0])), key=found[0].__getitem__)
-        return cls(*([*map(column.__getitem__, order)] for column in found))
+        columns = unpack_columns((each.index for each in written), _COLUMNS)
+        tasks = (repeat(task, count_rows(each.index, _COLUMNS)) for task, each in enumerate(written))
+        return cls(*sort_by_first([*columns, [*chain.from_iterable(tasks)]]))
 
     @property
     def is_in_task(self) -> list[bool]:
         """For each segment, whether its payload is in the data of its task."""
         return [number == _NO_OBJECT for number in self.object_id]
 
-    def in_tasks(self, written: Sequence[Written]) -> list[Segment]:
-        """Return the segments whose payloads are in the data of their tasks."""
+    def where(self, chosen: Sequence[bool]) -> Index:
+        """Return the segments for which ``chosen`` is true."""
+        return self if all(chosen) else Index(*([*compress(column, chosen)] for column in self))
+
+    def segments(self, written: Sequence[Written]) -> list[Segment]:
+        """Return the segments, all of whose payloads are in the data of their tasks."""
         data = [pa.py_buffer(each.data) for each in written]
-        rows = compress(zip(*self, strict=True), self.is_in_task)
         return [
             Segment.written(partition, size, width, data[task].slice(offset, length), None)
-            for partition, size, width, _, offset, length, _, task in rows
+            for partition, size, width, _, offset, length, _, task in zip(*self, strict=True)
         ]
-
-    def in_objects(self) -> Index:
-        """Return the segments whose payloads are in objects."""
-        chosen = [not each for each in self.is_in_task]
-        return self if all(chosen) else Index(*([*compress(column, chosen)] for column in self))
 
 
 def store_written(tx: Transaction, written: Sequence[Written], index: Index) -> list[int]:
     """Store the payloads of all segments, or where they are; return their ids, in the order of the index."""
     ids = allocate_payloads(tx, len(index.partition))
     in_task = index.is_in_task
-    insert_payloads(tx, list(zip(compress(ids, in_task), index.in_tasks(written), strict=True)))
+    kept = index.where(in_task).segments(written)
+    insert_payloads(tx, list(zip(compress(ids, in_task), kept, strict=True)))
     enter_objects(tx, [made for each in written for made in each.objects])
-    placed = index.in_objects()
-    if placed.partition:
-        columns: dict[str, Sequence[object]] = {
-            "payload_id": [number for number, inline in zip(ids, in_task, strict=True) if not inline],
-            "width": placed.width,
-            "object_id": placed.object_id,
-            "start_byte": placed.offset,
-            "length": placed.length,
-            "checksum": placed.checksum,
-        }
-        tx.many("insert_payload_in_object", columns, runs=None)
+    in_object = [not each for each in in_task]
+    there = index.where(in_object)
+    placed_ids = [*compress(ids, in_object)]
+    insert_places(
+        tx, Places(placed_ids, there.width, there.object_id, there.offset, there.length, there.checksum)
+    )
     return ids

@@ -65,6 +65,9 @@ class PostgresTransaction(Transaction):
     def all(self, name: str, /, **parameters: object) -> list[Row]:
         return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
+    def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
+        return self._plain.execute(self._statements[name], parameters, binary=True).fetchall()
+
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
         return self.all("read_page", max_bytes=max_bytes, **parameters)
 

@@ -27,6 +27,7 @@ from penstock.objects.location import stored_location
 from penstock.store.database import Row, Transaction
 from penstock.store.records.locations import enter_location
 from penstock.store.records.queue_columns import QueueColumns
+from penstock.store.records.staged import delete_staged_payloads
 
 QUEUE_SINK = "queue:"
 
@@ -76,8 +77,7 @@ MOST_ROWS = 1 << 40
 _CHECK_VIOLATION = "23514"
 
 
-@dataclass(frozen=True)
-class PartitionRecord:
+class PartitionRecord(NamedTuple):
     """One partition, with rows [first_index, next_index)."""
 
     partition: int
@@ -327,8 +327,7 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
     tx.all("lock_registrations", queue_id=queue.queue_id)
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
-    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
-    tx.many("delete_payload", {"payload_id": sorted(row.payload_id for row in staged)})
+    delete_staged_payloads(tx, tx.all("delete_queue_staged", queue_id=queue.queue_id))
     # Not lock_partitions: one that nobody can read any more can be dropped.
     tx.all("lock_partitions", queue_id=queue.queue_id)
     tx.run("keep_dropped_payloads", queue_id=queue.queue_id, now=tx.now())
@@ -338,26 +337,20 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
 
 
 def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
-    rows = tx.all("read_partitions", queue_id=queue.queue_id)
-    require_numbered((row.partition for row in rows), f"queue {queue.name!r}")
-    return [_partition(row, queue) for row in rows]
+    found = _checked_partitions(tx.tuples("read_partitions", queue_id=queue.queue_id), queue)
+    require_numbered((each.partition for each in found), f"queue {queue.name!r}")
+    return found
 
 
-def _partition(row: Row, queue: QueueRecord) -> PartitionRecord:
-    if not 0 <= row.next_index - row.first_index <= MOST_ROWS or row.first_index < 0:
-        raise unreadable_record(
-            f"partition {row.partition} of queue {queue.name!r}",
-            ValueError(f"it has the rows [{row.first_index}, {row.next_index})"),
-        )
-    return PartitionRecord(
-        row.partition,
-        row.first_index,
-        row.next_index,
-        row.last_timestamp,
-        row.last_clock,
-        row.bytes,
-        row.segments,
-    )
+def _checked_partitions(rows: Sequence[tuple[int, ...]], queue: QueueRecord) -> list[PartitionRecord]:
+    found = [PartitionRecord(*row) for row in rows]
+    for each in found:
+        if not 0 <= each.first_index <= each.next_index <= each.first_index + MOST_ROWS:
+            raise unreadable_record(
+                f"partition {each.partition} of queue {queue.name!r}",
+                ValueError(f"it has the rows [{each.first_index}, {each.next_index})"),
+            )
+    return found
 
 
 @contextmanager
@@ -378,14 +371,13 @@ def within_limits(what: str) -> Iterator[None]:
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     """All partitions, locked in ascending order."""
     statement = "lock_partitions" if tx.write else "read_partitions"
-    return [_partition(row, queue) for row in tx.all(statement, queue_id=queue.queue_id)]
+    return _checked_partitions(tx.tuples(statement, queue_id=queue.queue_id), queue)
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
     """A partition, locked until the end of a transaction that writes."""
-    row = tx.one(
-        "lock_partition" if tx.write else "read_partition", queue_id=queue.queue_id, partition=partition
-    )
-    if row is None:
+    statement = "lock_partition" if tx.write else "read_partition"
+    rows = tx.tuples(statement, queue_id=queue.queue_id, partition=partition)
+    if not rows:
         raise dropped(queue)
-    return _partition(row, queue)
+    return _checked_partitions(rows, queue)[0]

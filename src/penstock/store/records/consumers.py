@@ -163,9 +163,10 @@ def _by_partition(offsets: Sequence[int]) -> Columns:
 
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
     """The offsets and the safe offsets, by partition."""
-    rows = tx.all("read_positions", **registration.keys)
-    require_numbered((row.partition for row in rows), f"the offsets of consumer {registration.consumer!r}")
-    return [row.next_index for row in rows], [row.safe_index for row in rows]
+    rows = tx.tuples("read_positions", **registration.keys)
+    numbers, offsets, safe = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+    require_numbered(numbers, f"the offsets of consumer {registration.consumer!r}")
+    return offsets, safe
 
 
 def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:

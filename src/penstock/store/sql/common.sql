@@ -77,7 +77,7 @@ delete from penstock.segment where queue_id = :queue_id;
 
 -- name: delete_queue_staged
 delete from penstock.staged where queue_id = :queue_id
-returning payload_id;
+returning segment_list;
 
 -- name: keep_dropped_payloads
 insert into penstock.dropped_payloads (queue_id, payloads, dropped_at)
@@ -120,10 +120,12 @@ delete from penstock.feed_commit where queue_id = :queue_id and version < :versi
 -- the log
 
 -- name: read_partitions
-select * from penstock.partition where queue_id = :queue_id order by partition;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id order by partition;
 
 -- name: read_partition
-select * from penstock.partition where queue_id = :queue_id and partition = :partition;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id and partition = :partition;
 
 -- Where the partitions of a range end, for watches.
 -- name: read_ends
@@ -331,25 +333,26 @@ where queue_id = :queue_id and dropped_at <= :before
 -- staging
 
 -- name: find_staged
-select attempt, task, ordinal, payload_id from penstock.staged
+select attempt, task, ordinal, segment_list from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
 
 -- Deleting returns the rows, so that a concurrent cleanup and a commit never both get one.
 -- name: delete_staged_batch
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
-returning batch_id, attempt, task, ordinal, partition, row_count, bytes, payload_id;
+returning batch_id, attempt, task, ordinal, segments, segment_list;
 
 -- name: delete_staged_from
 delete from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal
-returning payload_id;
+returning segment_list;
 
 -- name: delete_staged_before
 delete from penstock.staged where app_id = :app_id and (created_at < :created_at or created_at > :ahead)
-returning payload_id;
+returning segment_list;
 
 -- name: staged_apps
-select app_id, min(created_at) as oldest, max(created_at) as newest, count(*) as segments,
+select app_id, min(created_at) as oldest, max(created_at) as newest,
+    sum(cast(segments as double precision)) as segments,
     sum(cast(bytes as double precision)) as bytes
 from penstock.staged group by app_id;
 

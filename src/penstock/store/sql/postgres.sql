@@ -269,15 +269,6 @@ select :queue_id, new.version, new.timestamp, new.row_count, new.ends
 from unnest(:version::bigint[], :timestamp::bigint[], :row_count::bigint[], :ends::text[])
     as new (version, timestamp, row_count, ends);
 
--- name: insert_staged_all
-insert into penstock.staged
-    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
-select
-    :app_id, :batch_id, :attempt, :task, new.ordinal, :queue_id, new.partition, new.row_count, new.bytes, new.payload_id,
-    coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
-from unnest(:ordinal::bigint[], :partition::bigint[], :row_count::bigint[], :bytes::bigint[], :payload_id::bigint[])
-    as new (ordinal, partition, row_count, bytes, payload_id);
-
 -- name: insert_position_all
 insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index)
 select :consumer_id, :queue_id, new.partition, new.next_index, new.next_index
@@ -312,10 +303,12 @@ order by c.name
 for no key update of r;
 
 -- name: lock_partitions
-select * from penstock.partition where queue_id = :queue_id order by partition for update;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id order by partition for update;
 
 -- name: lock_partition
-select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id and partition = :partition for update;
 
 -- Blocks references to the row, so that no registration and no session begins.
 -- name: lock_queue
@@ -332,9 +325,9 @@ on conflict (sink, app_id, batch_id, task) do nothing;
 
 -- name: insert_staged
 insert into penstock.staged
-    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+    (app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at)
 values
-    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id,
+    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :segments, :bytes, :segment_list,
      coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
 
 -- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.

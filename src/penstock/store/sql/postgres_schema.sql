@@ -151,19 +151,21 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 );
 
+-- A row has all segments that an attempt has staged at once, numbered from ordinal on. segment_list has the partition, the number of
+-- rows, the bytes and the payload of each, as four columns of little-endian integers of 8 bytes.
 create table penstock.staged (
-    app_id     text collate "C" not null,
-    batch_id   bigint not null,
-    attempt    text collate "C" not null,
-    task       bigint not null,
-    ordinal    bigint not null,
-    queue_id   bigint not null,
-    partition  bigint not null,
-    row_count  bigint not null,
-    bytes      bigint not null,
-    payload_id bigint not null,
-    created_at bigint not null,
+    app_id       text collate "C" not null,
+    batch_id     bigint not null,
+    attempt      text collate "C" not null,
+    task         bigint not null,
+    ordinal      bigint not null,
+    queue_id     bigint not null,
+    segments     bigint not null,
+    bytes        bigint not null,
+    segment_list bytea  not null,
+    created_at   bigint not null,
     primary key (app_id, batch_id, attempt, ordinal),
+    check (segments between 1 and 1048576 and octet_length(segment_list) = 32 * segments),
     check (bytes >= 0 and octet_length(app_id) <= 4096 and octet_length(attempt) <= 4096)
 );
 

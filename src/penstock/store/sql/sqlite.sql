@@ -34,10 +34,12 @@ where r.queue_id = :queue_id
 order by c.name;
 
 -- name: lock_partitions
-select * from penstock.partition where queue_id = :queue_id order by partition;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id order by partition;
 
 -- name: lock_partition
-select * from penstock.partition where queue_id = :queue_id and partition = :partition;
+select partition, first_index, next_index, last_timestamp, last_clock, bytes, segments
+from penstock.partition where queue_id = :queue_id and partition = :partition;
 
 -- name: lock_queue
 select * from penstock.queue where name = :name;
@@ -53,9 +55,9 @@ on conflict (sink, app_id, batch_id, task) do nothing;
 
 -- name: insert_staged
 insert into penstock.staged
-    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+    (app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at)
 values
-    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
+    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :segments, :bytes, :segment_list, :now);
 
 -- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.
 -- name: insert_object

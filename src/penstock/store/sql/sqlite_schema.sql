@@ -146,19 +146,21 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 ) strict, without rowid;
 
+-- A row has all segments that an attempt has staged at once, numbered from ordinal on. segment_list has the partition, the number of
+-- rows, the bytes and the payload of each, as four columns of little-endian integers of 8 bytes.
 create table penstock.staged (
-    app_id     text    not null,
-    batch_id   integer not null,
-    attempt    text    not null,
-    task       integer not null,
-    ordinal    integer not null,
-    queue_id   integer not null,
-    partition  integer not null,
-    row_count  integer not null,
-    bytes      integer not null,
-    payload_id integer not null,
-    created_at integer not null,
+    app_id       text    not null,
+    batch_id     integer not null,
+    attempt      text    not null,
+    task         integer not null,
+    ordinal      integer not null,
+    queue_id     integer not null,
+    segments     integer not null,
+    bytes        integer not null,
+    segment_list blob    not null,
+    created_at   integer not null,
     primary key (app_id, batch_id, attempt, ordinal),
+    check (segments between 1 and 1048576 and length(segment_list) = 32 * segments),
     check (bytes >= 0 and length(cast(app_id as blob)) <= 4096 and length(cast(attempt as blob)) <= 4096)
 ) strict, without rowid;
 

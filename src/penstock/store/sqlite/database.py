@@ -73,6 +73,9 @@ class SqliteTransaction(Transaction):
         make = row_maker(tuple(column[0] for column in self._cursor.description))
         return [make(row) for row in rows]
 
+    def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
+        return self._cursor.execute(self._statements[name], parameters).fetchall()
+
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
         # Row by row, since SQLite reads a payload with its row; a limit by bytes in the statement would copy
         # all of them.

@@ -27,6 +27,7 @@ from penstock.store import staging
 from penstock.store.database import Database, Transaction
 from penstock.store.log.segmenting import to_segments
 from penstock.store.postgres import staging_relations
+from penstock.store.records.staged import delete_staged_payloads, payloads_of
 from penstock.store.staging import Attempt, StagingLost
 from penstock.tables.columns import Layout
 from penstock.tables.names import digest
@@ -237,14 +238,14 @@ class SegmentStage(Stage):
         staged = staging.find(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.attempt in attempts]
         rows.sort(key=lambda row: (row.task, row.attempt, row.ordinal))
-        load(tx, self.relation_columns, chunked(self._payload(tx, row.payload_id) for row in rows))
+        load(tx, self.relation_columns, chunked(self._payload(tx, each) for each in payloads_of(rows)))
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         staged = staging.take(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]
-        if len(rows) != sum(attempts.values()):
+        if sum(row.segments for row in rows) != sum(attempts.values()):
             raise self.rows_gone()
-        staging.drop_payloads(tx, [row.payload_id for row in staged])
+        delete_staged_payloads(tx, staged)
         return StagedRows(_relation(tx, self.relation_columns))
 
     def _payload(self, tx: Transaction, payload_id: int) -> pa.RecordBatch:
