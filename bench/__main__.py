@@ -60,6 +60,8 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "merged-sqlite": lambda: _merged(SQLITE + "?synchronous=normal", "SQLite"),
         "merged-postgres": lambda: _merged(shared, "PostgreSQL"),
         "stream-small-sqlite": lambda: streaming.small(SQLITE, "SQLite"),
+        "stream-floor-sqlite": lambda: streaming.over_floor(SQLITE, "SQLite"),
+        "stream-floor-postgres": lambda: streaming.over_floor(shared, "PostgreSQL"),
         "stream-large-sqlite": lambda: streaming.large(SQLITE, "SQLite"),
         "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
         "stream-large-postgres": lambda: streaming.large(shared, "PostgreSQL"),
