@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SCHEME = "delta:"
-_OPTION = "storage."
 _NOT_IN_NAMES = re.compile(r"[/\\%\0]")
 _PATHS_PER_CALL = 64
 _MAX_CHARACTERS = 500
@@ -48,6 +47,26 @@ _DENIED = re.compile(
 def is_url(path: str) -> bool:
     """Whether a location is a URL rather than a local path."""
     return _URL.match(path) is not None
+
+
+def prefixed_parameters(query: str, prefix: str, owner: str, meaning: str) -> dict[str, str]:
+    """Return the parameters in the query of a URL, all of which need a prefix, without it.
+
+    Raises
+    ------
+    InvalidUrlError
+        When one has no prefix. No message shows the URL: it may hold a password.
+    """
+    found = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if not key.startswith(prefix):
+            raise InvalidUrlError(
+                f"{owner} has no parameter {in_quotes(key)}: write {meaning} as {prefix}KEY=VALUE",
+                condition="INVALID_URL.UNKNOWN_PARAMETER",
+                parameter=key,
+            )
+        found[key.removeprefix(prefix)] = value
+    return found
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -88,18 +107,10 @@ class DeltaPlace:
 
         The URL is ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE``.
         """
-        # No message shows the URL: it may hold a password.
         target, _, query = url[len(_SCHEME) :].partition("?")
-        options = {}
-        for key, value in parse_qsl(query, keep_blank_values=True):
-            if not key.startswith(_OPTION):
-                raise InvalidUrlError(
-                    f"a folder of Delta tables has no parameter {in_quotes(key)}: write deltalake's storage "
-                    f"options as {_OPTION}KEY=VALUE",
-                    condition="INVALID_URL.UNKNOWN_PARAMETER",
-                    parameter=key,
-                )
-            options[key.removeprefix(_OPTION)] = value
+        options = prefixed_parameters(
+            query, "storage.", "a folder of Delta tables", "deltalake's storage options"
+        )
         if _NOT_IN_NAMES.search(name) or name.startswith((".", "_")):
             raise InvalidNameError(
                 f"{in_quotes(name)} cannot be the folder of a Delta table: use a name without a slash or a "

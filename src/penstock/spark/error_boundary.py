@@ -36,17 +36,29 @@ def without_tracebacks(kind: C) -> C:
     """Decorate a class, so that Penstock's errors leave its public methods without their traceback."""
     for name, method in list(vars(kind).items()):
         if callable(method) and not name.startswith("_"):
-            setattr(kind, name, _without_traceback(method))
+            setattr(kind, name, _callback(method))
     return kind
 
 
-def _without_traceback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
-    @functools.wraps(method)
-    def call(*arguments: P.args, **named: P.kwargs) -> T | Iterator[object]:
+def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function, so that Penstock's errors leave it without their traceback."""
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
-            result = method(*arguments, **named)
+            return function(*arguments, **named)
         except PenstockError as error:
             raise error.with_traceback(None) from None
+
+    return call
+
+
+def _callback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
+    shielded = without_traceback(method)
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **named: P.kwargs) -> T | Iterator[object]:
+        result = shielded(*arguments, **named)
         return iterate_in_worker(result) if isinstance(result, Iterator) else result
 
     return call

@@ -16,6 +16,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
 from penstock.tables.delta.data_files import REPORT, DataFile, files_in
 from penstock.tables.delta.direct_writes import obstacle
@@ -87,13 +88,8 @@ class DeltaWriter:
     """The location of the checkpoint."""
     app_id: str | None = None
 
+    @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        try:
-            self._write(frame, batch_id)
-        except PenstockError as error:
-            raise error.with_traceback(None) from None
-
-    def _write(self, frame: DataFrame, batch_id: int) -> None:
         transaction = self._transaction(batch_id)
         table = self.place.open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id

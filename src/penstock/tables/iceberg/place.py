@@ -8,18 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from penstock.arguments import in_quotes
 from penstock.errors import (
     InvalidNameError,
-    InvalidUrlError,
     MissingDependencyError,
     PenstockError,
     StoreUnavailableError,
     TableRefusedError,
 )
-from penstock.lake.storage import is_denied, without_secrets
+from penstock.lake.storage import is_denied, prefixed_parameters, without_secrets
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _SCHEME = "iceberg:"
-_PROPERTY = "property."
 _PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
 _NEW_TABLE = {
     "format-version": "2",
@@ -69,18 +67,8 @@ class IcebergPlace:
                 "the URL out",
                 name=name,
             )
-        # No message shows the URL: it may hold a password.
         target, _, query = url[len(_SCHEME) :].partition("?")
-        properties = {}
-        for key, value in parse_qsl(query, keep_blank_values=True):
-            if not key.startswith(_PROPERTY):
-                raise InvalidUrlError(
-                    f"an Iceberg catalog has no parameter {in_quotes(key)}: write the catalog's properties "
-                    f"as {_PROPERTY}KEY=VALUE",
-                    condition="INVALID_URL.UNKNOWN_PARAMETER",
-                    parameter=key,
-                )
-            properties[key.removeprefix(_PROPERTY)] = value
+        properties = prefixed_parameters(query, "property.", "an Iceberg catalog", "the catalog's properties")
         return cls(unquote(target) or "default", tuple(_parts(name, at_least=2)), properties)
 
     @property

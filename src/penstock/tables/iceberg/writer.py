@@ -10,8 +10,9 @@ from typing import Any
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 
-from penstock.errors import PenstockError, TableRefusedError
+from penstock.errors import TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, end_committed
 from penstock.tables.iceberg.commit import Commit, Target
@@ -70,13 +71,8 @@ class IcebergWriter:
     """The location of the checkpoint."""
     app_id: str | None = None
 
+    @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        try:
-            self._write(frame, batch_id)
-        except PenstockError as error:
-            raise error.with_traceback(None) from None
-
-    def _write(self, frame: DataFrame, batch_id: int) -> None:
         place, batch = self.target.place, self._micro_batch(batch_id)
         table = place.open()
         earlier = None if batch is None else batch.committed(table)

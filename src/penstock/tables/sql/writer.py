@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, Row
 
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.protocol import commit_batch, note_batch
-from penstock.errors import CommitRefusedError, PenstockError
+from penstock.errors import CommitRefusedError
 from penstock.queue.store import Store, open_store
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.error_boundary import without_traceback
 from penstock.store.database import Transaction
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
@@ -135,13 +136,8 @@ class TableWriter:
     rebind: bool = False
     new_sink: bool = False
 
+    @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        try:
-            self._write(frame, batch_id)
-        except PenstockError as error:
-            raise error.with_traceback(None) from None
-
-    def _write(self, frame: DataFrame, batch_id: int) -> None:
         store = open_store(self.url)
         rows = project_rows(frame, self.layout)
         encoder = RowEncoder.of(self.layout)
