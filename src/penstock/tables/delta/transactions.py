@@ -5,8 +5,6 @@ A commit carries the query's id and the micro-batch's number.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
+from penstock.tables.committed import has_batch, input_digest
 from penstock.tables.names import quoted
 
 if TYPE_CHECKING:
@@ -77,11 +75,9 @@ class AppTransaction:
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> AppTransaction:
         """Return the transaction of a micro-batch in a checkpoint's offset log."""
-        query_id = checkpoint.query_id()
-        text = json.dumps([query_id, checkpoint.offsets(batch_id)], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).digest()
+        digest = input_digest(checkpoint, batch_id)
         # Versions are signed 64-bit integers.
-        return cls(app_id or query_id, batch_id, int.from_bytes(digest[:8], "big") >> 1)
+        return cls(app_id or checkpoint.query_id(), batch_id, int.from_bytes(digest[:8], "big") >> 1)
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -95,24 +91,4 @@ class AppTransaction:
     def committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
         """Return whether a loaded table has the micro-batch already."""
         last, last_input = (place.app_version(table, name) for name in self._names)
-        if last is None or last < self.batch_id:
-            return False
-        if last > self.batch_id:
-            raise CheckpointRewoundError(
-                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and at {self.batch_id} in "
-                "its checkpoint: another process runs the query, or the checkpoint is not the newest. Use "
-                "the newest one, or a new app_id with a new checkpoint",
-                app_id=self.app_id,
-                batch_id=self.batch_id,
-                last=last,
-            )
-        if last_input != self.input:
-            raise CheckpointMismatchError(
-                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table with "
-                "other input: the checkpoint is an old copy or a new one. Use the newest checkpoint, or a "
-                "new app_id with a new one",
-                condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
-                app_id=self.app_id,
-                batch_id=self.batch_id,
-            )
-        return True
+        return has_batch("the Delta table", self.app_id, self.batch_id, self.input, last, last_input)

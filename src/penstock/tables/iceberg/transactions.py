@@ -20,8 +20,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 
-from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, TableRefusedError
+from penstock.errors import TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
+from penstock.tables.committed import has_batch, input_digest
 from penstock.tables.names import digest
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ class MicroBatch:
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> MicroBatch:
         """Return a micro-batch in a checkpoint's offset log."""
-        query_id = checkpoint.query_id()
-        text = json.dumps([query_id, checkpoint.offsets(batch_id)], sort_keys=True)
-        return cls(app_id or query_id, batch_id, digest(text))
+        return cls(app_id or checkpoint.query_id(), batch_id, input_digest(checkpoint, batch_id).hex()[:32])
 
     @property
     def property_name(self) -> str:
@@ -72,27 +71,9 @@ class MicroBatch:
     def committed(self, table: Table) -> Committed | None:
         """Return the commit of the micro-batch if the table has it."""
         last = self._last(table)
-        if last is None or last.batch_id < self.batch_id:
-            return None
-        if last.batch_id > self.batch_id:
-            raise CheckpointRewoundError(
-                f"app {self.app_id!r} is at micro-batch {last.batch_id} in the Iceberg table and at "
-                f"{self.batch_id} in its checkpoint: another process runs the query, or the checkpoint is "
-                "not the newest. Use the newest one, or a new app_id with a new checkpoint",
-                app_id=self.app_id,
-                batch_id=self.batch_id,
-                last=last.batch_id,
-            )
-        if last.input != self.input:
-            raise CheckpointMismatchError(
-                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Iceberg table with "
-                "other input: the checkpoint is an old copy or a new one. Use the newest checkpoint, or a "
-                "new app_id with a new one",
-                condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
-                app_id=self.app_id,
-                batch_id=self.batch_id,
-            )
-        return last
+        newest = (None, None) if last is None else (last.batch_id, last.input)
+        found = has_batch("the Iceberg table", self.app_id, self.batch_id, self.input, *newest)
+        return last if found else None
 
     def _last(self, table: Table) -> Committed | None:
         """Return the app's last micro-batch that the table has."""

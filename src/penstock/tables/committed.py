@@ -1,0 +1,62 @@
+"""Whether a Delta or an Iceberg table has a micro-batch of a query already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TypeVar
+
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
+from penstock.spark.checkpoint import Checkpoint
+
+Input = TypeVar("Input", int, str)
+
+
+def input_digest(checkpoint: Checkpoint, batch_id: int) -> bytes:
+    """Return a SHA-256 digest of the offsets of a micro-batch, and of the query's id."""
+    text = json.dumps([checkpoint.query_id(), checkpoint.offsets(batch_id)], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def has_batch(
+    table: str, app_id: str, batch_id: int, batch_input: Input, last: int | None, last_input: Input | None
+) -> bool:
+    """Return whether a table has a micro-batch.
+
+    Parameters
+    ----------
+    table
+        What the table is in messages.
+    batch_input
+        Stands for the micro-batch's offsets.
+    last, last_input
+        The newest micro-batch of the app in the table; None if it has none.
+
+    Raises
+    ------
+    CheckpointRewoundError
+        When the table has a later micro-batch.
+    CheckpointMismatchError
+        When it has the micro-batch with other offsets.
+    """
+    if last is None or last < batch_id:
+        return False
+    if last > batch_id:
+        raise CheckpointRewoundError(
+            f"app {app_id!r} is at micro-batch {last} in {table} and at {batch_id} in its checkpoint: "
+            "another process runs the query, or the checkpoint is not the newest. Use the newest one, or a "
+            "new app_id with a new checkpoint",
+            app_id=app_id,
+            batch_id=batch_id,
+            last=last,
+        )
+    if last_input != batch_input:
+        raise CheckpointMismatchError(
+            f"app {app_id!r} has committed micro-batch {batch_id} to {table} with other input: the "
+            "checkpoint is an old copy or a new one. Use the newest checkpoint, or a new app_id with "
+            "a new one",
+            condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
+            app_id=app_id,
+            batch_id=batch_id,
+        )
+    return True
