@@ -9,7 +9,7 @@ from operator import attrgetter, not_
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, append_written, publish, stored
+from penstock.store.log.partition_log import Appended, append_written, publish, stored_columns
 from penstock.store.log.payloads import Home, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written
@@ -81,7 +81,7 @@ def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segm
     """Write segments of an attempt; ``ordinal`` is the number of the first one."""
     insert_staged(
         tx,
-        stored(segments, store_payloads(tx, segments)),
+        stored_columns(segments, store_payloads(tx, segments)),
         app_id=attempt.app_id,
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,

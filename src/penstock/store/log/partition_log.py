@@ -66,10 +66,10 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
     # everybody waits anyway, and the first payload's id can be the append's.
     ids = store_payloads(tx, ordered)
-    return publish(tx, queue, stored(ordered, ids), ids[0])
+    return publish(tx, queue, stored_columns(ordered, ids), ids[0])
 
 
-def stored(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
+def stored_columns(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
     """Return segments, whose payloads have these ids, column by column."""
     rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
     return Stored([segment.partition for segment in segments], rows, sizes, payload_ids)
