@@ -189,7 +189,7 @@ class CheckpointState:
     committed: Batch | None
     """The last committed batch."""
     planned: Batch | None
-    """A later batch that is planned and not committed: it is in flight, or the query ended in it and
+    """A later batch that is planned and not committed: it is in flight, or the query ended during it and
     repeats it.
     """
     operators: tuple[StateOperator, ...] = ()
@@ -282,5 +282,5 @@ def _planned(state: CheckpointState) -> str:
     if batch is None:
         return "none" if state.committed is None else str(state.committed.id)
     return (
-        f"{batch.id}, not committed: it is in flight, or the query ended in it and repeats it when it resumes"
+        f"{batch.id}, not committed: it is in flight, or the query ended and will repeat it when it resumes"
     )

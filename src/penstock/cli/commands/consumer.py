@@ -161,8 +161,8 @@ def list_consumers(run: Run) -> None:
     """List the consumers and the queues that they are registered on.
 
     "query runs" says whether a query that owns the consumer is running. "app" is the id of the query that was
-    the last to commit with the consumer, if its sink is in this store, as in the query's checkpoint. The list
-    has the first 5,000 rows by name, and a note says how many are left out.
+    the last to commit with the consumer, if that query's sink is in this store: the query id that `penstock
+    checkpoint show` prints. The list has the first 5,000 rows by name, and a note says how many are left out.
     """
     from penstock.store.records.consumers import outline_registrations, owner_name
     from penstock.ui.unreadable import Unreadable
@@ -215,6 +215,10 @@ def lag(
     queue: Annotated[str | None, argument("QUEUE", "Only this queue.")] = None,
 ) -> None:
     """Show the number, size and age of the unprocessed rows.
+
+    "oldest" is the age of the oldest of them. With a consumer and a queue, each partition has a row: "offset"
+    is the index of the first row that the consumer has not processed, and "next" the index that the next row
+    to be appended will get.
 
     Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
     """
@@ -300,7 +304,7 @@ def _lag_data(consumer: str, queue: str, lag: Lag) -> Json:
 
 
 def _lag_sections(lag: Json) -> list[Section]:
-    behind = "nothing: it has read all rows"
+    behind = "nothing: it has processed all rows"
     if lag["rows"]:
         size, age = size_text(lag["bytes"]), age_text(lag["seconds"])
         behind = f"{counted(lag['rows'], 'row')}, {size}, the oldest {age} old"

@@ -47,11 +47,11 @@ def list_queries(run: Run) -> None:
     """List the queries that report to the store.
 
     Those that need attention come first. "state" is failed, silent (has stopped reporting: its process is
-    gone, suspended, or cannot reach the store), running or stopped. "batch" is the last micro-batch or epoch.
-    "reported" is the time since the last report, which a running query makes every 10 seconds. "error" is the
-    code of the error that ended this run; --json has the last error of any run, with its message. "id" is the
-    query id in the checkpoint. The list has the 1,000 that have reported last, and a note says how many are
-    left out.
+    gone, suspended, or cannot reach the store), running or stopped. A killed query is silent after 30
+    seconds. "batch" is the last micro-batch or epoch. "reported" is the time since the last report, which a
+    running query makes every 10 seconds. "error" is the code of the error that ended this run; --json has the
+    last error of any run, with its message. "id" is the query id in the checkpoint. The list has the 1,000
+    that have reported last, and a note says how many are left out.
     """
     from penstock.ui.queries import Queries
     from penstock.ui.reading import read_queries
