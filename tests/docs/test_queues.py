@@ -27,6 +27,7 @@ def test_the_examples_do_what_they_say(
             assert block.language == "python"
             # Spark's own folder is another one.
             body = block.body.replace("sqlite:///shop.db", f"sqlite:///{tmp_path}/shop.db")
+            body = body.replace("checkpoints/", f"{tmp_path}/checkpoints/")
             exec(body, names)
     lines = printed.getvalue().splitlines()
     assert sorted(lines[:2]) in (["0", "2"], ["1", "1"])
@@ -41,3 +42,4 @@ def test_the_examples_do_what_they_say(
         ["     gil", " 479.0"],
     ]
     assert names["store"].queue("totals").info().rows == 7
+    assert names["store"].queue("copy").info().rows == names["orders"].info().rows
