@@ -144,6 +144,16 @@ def test_a_refused_mode_raises_an_error_with_the_report_and_the_usable_modes(str
     assert caught.value.parameters["problems"] == ["PENSTOCK_AGGREGATION_WITHOUT_WATERMARK"]
 
 
+def test_the_error_offers_to_start_the_query_anyway_only_where_spark_would(streams: Inputs) -> None:
+    with pytest.raises(
+        OutputModeRefusedError, match=r"not safe for this query.*check=False starts it anyway"
+    ):
+        penstock.modes.check(streams.windows).require("complete")
+    with pytest.raises(OutputModeRefusedError, match="not allowed for this query") as refused:
+        penstock.modes.check(streams.events.groupBy("k").count()).require("append")
+    assert "check=False" not in str(refused.value)
+
+
 def test_the_report_is_readable_text(streams: Inputs) -> None:
     text = str(penstock.modes.check(streams.windows))
     assert "append: allowed\n  Each group comes out once" in text

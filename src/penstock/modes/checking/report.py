@@ -232,10 +232,11 @@ class Report:
         if report.safe:
             return
         usable = [other.mode for other in self.modes if other.safe]
-        ways = f"output mode {' or '.join(usable)} has no such problem; " if usable else ""
+        ways = [f"output mode {' or '.join(usable)} has no such problem"] if usable else []
+        ways += ["check=False starts it anyway"] if report.allowed else []
         verdict = "not safe" if report.allowed else "not allowed"
         message = f"output mode {report.mode} is {verdict} for this query: {first_problem(report).message}"
-        raise refusal(report, f"{message} ({ways}check=False starts it anyway)")
+        raise refusal(report, f"{message} ({'; '.join(ways)})" if ways else message)
 
 
 def spark_reports(problem: Problem, message: str) -> bool:

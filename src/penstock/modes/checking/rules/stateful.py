@@ -99,8 +99,8 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
         return Problem.at(
             node,
             "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
-            f"append mode emits a group when it is finished, and without a watermark a group by {keys} never "
-            "is",
+            f"append mode emits a group when it is final, and without a watermark a group by {keys} is never "
+            "final",
             fix="df.withWatermark('<event time>', '10 minutes').groupBy(window('<event time>', '5 minutes'), "
             "...); or outputMode('update') or outputMode('complete')",
             condition=MODE_CONDITION,
