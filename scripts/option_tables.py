@@ -51,7 +51,7 @@ CHANGES = {
     "startingVersion": "the first commit, by version",
     "endingVersion": "the last commit, by version",
     "startingTimestamp": "the first commit, by time: with a time zone, or milliseconds since 1970",
-    "endingTimestamp": "the last commit, by time; a stream ends before the first commit that is later",
+    "endingTimestamp": "the last commit, by time: the range ends before the first commit that is later",
     "startingBoundInclusive": "whether the start belongs to the range",
     "endingBoundInclusive": "whether the end belongs to the range",
     "maxCommitsPerTrigger": "commits in a micro-batch",

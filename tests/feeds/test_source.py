@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock
 from penstock.changes.data_source import STREAM, ChangesDataSource, ChangesStreamReader, read_options
+from penstock.changes.options import ChangeRange
 from penstock.errors import (
     InvalidChangelogSchemaError,
     InvalidChangeOptionError,
@@ -310,10 +311,9 @@ def test_a_stream_waits_for_a_starting_time_that_no_commit_has_reached(feed: pen
     assert ends(reader, found) == (19, 21), "nothing new"
 
 
-def test_a_stream_with_an_ending_time_stops_before_the_first_later_commit(
-    feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # PostgreSQL's times may go backwards, where a queue refuses them.
+@pytest.fixture
+def backwards(feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch) -> penstock.QueueFeed:
+    """A feed whose times go backwards, as PostgreSQL's may; a queue refuses such commits."""
     times = {2: 2, 3: 9, 5: 4, 8: 5}
 
     def commits(self: OpenQueueFeed, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
@@ -322,6 +322,34 @@ def test_a_stream_with_an_ending_time_stops_before_the_first_later_commit(
                 yield Commit(version, micros_of(at(time)), 6)
 
     monkeypatch.setattr(OpenQueueFeed, "commits", commits)
+    return feed
+
+
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_adjacent_ranges_by_time_have_each_commit_once_even_if_times_go_backwards(
+    spark: SparkSession, backwards: penstock.QueueFeed, cut: int, inclusive: bool
+) -> None:
+    first = {
+        "startingTimestamp": at(1).isoformat(),
+        "endingTimestamp": at(cut).isoformat(),
+        "endingBoundInclusive": inclusive,
+    }
+    second = {"startingTimestamp": at(cut).isoformat(), "startingBoundInclusive": not inclusive}
+    opened = backwards.open()
+    ranges = []
+    for bounds in (first, second):
+        range_ = ChangeRange.of(bounds)
+        start = range_.start(opened)
+        ranges.append({version for version in VERSIONS if start < version <= range_.end(opened, start)})
+    assert ranges[0] | ranges[1] == set(VERSIONS)
+    assert not ranges[0] & ranges[1]
+
+
+def test_a_range_with_an_ending_time_stops_before_the_first_later_commit(
+    spark: SparkSession, backwards: penstock.QueueFeed
+) -> None:
+    feed = backwards
     bounds = {"startingTimestamp": at(1).isoformat(), "endingTimestamp": at(6).isoformat()}
     for limit in ({}, {"maxCommitsPerTrigger": "1"}):
         reader = reader_of(feed, **bounds, **limit)
@@ -332,3 +360,5 @@ def test_a_stream_with_an_ending_time_stops_before_the_first_later_commit(
         assert reader_of(feed, **bounds).latestOffset(found, ReadAllAvailable()) == found, "after a restart"
         newest = {key: found[key] for key in ("feed", "from", "to")}
         assert reader.reportLatestOffset() == {**newest, "from": 2}
+    batch = ChangeRange.of(bounds)
+    assert (batch.start(feed.open()), batch.end(feed.open(), 1)) == (1, 2)

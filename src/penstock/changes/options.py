@@ -169,8 +169,10 @@ class ChangeRange:
             return newest
         end = after
         for commit in feed.commits(after, newest):
-            if commit.timestamp <= self.last_time:
-                end = commit.version
+            # If times go backwards, what follows belongs to the range that begins with this commit.
+            if commit.timestamp > self.last_time:
+                break
+            end = commit.version
         return end
 
 

@@ -61,6 +61,7 @@ def read(
         feed without either.
     starting_timestamp, ending_timestamp
         The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
+        The range ends before the first commit whose time is after the end.
     starting_bound_inclusive, ending_bound_inclusive
         Whether the bounds belong to the range.
     deduplication_mode
@@ -124,7 +125,7 @@ def read_stream(
         Where a new query begins, as for :func:`read`. A query that has a checkpoint already resumes where
         the checkpoint ends, whatever these say.
     ending_version, ending_timestamp, ending_bound_inclusive
-        Where the stream ends. By time, it stops at the first commit whose time is after the end.
+        Where the stream ends, as for :func:`read`.
     deduplication_mode
         ``none``, ``dropCarryovers`` or ``netChanges``, as for :func:`~penstock.changes.post_process`.
     compute_updates

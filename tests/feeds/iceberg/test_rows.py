@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import struct
 import subprocess
@@ -139,6 +140,19 @@ def test_a_position_deleted_twice_gives_one_delete_and_a_restored_one_an_insert(
     assert found(feed, 2, 3) == Counter([(3, "3", 3, "delete", 3)])
     assert found(feed, 3, 4) == Counter([(1, "1", 1, "insert", 4), (3, "3", 3, "insert", 4)])
     assert sorted(row[0] for row in found(feed, 4, 5).elements()) == [0, 1, 3, 4, 5]
+
+
+def test_positions_deleted_in_the_partition_of_nan(lake: Lake) -> None:
+    table = lake.table("t", pa.schema([("id", pa.int64()), ("x", pa.float64())]))
+    with table.update_spec() as spec:
+        spec.add_field("x", IdentityTransform())
+    (file,) = new_files(table, rows((1, 0.0), (2, 0.0), schema=table.schema().as_arrow()))
+    file.partition[0] = math.nan
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+    commit_deletes(table, delete_file(table, [(file, 0)], bounds=False))
+    feed = lake.feed("t").open()
+    assert found(feed, 1, 2) == Counter([(1, 0.0, "delete", 2)])
 
 
 def test_rows_added_and_deleted_by_the_same_snapshot_give_no_changes(lake: Lake) -> None:

@@ -241,7 +241,7 @@ def _applies(delete: Entry, data: Entry) -> bool:
     file, data_file = delete.file, data.file
     if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != data_file.spec_id:
         return False
-    if file.partition != data_file.partition:
+    if not _is_same_partition(file, data_file):
         return False
     only: str | None = file.referenced_data_file
     if only is not None:
@@ -249,3 +249,9 @@ def _applies(delete: Entry, data: Entry) -> bool:
     path = data_file.file_path.encode()
     low, high = path_bounds(file)
     return (low is None or low <= path) and (high is None or path <= high)
+
+
+def _is_same_partition(one: File, other: File) -> bool:
+    """Whether two files are of the same partition of one spec; NaN is a partition like any other."""
+    pairs = [(one.partition[place], other.partition[place]) for place in range(len(one.partition))]
+    return all(left == right or (left != left and right != right) for left, right in pairs)
