@@ -282,6 +282,16 @@ def test_the_url_gives_the_same_feed() -> None:
 # Through Spark.
 
 
+def test_snapshots_of_a_table_without_a_key_may_hold_nulls_and_equal_rows(folder: Path) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    for number, values in enumerate([["x", "x", None], ["x", None, None]], 1):
+        state = [{"a": 1, "b": value} for value in values]
+        pq.write_table(pa.Table.from_pylist(state, schema), folder / f"{number}.parquet")
+    opened = SnapshotFeed(str(folder), ["a", "b"]).open()
+    found = passed(opened, changes(opened, 1, 2), updates=True).to_pylist()
+    assert Counter((row["b"], row[CHANGE_TYPE]) for row in found) == {("x", "delete"): 1, (None, "insert"): 1}
+
+
 def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     write(folder, "1", {1: "a", 2: "b"}, files=2)
     write(folder, "2", {1: "a", 2: "c", 3: "d"})

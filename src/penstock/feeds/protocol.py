@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
@@ -256,6 +257,12 @@ def change_rows(
             column = pa.nulls(rows, field.type) if index < 0 else data.column(index)
             arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def has_no_key(row_id: Iterable[str], data: pa.Schema) -> bool:
+    """Whether a row id names all columns, as for a table without a key: they may be NULL, and rows equal."""
+    named = Counter(name.strip("`").lower() for name in row_id)
+    return Counter(map(str.lower, data.names)) <= named
 
 
 def check_reserved(names: Iterable[str], what: str, more: Iterable[str] = ()) -> None:

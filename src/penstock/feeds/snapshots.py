@@ -24,6 +24,7 @@ from penstock.feeds.protocol import (
     PlannedRead,
     check_columns_exist,
     check_reserved,
+    has_no_key,
 )
 from penstock.feeds.urls import FeedUrl, pairs, row_id_forms
 from penstock.lake.parquet import nullable, readable
@@ -58,7 +59,7 @@ class SnapshotFeed:
     path
         The folder, or its URL in an object store that ``pyarrow.fs`` knows.
     row_id
-        The columns that identify rows.
+        The columns that identify rows; all columns if the table has no key.
     """
 
     path: str
@@ -126,6 +127,7 @@ class OpenSnapshotFeed(FileFeed):
             intermediate_changes=True,
             updates_as_delete_and_insert=True,
             whole_commits=True,
+            nullable_row_id=has_no_key(self._feed.row_id, data),
         )
         schema = pa.schema([*data, *METADATA_FIELDS])
         plan = Planned(newest.version, len(data)).to_json()

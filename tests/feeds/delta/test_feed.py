@@ -18,8 +18,15 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.options import ChangeRange
-from penstock.errors import DataLostError, InvalidChangelogSchemaError, InvalidInputError, InvalidUrlError
+from penstock.changes.options import ChangeOptions, ChangeRange
+from penstock.changes.reading import local_changes
+from penstock.errors import (
+    ChangelogContractViolationError,
+    DataLostError,
+    InvalidChangelogSchemaError,
+    InvalidInputError,
+    InvalidUrlError,
+)
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from tests.feeds.delta.tables import (
@@ -169,6 +176,23 @@ def test_an_overwrite_that_is_not_in_the_change_data_feed(
     (record,) = caplog.records
     assert (record.action, record.versions) == ("rows_overwritten", [newest])
     assert changes(as_delta_has_it).num_rows == 3 + 6
+
+
+@pytest.mark.parametrize("feed_on", [True, False])
+def test_a_table_without_a_key_may_hold_nulls_and_equal_rows(path: Path, feed_on: bool) -> None:
+    history = History(path, feed=feed_on, partitioned=False)
+    same, unknown = (1, "a", 1.0), (2, None, None)
+    history.append(rows(same, same, same, unknown))
+    history.overwrite(rows(same, same, unknown, (3, None, 3.0)))
+    opened = DeltaFeed(path, ["id", "p", "v"], overwrites=True).open()
+    newest = history.table.version()
+    last = passed(opened, changes(opened, newest - 1), updates=True).to_pylist()
+    assert sorted((row["id"], row[CHANGE_TYPE]) for row in last) == [(1, "delete"), (3, "insert")]
+    (net,) = local_changes(opened, -1, newest, ChangeOptions.of("netChanges", True, None))
+    assert sorted(net["id"].to_pylist()) == [1, 1, 2, 3]
+    assert set(net[CHANGE_TYPE].to_pylist()) == {"insert"}
+    with pytest.raises(ChangelogContractViolationError, match="NULL_ROW_ID"):
+        passed(DeltaFeed(path, ["id", "p"], overwrites=True).open(), changes(opened))
 
 
 def test_the_option_for_overwrites_is_part_of_the_url(path: Path) -> None:

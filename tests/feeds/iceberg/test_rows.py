@@ -359,6 +359,7 @@ def test_the_row_id_defaults_to_the_identifier_fields_and_then_to_all_columns(
         assert contract is not None
         assert contract.carryover_rows
         assert contract.whole_commits
+        assert contract.nullable_row_id == (len(contract.row_id) == 3), "only a table without a key"
         return contract.row_id
 
     assert row_id() == ("id", "data", "n")
@@ -366,6 +367,7 @@ def test_the_row_id_defaults_to_the_identifier_fields_and_then_to_all_columns(
         update.set_identifier_fields("id")
     assert row_id() == ("id",)
     assert row_id(row_id=["id", "n"]) == ("id", "n")
+    assert row_id(row_id=["n", "id", "data"]) == ("n", "id", "data")
     with pytest.raises(InvalidChangelogSchemaError, match="'data'"):
         lake.feed(row_id="dta").open().describe()
 

@@ -31,6 +31,7 @@ from penstock.feeds.protocol import (
     Description,
     PlannedRead,
     check_columns_exist,
+    has_no_key,
     history_changed,
 )
 from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
@@ -54,8 +55,9 @@ class DeltaFeed:
     path
         The table's folder, or its URL in an object store.
     row_id
-        The columns that identify rows, needed if the table's change data feed is off. With them, a read can
-        start at any version, even one from before the feed was turned on, and unchanged rows are removed.
+        The columns that identify rows, needed if the table's change data feed is off; all columns if the
+        table has no key. With them, a read can start at any version, even one from before the feed was turned
+        on, and unchanged rows are removed.
         Without them, it can start no earlier than the version that turned the feed on, and an overwrite gives
         all rows (logged as ``rows_overwritten``).
     storage_options
@@ -142,8 +144,8 @@ class OpenDeltaFeed(FileFeed):
             )
         checks.check_state(state, self.name)
         metadata = state.metadata
-        contract, only_changes = self._contract(metadata, newest)
         columns = checks.data_schema(metadata.schema, self.name)
+        contract, only_changes = self._contract(metadata, newest, columns)
         known = {name.lower() for name in columns.names}
         unknown = [
             name for name in self._feed.row_id or () if name.split(".")[0].strip("`").lower() not in known
@@ -155,7 +157,9 @@ class OpenDeltaFeed(FileFeed):
             f"delta:{metadata.id}", pa.schema([*columns, *METADATA_FIELDS]), contract, planned.to_json()
         )
 
-    def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:
+    def _contract(
+        self, metadata: Metadata, newest: int, columns: pa.Schema
+    ) -> tuple[ChangeContract | None, bool]:
         """Return the contract, and whether all rows are changes."""
         if self._feed.row_id is None:
             if metadata.feed and not self._feed.overwrites:
@@ -184,6 +188,7 @@ class OpenDeltaFeed(FileFeed):
             intermediate_changes=True,
             updates_as_delete_and_insert=rewritten,
             whole_commits=True,
+            nullable_row_id=has_no_key(self._feed.row_id, columns),
         )
         return contract, not rewritten
 

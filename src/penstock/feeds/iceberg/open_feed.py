@@ -31,6 +31,7 @@ from penstock.feeds.protocol import (
     OpenFeed,
     check_columns_exist,
     check_reserved,
+    has_no_key,
 )
 from penstock.lake.catalogs import client_secrets, open_catalog, storage_secrets, task_io
 from penstock.lake.storage import access_denied, is_denied, without_secrets
@@ -73,7 +74,7 @@ class OpenIcebergFeed(OpenFeed):
         contract = ChangeContract(
             row_id=scan.ROW_ID if by_lineage else self._row_id_columns(data, identifiers),
             row_version=scan.UPDATED if by_lineage else None,
-            nullable_row_id=not (by_lineage or self._feed.row_id or identifiers),
+            nullable_row_id=not self._has_key(data, identifiers),
             carryover_rows=True,
             updates_as_delete_and_insert=True,
             intermediate_changes=True,
@@ -124,6 +125,12 @@ class OpenIcebergFeed(OpenFeed):
     def _by_lineage(self) -> bool:
         """Whether rows are identified by row lineage; the same answer for as long as a query runs."""
         return self._planned_table().has_lineage and self._feed.row_id in (None, (scan.ROW_ID,))
+
+    def _has_key(self, data: pa.Schema, identifiers: Sequence[str]) -> bool:
+        """Whether less than all columns identify rows."""
+        if self._feed.row_id is None or self._by_lineage():
+            return self._by_lineage() or bool(identifiers)
+        return not has_no_key(self._feed.row_id, data)
 
     def _row_id_columns(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
         check_columns_exist(data, self.name, self._feed.row_id or ())
