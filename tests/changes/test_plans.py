@@ -242,6 +242,25 @@ def test_wrong_schemas_are_refused(
     assert caught.value.condition == f"INVALID_CHANGELOG_SCHEMA.{condition}"
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("interval '1-2' year to month as months", "interval year to month"),
+        ("array(named_struct('x', make_interval(1, 2, 3))) as months", "array<struct<x:interval>>"),
+    ],
+)
+def test_intervals_with_months_are_refused_by_name_where_a_pass_needs_them(
+    spark: SparkSession, column: str, kind: str
+) -> None:
+    df = spark.createDataFrame(SCHEMA.empty_table()).selectExpr("*", column)
+    for row_id in ("id", "months"):
+        with pytest.raises(InvalidChangelogSchemaError) as caught:
+            process(df, "CU", row_id=row_id)
+        assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.INVALID_COLUMN_TYPE"
+        assert f"the column 'months' is {kind}" in caught.value.message
+    assert process(df, "") is df
+
+
 def test_names_that_differ_only_in_case_in_a_case_sensitive_session(spark: SparkSession) -> None:
     rows = [(1, "a", 1, kind, 1, 1_700_000_000_000_000, 7, "x") for kind in ("delete", "insert")]
     schema = SCHEMA.append(pa.field("ID", pa.int64())).append(pa.field("_CHANGE_TYPE", pa.string()))

@@ -15,7 +15,7 @@ from penstock.changes.commit_tracker import commit_tracker_address
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
-from penstock.changes.schema import layout_of, type_at, with_contract_metadata
+from penstock.changes.schema import check_arrow_types, layout_of, type_at, with_contract_metadata
 from penstock.changes.stage import AllPasses, CommitReporter, FirstPass, Packing, is_hashable
 from penstock.errors import InvalidChangeOptionError
 from penstock.feeds.contract import ChangeContract
@@ -107,6 +107,7 @@ def process(df: DataFrame, contract: ChangeContract, options: ChangeOptions) -> 
         )
     passes = Passes.of(contract, options)
     if passes:
+        check_arrow_types(df.schema)
         plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
         if df.isStreaming and _stream_strategy(df, options.strategy, contract, passes) == "watermark":
             return plan.by_watermark(options.delay_ms, keep_watermark=options.keep_watermark)

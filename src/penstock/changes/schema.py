@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
+    CalendarIntervalType,
     DataType,
     LongType,
     MapType,
@@ -14,6 +15,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
     VariantType,
+    YearMonthIntervalType,
 )
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -85,6 +87,24 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         unchanged=unchanged,
         keyless=contract.nullable_row_id and all(path in (*row_id, unchanged) for path in data),
     )
+
+
+def check_arrow_types(schema: StructType) -> None:
+    """Refuse columns that Spark cannot pass to the tasks of the passes."""
+    for field in schema:
+        if _has_months(field.dataType):
+            why = "whose months Spark cannot pass to Python: cast it to a string, or to an integer of months"
+            raise _wrong_type("column", field.name, field.dataType, why)
+
+
+def _has_months(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_months(field.dataType) for field in kind)
+    if isinstance(kind, MapType):
+        return _has_months(kind.keyType) or _has_months(kind.valueType)
+    if isinstance(kind, ArrayType):
+        return _has_months(kind.elementType)
+    return isinstance(kind, YearMonthIntervalType | CalendarIntervalType)
 
 
 def narrowed(
