@@ -17,6 +17,7 @@ from penstock.errors import (
     OutputModeRefusedError,
 )
 from tests.support.limited_feeds import NOW, Feed, is_prefix
+from tests.support.made_checkpoints import CASES, settings
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import rows
 from tests.support.waiting import wait_until
@@ -209,3 +210,15 @@ def test_with_rocksdb_state_the_count_is_read_by_spark(
     assert feed.offsets()[0] >= 40
     assert feed.progress() == "20 of 20"
     wait_until(lambda: not spark.streams.active, 30, "no query runs on")
+
+
+@one_store
+def test_the_count_in_state_files_with_unique_names_is_read_by_a_session_without_that_setting(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(30)
+    with settings(spark, CASES["windows with state ids"].settings):
+        feed.start(20, "id % 2 = 0", trigger=NOW, maxRowsPerTrigger=10).awaitTermination()
+    assert feed.progress() == "15 of 20"
+    shown = penstock.state.show(spark, tmp_path / "ck")
+    assert (str(shown.limit), shown.unknown) == ("15 of 20", ())

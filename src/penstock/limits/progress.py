@@ -11,6 +11,7 @@ from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFoundError, CommitRefusedError, NotFoundError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
+from penstock.limits.spark_state import has_state_ids, load_state, spark_reason
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
 
@@ -102,14 +103,21 @@ def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: i
         raise _unreadable(checkpoint, f"{reason}; Spark may be able to read it: pass or start a session")
     try:
         return _count_by_spark(spark, checkpoint, batch_id)
+    except StateRefusedError as error:
+        raise _unreadable(checkpoint, f"{reason}; {error.message}") from error
     except Exception as error:
-        raise _unreadable(checkpoint, f"{reason}; {type(error).__name__}: {str(error)[:200]}") from error
+        raise _unreadable(checkpoint, f"{reason}; {spark_reason(error)}") from error
 
 
 def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) -> int:
     """Read the count with Spark's own data source, which knows every state store."""
-    options = {"batchId": str(batch_id), "operatorId": str(limit_operator(checkpoint))}
-    state = spark.read.format("statestore").options(**options).load(checkpoint.location)
+    state = load_state(
+        spark,
+        checkpoint,
+        limit_operator(checkpoint),
+        {"batchId": str(batch_id)},
+        state_ids=has_state_ids(checkpoint, batch_id),
+    )
     rows = state.select("value.*").collect()
     return int(rows[0][0]) if rows else 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,7 +13,7 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefusedError
-from penstock.spark.internals.sessions import clone_session, is_classic
+from penstock.limits.spark_state import load_state, spark_reason
 from penstock.state.logs import CONTINUOUS, may_exist
 from penstock.state.operators import (
     JOIN,
@@ -26,11 +25,6 @@ from penstock.state.operators import (
     read_options,
     why_no_changes,
 )
-
-_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# Characters that java.net.URI escapes in a path.
-_ESCAPED = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f]")
-_REASON_CHARACTERS = 300
 
 
 def read(
@@ -79,50 +73,9 @@ def read(
 
 def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Mapping[str, str]) -> DataFrame:
     """Load state with some options of Spark's state reader."""
-    reader = _session(spark, layout).read.format("statestore").option("operatorId", operator)
-    try:
-        return reader.options(**options).load(layout.files.location)
-    except Exception as error:
-        where = layout.files.shown
-        if _ESCAPED.search(layout.files.location):
-            raise StateRefusedError(
-                f"Spark's state reader does not find {where!r}, since it escapes blanks and some other "
-                "characters of the path as in a URL: read it through a symbolic link or a copy without such "
-                "characters",
-                condition="STATE_REFUSED.PATH",
-                checkpoint=where,
-            ) from error
-        raise StateRefusedError(
-            f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_reason(error)}",
-            condition="STATE_REFUSED.UNREADABLE",
-            checkpoint=where,
-            operator=operator,
-        ) from error
-
-
-def spark_reason(error: Exception) -> str:
-    """Return the condition and the beginning of Spark's message."""
-    java = getattr(error, "java_exception", None)
-    text = str(error) if java is None else str(java.toString())
-    return " ".join(text[max(text.find("["), 0) :].split())[:_REASON_CHARACTERS]
-
-
-def _session(spark: SparkSession, layout: Layout) -> SparkSession:
-    """Return a session with the state's file format, which Spark takes from its settings only."""
     last = layout.logs.committed
-    wanted = "2" if last is not None and last.state_ids else "1"
-    if spark.conf.get(_FORMAT, "1") == wanted:
-        return spark
-    if not is_classic(spark):
-        raise StateRefusedError(
-            f"the checkpoint's state has format {wanted}, which Spark reads only with {_FORMAT}={wanted}: "
-            "set it on the session",
-            condition="STATE_REFUSED.SESSION",
-            format=wanted,
-        )
-    own = clone_session(spark)
-    own.conf.set(_FORMAT, wanted)
-    return own
+    state_ids = last is not None and last.state_ids
+    return load_state(spark, layout.files.checkpoint, operator, options, state_ids=state_ids)
 
 
 def _operator(layout: Layout, number: int) -> StateOperator:

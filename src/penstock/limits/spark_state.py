@@ -1,0 +1,80 @@
+"""Spark's own reader of state, with the session that a checkpoint's files need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import StateRefusedError
+from penstock.json_text import parse_json_object
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.internals.sessions import clone_session, is_classic
+
+_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+# Characters that java.net.URI escapes in a path.
+_ESCAPED = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f]")
+_REASON_CHARACTERS = 300
+
+
+def load_state(
+    spark: SparkSession, checkpoint: Checkpoint, operator: int, options: Mapping[str, str], *, state_ids: bool
+) -> DataFrame:
+    """Load an operator's state with some options of Spark's state reader.
+
+    ``state_ids`` is whether the commit log names the files of the state (format 2 of Spark's state
+    checkpoints).
+    """
+    reader = _session(spark, state_ids).read.format("statestore").option("operatorId", operator)
+    try:
+        return reader.options(**options).load(checkpoint.location)
+    except Exception as error:
+        where = checkpoint.shown
+        if _ESCAPED.search(checkpoint.location):
+            raise StateRefusedError(
+                f"Spark's state reader does not find {where!r}, since it escapes blanks and some other "
+                "characters of the path as in a URL: read it through a symbolic link or a copy without such "
+                "characters",
+                condition="STATE_REFUSED.PATH",
+                checkpoint=where,
+            ) from error
+        raise StateRefusedError(
+            f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_reason(error)}",
+            condition="STATE_REFUSED.UNREADABLE",
+            checkpoint=where,
+            operator=operator,
+        ) from error
+
+
+def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
+    """Return whether the commit log's entry of a micro-batch names the files of the state."""
+    lines = (checkpoint.read(f"commits/{batch_id}") or b"").split(b"\n")
+    try:
+        return len(lines) > 1 and bool(parse_json_object(lines[1]).get("stateUniqueIds"))
+    except ValueError:
+        return False
+
+
+def spark_reason(error: Exception) -> str:
+    """Return the condition and the beginning of Spark's message."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.toString())
+    return " ".join(text[max(text.find("["), 0) :].split())[:_REASON_CHARACTERS]
+
+
+def _session(spark: SparkSession, state_ids: bool) -> SparkSession:
+    """Return a session with the state's file format, which Spark takes from its settings only."""
+    wanted = "2" if state_ids else "1"
+    if spark.conf.get(_FORMAT, "1") == wanted:
+        return spark
+    if not is_classic(spark):
+        raise StateRefusedError(
+            f"the checkpoint's state has format {wanted}, which Spark reads only with {_FORMAT}={wanted}: "
+            "set it on the session",
+            condition="STATE_REFUSED.SESSION",
+            format=wanted,
+        )
+    own = clone_session(spark)
+    own.conf.set(_FORMAT, wanted)
+    return own
