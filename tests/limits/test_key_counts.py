@@ -5,6 +5,7 @@ Python.
 from __future__ import annotations
 
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -81,3 +82,40 @@ def test_a_higher_limit_continues_from_the_count() -> None:
     assert passes.tolist() == [True, True, False]
     passes, _ = seen.take([rows], 1, 0)
     assert not passes.any()
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "known", "new"),
+    [
+        (pa.int32(), pa.int64(), 7, 3_000_000_000),
+        (pa.float32(), pa.float64(), 0.5, 0.1),
+        (pa.decimal128(4, 2), pa.decimal128(12, 2), Decimal("7.00"), Decimal("123456789.00")),
+    ],
+)
+def test_keys_of_a_widened_column_keep_their_counts(
+    narrow: pa.DataType, wide: pa.DataType, known: object, new: object
+) -> None:
+    before, after = pa.array([known], narrow), pa.array([known, new], wide)
+    _, seen = KeyCounts.nothing([before]).take([before], 1, 0)
+    passes, seen = KeyCounts.from_bytes(seen.to_bytes()).take([after], 1, 0)
+    assert passes.tolist() == [False, True]
+    passes, seen = KeyCounts.from_bytes(seen.to_bytes()).take([before], 1, 0)
+    assert (passes.tolist(), seen.table.schema.field(0).type) == ([False], wide)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        [pa.array(["1"])],
+        [pa.array([1.0])],
+        [pa.array([True])],
+        [pa.array([1]), pa.array([1])],
+    ],
+)
+def test_keys_of_another_type_are_refused(now: list[pa.Array]) -> None:
+    """Their hashes differ, so they would be counted from the start."""
+    before = [pa.array([1])]
+    _, seen = KeyCounts.nothing(before).take(before, 1, 0)
+    with pytest.raises(CheckpointMismatchError, match="counted rows by a key of the type int64") as refused:
+        seen.take(now, 1, 0)
+    assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"

@@ -14,6 +14,7 @@ from operator import itemgetter
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.types as pat
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -154,8 +155,7 @@ class KeyCounts:
     @classmethod
     def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
         """Return no counts, for keys with these types."""
-        kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
-        return cls(pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())]).empty_table())
+        return cls(_counts_schema(keys).empty_table())
 
     @classmethod
     def from_bytes(cls, kept: bytes) -> KeyCounts:
@@ -189,7 +189,7 @@ class KeyCounts:
     def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[NDArray[np.bool_], KeyCounts]:
         """Return which of some new rows are among the first of their keys, and the counts after them."""
         known = self.table.num_rows
-        together = [self._with(place, column) for place, column in enumerate(keys)]
+        together = self._with(keys)
         codes = factorize(together).dense()
         before, last = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
         old, new = codes.values[:known], codes.values[known:]
@@ -201,11 +201,47 @@ class KeyCounts:
         where[codes.values[::-1]] = np.arange(len(codes.values))[::-1]
         columns = [column.take(pa.array(where)) for column in together]
         columns += [pa.array(after, pa.int32()), pa.array(last, pa.int64())]
-        return passes, KeyCounts(pa.table(columns, schema=self.table.schema))
+        return passes, KeyCounts(pa.table(columns, schema=_counts_schema(together)))
 
-    def _with(self, place: int, column: pa.Array) -> pa.Array:
-        kept = self.table.column(place)
-        return pa.concat_arrays([*kept.chunks, column.cast(kept.type)])
+    def _with(self, keys: list[pa.Array]) -> list[pa.Array]:
+        """Return the counted keys and new ones, in the wider of their types."""
+        counted = self.table.columns[:-2]
+        before, now = [column.type for column in counted], [column.type for column in keys]
+        types = [_wider(*pair) for pair in zip(before, now, strict=False)]
+        if len(before) != len(now) or None in types:
+            raise CheckpointMismatchError(
+                f"the limit has counted rows by a key of the type {_listed(before)}, and now the key's type "
+                f"is {_listed(now)}: cast the columns of the key to the types that they had, or start with a "
+                "new checkpoint",
+                condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+                before=_listed(before),
+                now=_listed(now),
+            )
+        return [
+            pa.concat_arrays([*kept.cast(kind).chunks, column.cast(kind)])
+            for kept, column, kind in zip(counted, keys, types, strict=True)
+        ]
+
+
+def _counts_schema(keys: Sequence[pa.Array]) -> pa.Schema:
+    kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
+    return pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())])
+
+
+def _wider(before: pa.DataType, now: pa.DataType) -> pa.DataType | None:
+    """Return the type of a widened column's values, whose hashes stay the same; None for other changes."""
+    if before == now:
+        return now
+    if pat.is_decimal(before) and pat.is_decimal(now):
+        return max(before, now, key=lambda kind: kind.precision) if before.scale == now.scale else None
+    for is_kind in (pat.is_integer, pat.is_floating):
+        if is_kind(before) and is_kind(now):
+            return max(before, now, key=lambda kind: kind.bit_width)
+    return None
+
+
+def _listed(types: Sequence[pa.DataType]) -> str:
+    return ", ".join(map(str, types))
 
 
 def key_arrays(table: pa.Table, key: tuple[int, ...]) -> list[pa.Array]:
