@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import CheckpointNotFoundError, StateRefusedError
-from penstock.state import CheckpointState, show
+from penstock.state import CheckpointState, StateOperator, StatePart, show
+from penstock.state.showing import operator_blocks
 from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
 from tests.support.limited_feeds import NOW, Feed
@@ -106,6 +108,14 @@ def test_an_operator_is_described_with_the_columns_and_files_of_its_stores(
     newest = max(path.stat().st_mtime for path in deltas if path.stem == str(store.newest_delta + 1))  # type: ignore[operator]  # there are some
     assert operator.written_at is not None
     assert abs(operator.written_at.timestamp() - newest) < 0.002
+
+
+def test_state_without_a_key_is_told_from_columns_that_are_unknown() -> None:
+    part = StatePart("default", keys="", values="count bigint")
+    total, _ = operator_blocks(StateOperator(0, "stateStoreSave", (), (part,)))
+    unread, _ = operator_blocks(StateOperator(0, "stateStoreSave", (), (replace(part, keys=None),)))
+    assert total.lines[0][1:3] == ("none", "count bigint")
+    assert unread.lines[0][1:3] == ("?", "count bigint")
 
 
 def test_a_join_has_four_stores_and_the_rows_of_both_sides(spark: SparkSession, made: Make) -> None:
@@ -377,6 +387,13 @@ def test_offsets_in_another_form_are_reported(tmp_path: Path, offsets: str) -> N
     found = show(None, write_checkpoint(tmp_path, **{"offsets/0": offsets}))
     assert (found.last_committed, found.to_dict()["committed"]["sources"]) == (0, [])
     assert "the file 'offsets/0' cannot be used" in found.unknown[0]
+
+
+@pytest.mark.parametrize("record", ["", "{", "[1]", '{"version": 1, "rows": "many"}'])
+def test_a_damaged_record_of_a_limit_is_reported(tmp_path: Path, record: str) -> None:
+    found = show(None, write_checkpoint(tmp_path, **{"penstock/limit.json": record}))
+    assert (found.last_committed, found.limit) == (0, None)
+    assert "progress of the limit: [COMMIT_REFUSED.CHECKPOINT_DAMAGED]" in found.unknown[-1]
 
 
 def test_a_watermark_past_the_year_9999_is_reported(tmp_path: Path) -> None:

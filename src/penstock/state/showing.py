@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from penstock.arrow.row_text import aligned
-from penstock.errors import StateRefusedError
+from penstock.errors import CommitRefusedError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_record
 from penstock.state.logs import CONTINUOUS, Batch, Files, Source, plain_fields
@@ -81,8 +81,7 @@ def operator_blocks(operator: StateOperator) -> Iterator[Block]:
     parts = tuple(
         (
             part.name,
-            part.keys or "?",
-            part.values or "?",
+            *("?" if columns is None else columns or "none" for columns in (part.keys, part.values)),
             *map(_count, (part.rows, part.updated, part.removed)),
         )
         for part in operator.parts
@@ -161,7 +160,7 @@ def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | No
         from penstock.limits.progress import limit_progress
 
         return limit_progress(files.location, spark=spark), ()
-    except (StateRefusedError, OSError, ValueError, KeyError) as error:
+    except (StateRefusedError, CommitRefusedError, OSError, ValueError, KeyError) as error:
         return None, (f"progress of the limit: {error}",)
 
 
