@@ -33,6 +33,9 @@ def test_a_query_ends_with_exactly_its_rows_and_continues_with_a_higher_limit(
     lower = feed.run(9, "id % 2 = 0", trigger=CONTINUOUS)
     assert lower.status["message"].endswith("its limit of 9 rows is lower than the 30 rows that have passed")
     assert feed.progress() == "30 of 30"
+    unlimited = feed.stream("id % 2 = 0").write(penstock.QueueSink("out", url=store_url))
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(30\) before, and now has no limit"):
+        unlimited.start(checkpoint=tmp_path / "ck", trigger=CONTINUOUS)
 
 
 def test_a_query_that_ends_at_its_limit_removes_its_temporary_checkpoint(

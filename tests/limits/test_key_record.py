@@ -47,8 +47,19 @@ def test_other_columns_are_refused_once_rows_have_been_counted(tmp_path: Path) -
         assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
         assert refused.value.parameters["before"] == ["a"]
     kept = json.loads((tmp_path / "penstock/limit-per.json").read_text())
-    assert kept == {"version": 1, "per": ["a"], "rows": 2, "forget_ms": None}
+    assert kept == {"version": 1, "per": ["a"], "rows": 2, "forget_ms": None, "kinds": []}
     keep_key_record(checkpoint, replace(LIMIT, per=("A",)), exact=False)
+
+
+def test_columns_of_another_type_are_refused_once_rows_have_been_counted(tmp_path: Path) -> None:
+    checkpoint, numbers = Checkpoint(str(tmp_path)), replace(LIMIT, kinds=("integer",))
+    keep_key_record(checkpoint, LIMIT, exact=False)
+    begin(tmp_path)
+    keep_key_record(checkpoint, numbers, exact=False)
+    keep_key_record(checkpoint, numbers, exact=False)
+    with pytest.raises(CheckpointMismatchError, match=r"as integer, and would .* as string") as refused:
+        keep_key_record(checkpoint, replace(LIMIT, kinds=("string",)), exact=False)
+    assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
 
 
 @pytest.mark.parametrize("other", [replace(LIMIT, rows=3), replace(LIMIT, forget_ms=1000)])

@@ -164,6 +164,36 @@ def test_an_overall_limit_is_refused_if_keys_were_counted(
         CheckpointMismatchError, match=r"MISMATCH.LIMIT\].*has run with limit\(1, per=\['k'\]\) before"
     ):
         stream.write(penstock.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)
+    unlimited = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(1, per=\['k'\]\) before, and now has no"):
+        unlimited.write(penstock.QueueSink("out", url=store_url)).start(
+            checkpoint=tmp_path / "ck", trigger=NOW
+        )
+
+
+@one_store
+def test_keys_of_a_widened_column_keep_their_counts_and_those_of_another_type_are_refused(
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
+    queue = store.create_queue("narrow", pa.schema([("u", pa.int32())]))
+    store.create_consumer("c").register("narrow")
+    out = store.create_queue("wide", pa.schema([("u", pa.int64())]))
+
+    def run(key: str) -> None:
+        stream = penstock.stream(spark, penstock.QueueSource("narrow", consumer="c", url=store_url))
+        keyed = stream.transform(lambda df: df.selectExpr(f"{key} AS u")).limit(1, per=["u"])
+        written = keyed.transform(lambda df: df.selectExpr("cast(u AS bigint) AS u"))
+        query = written.write(penstock.QueueSink("wide", url=store_url))
+        query.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
+
+    queue.append([{"u": 7}])
+    run("u")
+    queue.widen_columns([pa.field("u", pa.int64())])
+    queue.append([{"u": 7}, {"u": 3_000_000_000}])
+    run("u")
+    assert out.read(0, 0)["u"].to_pylist() == [7, 3_000_000_000]
+    with pytest.raises(CheckpointMismatchError, match=r"as integer, and would .* as string"):
+        run("cast(u AS string)")
 
 
 @one_store

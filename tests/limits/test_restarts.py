@@ -159,6 +159,19 @@ def test_a_checkpoint_of_a_query_without_a_limit_is_refused_with_one(
 
 
 @one_store
+def test_a_limit_that_was_removed_is_missed_before_a_micro_batch_is_planned_without_it(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
+    feed.run(4, trigger=NOW)
+    unlimited = feed.stream().write(penstock.QueueSink("out", url=store_url))
+    with pytest.raises(CheckpointMismatchError, match=r"MISMATCH.LIMIT\].*has run with limit\(4\) before"):
+        unlimited.start(checkpoint=tmp_path / "ck", trigger=NOW)
+    feed.run(6, trigger=NOW)
+    assert (feed.progress(), feed.taken(), feed.offsets()) == ("6 of 6", {0: [0, 1, 2, 3, 4, 5]}, [6])
+
+
+@one_store
 def test_the_limit_is_stored_with_the_checkpoint(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(3)
     feed.start(2, trigger=NOW).awaitTermination()

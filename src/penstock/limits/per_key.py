@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    StructField,
+    StructType,
+)
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.arrays import grouped
@@ -80,6 +88,10 @@ class KeyLimit:
         )
         return counted.mapInArrow(unpack, frame.schema)
 
+    def kinds(self, frame: DataFrame) -> tuple[str, ...]:
+        """Return what a DataFrame's key values are to their hash."""
+        return tuple(_hashed_kind(frame.schema[place].dataType) for place in self._key(frame))
+
     def _key(self, frame: DataFrame) -> tuple[int, ...]:
         exact = is_case_sensitive(frame.sparkSession)
         names = [name if exact else name.lower() for name in frame.columns]
@@ -98,6 +110,15 @@ class KeyLimit:
         fields = StructType([frame.schema.fields[place] for place in places])
         check_key(canonical_schema(fields), fields.names)
         return tuple(places)
+
+
+def _hashed_kind(kind: DataType) -> str:
+    """Return a text that stays the same if a column is widened, as do the hashes of its values."""
+    if isinstance(kind, DecimalType):
+        return f"decimal with scale {kind.scale}"
+    if isinstance(kind, IntegralType):
+        return "integer"
+    return "float" if isinstance(kind, FractionalType) else kind.simpleString()
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = None) -> DataFrame:

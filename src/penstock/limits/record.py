@@ -27,6 +27,8 @@ class KeyRecord:
     per: tuple[str, ...]
     rows: int
     forget_ms: int | None
+    kinds: tuple[str, ...] = ()
+    """What the key's values are to their hash, which decides where they are counted; empty if unknown."""
 
     def __str__(self) -> str:
         forgotten = "" if self.forget_ms is None else f", ttl='{self.forget_ms} milliseconds'"
@@ -44,7 +46,10 @@ def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
         checkpoint,
         _KEY_RECORD,
         lambda content: KeyRecord(
-            tuple(map(str, content["per"])), int(content["rows"]), content["forget_ms"]
+            tuple(map(str, content["per"])),
+            int(content["rows"]),
+            content["forget_ms"],
+            tuple(map(str, content.get("kinds", ()))),
         ),
     )
 
@@ -67,22 +72,35 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
             checkpoint=checkpoint.shown,
         )
     if planned is not None and before is not None:
-        folded: Callable[[str], str] = str if exact else str.lower
-        if list(map(folded, before.per)) != list(map(folded, record.per)):
-            raise CheckpointMismatchError(
-                f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)}, not "
-                f"{_shown(record.per)}: by the counts of other keys it would drop rows. Instead, "
-                f"{NEW_CHECKPOINT}",
-                condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-                checkpoint=checkpoint.shown,
-                before=list(before.per),
-                now=list(record.per),
-            )
+        _require_same_key(checkpoint, before, record, exact)
         changed = (before.rows, before.forget_ms) != (record.rows, record.forget_ms)
         if changed and planned != checkpoint.last_commit():
             raise limit_changed(checkpoint, planned, str(before), str(record))
     if record != before:
         _write(checkpoint, _KEY_RECORD, {"version": 1, **vars(record)})
+
+
+def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, now: KeyRecord, exact: bool) -> None:
+    folded: Callable[[str], str] = str if exact else str.lower
+    if list(map(folded, before.per)) != list(map(folded, now.per)):
+        raise CheckpointMismatchError(
+            f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)}, not "
+            f"{_shown(now.per)}: by the counts of other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+            checkpoint=checkpoint.shown,
+            before=list(before.per),
+            now=list(now.per),
+        )
+    if before.kinds and now.kinds and before.kinds != now.kinds:
+        counted, given = ", ".join(before.kinds), ", ".join(now.kinds)
+        raise CheckpointMismatchError(
+            f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)} as {counted}, and "
+            f"would count them from the start as {given}: cast them as before, or {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+            checkpoint=checkpoint.shown,
+            before=list(before.kinds),
+            now=list(now.kinds),
+        )
 
 
 def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefusedError:

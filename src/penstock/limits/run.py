@@ -161,11 +161,11 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
     return offsets[0].start if resumed.last is None else offsets[0].end
 
 
-def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
-    """Store a limit for each key in the checkpoint, if the driver can reach it."""
-    record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
+def keep_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
+    """Store a limit for each key of a DataFrame in the checkpoint, if the driver can reach it."""
+    record = KeyRecord(limit.per, limit.rows, limit.forget_ms, limit.kinds(counted))
     try:
-        keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
+        keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(counted.sparkSession))
     except Exception as error:
         if isinstance(error, CommitRefusedError) and error.condition not in _UNREADABLE:
             raise
@@ -179,6 +179,25 @@ def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
                 "checkpoint": redact_location(location),
                 "error": condition_of(error),
             },
+        )
+
+
+def require_no_limit(location: str) -> None:
+    """Refuse to run without a limit a query that has counted rows for one: the rows would pass uncounted."""
+    try:
+        checkpoint = Checkpoint(location)
+        rows, keyed = read_record(checkpoint), read_key_record(checkpoint)
+        has_run = (rows is not None or keyed is not None) and checkpoint.last_planned() is not None
+    except Exception:
+        # A query without a limit does not need to read its checkpoint here.
+        return
+    if has_run:
+        limit = keyed if rows is None else f"limit({rows})"
+        raise CheckpointMismatchError(
+            f"the query at {checkpoint.shown!r} has run with {limit} before, and now has no limit: pass it "
+            f"again, or {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT",
+            checkpoint=checkpoint.shown,
         )
 
 

@@ -23,6 +23,7 @@ from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
+from penstock.limits.run import require_no_limit
 from penstock.pipeline.monitor import ContinuousMonitor, monitor_target, session_listener
 from penstock.pipeline.query import STOP_SECONDS, Query, Trigger, wait_in_slices
 from penstock.spark.connectors import Sink, Source
@@ -58,6 +59,8 @@ def start_continuous(
             option="guarantee",
         )
     transforms, limit = _without_limit(transforms)
+    if limit is None and checkpoint is not None:
+        require_no_limit(checkpoint)
     continuous_source, continuous_sink = _connectors(spark, source, sink)
     register(spark)
     reads = continuous_source.continuous_driver(spark)

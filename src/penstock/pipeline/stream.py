@@ -17,7 +17,7 @@ from penstock.feeds.protocol import Feed
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
-from penstock.limits.run import LimitRun, keep_key_limit
+from penstock.limits.run import LimitRun, keep_key_limit, require_no_limit
 from penstock.modes.checking.check import check as check_modes
 from penstock.modes.checking.report import ModeReport
 from penstock.pipeline.continuous import ContinuousQuery, Transform, start_continuous
@@ -160,8 +160,13 @@ class Stream:
 
     def to_df(self) -> DataFrame:
         """The transformed streaming DataFrame."""
-        frame = self.source.to_df(self.spark)
+        return self.with_counted()[0]
+
+    def with_counted(self) -> tuple[DataFrame, DataFrame | None]:
+        """Return the transformed DataFrame, and the one whose keys a limit counts, if there is one."""
+        frame, counted = self.source.to_df(self.spark), None
         for function in self.transforms:
+            counted = frame if isinstance(function, KeyLimit) else counted
             frame = function(frame)
             if not isinstance(frame, DataFrame):
                 raise InvalidInputError(
@@ -169,7 +174,7 @@ class Stream:
                     f"{type(frame).__name__}, not a DataFrame: does it lack a return?",
                     condition="INVALID_INPUT.FUNCTION_RESULT",
                 )
-        return frame
+        return frame, counted
 
     def write(self, sink: Sink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
         """Choose where the rows go.
@@ -300,7 +305,7 @@ class Pipeline:
         if trigger is not None and trigger.kind == "continuous":
             return self._start_continuous(checkpoint, name, trigger, monitor)
         location = _location(self.stream.spark, checkpoint)
-        frame = self.stream.to_df()
+        frame, counted = self.stream.with_counted()
         if check:
             # The sink itself refuses rows below.
             report = check_modes(frame, self.sink.format, trigger)
@@ -308,8 +313,10 @@ class Pipeline:
             _log_warnings(report[self.output_mode], name)
         self._check(frame, location)
         register(self.stream.spark)
-        if (keyed := self.stream.key_limit) is not None:
-            keep_key_limit(self.stream.spark, keyed, location)
+        if (keyed := self.stream.key_limit) is not None and counted is not None:
+            keep_key_limit(counted, keyed, location)
+        elif self.stream.row_limit is None:
+            require_no_limit(location)
         limiting = self._limiting(frame, location)
         if limiting is not None:
             reason = limiting.reason_to_end(name)
