@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInputError, StateRefusedError
-from penstock.state import read
+from penstock.state import read, show
+from penstock.state.reading import first_rows_of_state
 from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
 from tests.support.made_checkpoints import LATE
@@ -129,3 +130,27 @@ def test_schemas_that_spark_would_look_for_elsewhere_are_reported(
     error = refused(lambda: read(spark, path, part="count"))
     assert error.condition == "STATE_REFUSED.MOVED"
     assert "/gone/" in str(error)
+
+
+def test_damaged_files_of_the_state_are_refused_with_the_cause_and_without_stack_traces(
+    spark: SparkSession, copied: Copied
+) -> None:
+    path = copied("windows")
+    for file in (path / "state/0").glob("*/*.delta"):
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        file.write_bytes(file.read_bytes()[:20])
+    said = refused(lambda: first_rows_of_state(spark, path, 0, part=None, batch=None, rows=5))
+    assert said.condition == "STATE_REFUSED.UNREADABLE"
+    (operator,) = show(spark, path).operators
+    for text in (said.message, *operator.unknown):
+        assert "java.io.EOFException" in text
+        assert " at " not in text.partition(str(path))[2]
+
+
+def test_damaged_metadata_of_an_operator_is_named_as_the_reason(spark: SparkSession, copied: Copied) -> None:
+    path = copied("windows")
+    metadata = path / "state/0/_metadata/metadata"
+    metadata.with_name(".metadata.crc").unlink(missing_ok=True)
+    metadata.write_bytes(metadata.read_bytes()[:9])
+    said = refused(lambda: read(spark, path))
+    assert "Unexpected end-of-input" in said.message

@@ -15,6 +15,9 @@ from penstock.spark.internals.sessions import clone_session, is_classic
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 # Characters that java.net.URI escapes in a path.
 _ESCAPED = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f]")
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*\]")
+_CALL = re.compile(r"\AAn error occurred while calling \S+\s*:\s*")
+_FRAMES = re.compile(r"\n\s*at ")
 _REASON_CHARACTERS = 300
 
 
@@ -39,12 +42,7 @@ def load_state(
                 condition="STATE_REFUSED.PATH",
                 checkpoint=where,
             ) from error
-        raise StateRefusedError(
-            f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_reason(error)}",
-            condition="STATE_REFUSED.UNREADABLE",
-            checkpoint=where,
-            operator=operator,
-        ) from error
+        raise unreadable(where, operator, error) from error
 
 
 def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
@@ -56,11 +54,25 @@ def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
         return False
 
 
+def unreadable(shown: str, operator: int, error: Exception) -> StateRefusedError:
+    """Return the error for state on which Spark's reader fails, at once or when its rows are read."""
+    return StateRefusedError(
+        f"Spark cannot read operator {operator} of the checkpoint at {shown!r}: {spark_reason(error)}",
+        condition="STATE_REFUSED.UNREADABLE",
+        checkpoint=shown,
+        operator=operator,
+    )
+
+
 def spark_reason(error: Exception) -> str:
-    """Return the condition and the beginning of Spark's message."""
-    java = getattr(error, "java_exception", None)
-    text = str(error) if java is None else str(java.toString())
-    return " ".join(text[max(text.find("["), 0) :].split())[:_REASON_CHARACTERS]
+    """Return the message with Spark's condition and the first cause, without stack traces."""
+    causes = [_FRAMES.split(part)[0] for part in str(error).split("\nCaused by: ")]
+    texts = [" ".join(_CALL.sub("", cause).split()) for cause in causes]
+    named = [text[match.start() :] for text in texts if (match := _CONDITION.search(text))]
+    if not named:
+        return texts[-1][:_REASON_CHARACTERS]
+    reason = named[0][:_REASON_CHARACTERS]
+    return reason if texts[-1].endswith(named[-1]) else f"{reason} ({texts[-1][:_REASON_CHARACTERS]})"
 
 
 def _session(spark: SparkSession, state_ids: bool) -> SparkSession:

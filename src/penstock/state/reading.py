@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefusedError
-from penstock.limits.spark_state import load_state, spark_reason
+from penstock.limits.spark_state import load_state, spark_reason, unreadable
+from penstock.spark.checkpoint import redact_location
 from penstock.state.logs import CONTINUOUS, may_exist
 from penstock.state.operators import (
     JOIN,
@@ -69,6 +71,23 @@ def read(
     options = read_options(stateful, _part(stateful, part))
     _require_schemas(layout, stateful)
     return state_frame(spark, layout, operator, {**options.rows, "batchId": str(_batch(layout, batch))})
+
+
+def first_rows_of_state(
+    spark: SparkSession,
+    checkpoint: str | os.PathLike[str],
+    operator: int,
+    *,
+    part: str | None,
+    batch: int | None,
+    rows: int,
+) -> pa.Table:
+    """Read the first rows of a state; raise StateRefusedError also where its files turn out to be damaged."""
+    frame = read(spark, checkpoint, operator, part=part, batch=batch)
+    try:
+        return frame.limit(rows).toArrow()
+    except Exception as error:
+        raise unreadable(redact_location(os.fspath(checkpoint)), operator, error) from error
 
 
 def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Mapping[str, str]) -> DataFrame:

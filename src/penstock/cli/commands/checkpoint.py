@@ -91,12 +91,12 @@ def state(
     # Report a missing checkpoint before Spark starts.
     read_checkpoint(None, path)
     with spark_of_command(debug=run.debug) as spark:
-        from penstock.state.reading import read
+        from penstock.state.reading import first_rows_of_state
 
-        frame = read(spark, path, operator, part=part, batch=batch)
-        rows = plain_rows(frame.limit(limit + 1).toArrow())
+        found = first_rows_of_state(spark, path, operator, part=part, batch=batch, rows=limit + 1)
+        rows = plain_rows(found)
     rows, more = rows[:limit], len(rows) > limit
-    columns = [Column(name, name, as_json_text) for name in frame.columns]
+    columns = [Column(name, name, as_json_text) for name in found.column_names]
     data = {"operator": operator, "rows": rows, "more": more}
     run.output.describe(data, [Section("", columns=columns, rows=rows)])
     if more and not run.json:
