@@ -160,21 +160,7 @@ class Stream:
 
     def to_df(self) -> DataFrame:
         """The transformed streaming DataFrame."""
-        return self.with_counted()[0]
-
-    def with_counted(self) -> tuple[DataFrame, DataFrame | None]:
-        """Return the transformed DataFrame, and the one whose keys a limit counts, if there is one."""
-        frame, counted = self.source.to_df(self.spark), None
-        for function in self.transforms:
-            counted = frame if isinstance(function, KeyLimit) else counted
-            frame = function(frame)
-            if not isinstance(frame, DataFrame):
-                raise InvalidInputError(
-                    f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
-                    f"{type(frame).__name__}, not a DataFrame: does it lack a return?",
-                    condition="INVALID_INPUT.FUNCTION_RESULT",
-                )
-        return frame, counted
+        return _transformed(self)[0]
 
     def write(self, sink: Sink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
         """Choose where the rows go.
@@ -214,6 +200,21 @@ class Stream:
             )
         sink.check(kept, output_mode)
         return Pipeline(self, sink, kept, output_mode)
+
+
+def _transformed(stream: Stream) -> tuple[DataFrame, DataFrame | None]:
+    """Return the transformed DataFrame, and the one whose keys a limit counts, if there is one."""
+    frame, counted = stream.source.to_df(stream.spark), None
+    for function in stream.transforms:
+        counted = frame if isinstance(function, KeyLimit) else counted
+        frame = function(frame)
+        if not isinstance(frame, DataFrame):
+            raise InvalidInputError(
+                f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
+                f"{type(frame).__name__}, not a DataFrame: does it lack a return?",
+                condition="INVALID_INPUT.FUNCTION_RESULT",
+            )
+    return frame, counted
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class Pipeline:
         if trigger is not None and trigger.kind == "continuous":
             return self._start_continuous(checkpoint, name, trigger, monitor)
         location = _location(self.stream.spark, checkpoint)
-        frame, counted = self.stream.with_counted()
+        frame, counted = _transformed(self.stream)
         if check:
             # The sink itself refuses rows below.
             report = check_modes(frame, self.sink.format, trigger)
