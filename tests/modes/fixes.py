@@ -47,6 +47,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("transformed_without_rocksdb", "append"),
         Cell("transformed_with_state", "append"),
     ),
+    "PENSTOCK_FUNCTION_TIMEOUT_WITHOUT_WATERMARK": (
+        Cell("function_with_a_timeout_and_no_watermark", "append"),
+        Cell("function_with_a_timeout", "append"),
+    ),
     "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION": (
         Cell("function_in_update_counted", "update"),
         Cell("function_in_append_counted", "update"),
@@ -87,6 +91,14 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
     "PENSTOCK_ROWS_LOST_CONTINUOUS": (
         Cell("rate", "append", "python_sink", "continuous"),
         Cell("filtered", "append", "python_sink", "availableNow"),
+    ),
+    "PENSTOCK_PYTHON_AGGREGATE": (
+        Cell("aggregated_in_python", "append"),
+        Cell("list_reduced_in_python", "append"),
+    ),
+    "PENSTOCK_SUBTOTALS_OVER_TIME": (
+        Cell("windows_rolled_up", "append"),
+        Cell("windows_in_grouping_sets", "append"),
     ),
     "PENSTOCK_SAMPLE": (Cell("sampled", "append"), Cell("sampled_by_hash", "append")),
     "PENSTOCK_SESSION_WINDOW_IN_UPDATE": (Cell("sessions", "update"), Cell("sessions", "append")),
@@ -155,6 +167,15 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
 }
 
 ELSEWHERE = {
+    "PENSTOCK_EXCEPT_BATCH": (
+        "checking/test_planner.py::test_one_watermark_and_a_left_anti_join_are_the_fixes"
+    ),
+    "PENSTOCK_JOIN_WITHOUT_EQUALITY": (
+        "checking/test_planner.py::test_a_filter_above_a_join_is_part_of_its_condition"
+    ),
+    "PENSTOCK_WATERMARK_REDEFINED": (
+        "checking/test_planner.py::test_one_watermark_and_a_left_anti_join_are_the_fixes"
+    ),
     "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": (
         "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs"
     ),

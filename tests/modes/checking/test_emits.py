@@ -31,6 +31,7 @@ from penstock.modes.checking.emits import (
     OWN,
     REPLACE_ALL,
     REPLACE_BY_KEY,
+    SUBTOTALS,
     UNTIL_WATERMARK,
     Emits,
 )
@@ -151,19 +152,30 @@ def _keeps_one_side(found: ModePreview, _: Emits) -> bool:
     return removed > 0 and all(before < after for before, after in pairwise(totals))
 
 
+def _gives_up_all_but(found: ModePreview, rows: int) -> bool:
+    """Each minute but the last is removed, except for some rows that all of them share."""
+    first = found.batches[0].state_rows
+    removed = sum(batch.removed_rows for batch in found.batches)
+    batches = sum(batch.kind == DATA for batch in found.batches)
+    return removed == (first - rows) * (batches - 1)
+
+
 _STATE: dict[str, _Holds] = {
     NO_STATE: lambda found, _: not any(batch.state_rows for batch in found.batches),
     COUNT: lambda found, _: max(batch.state_rows for batch in found.batches) == 1,
     UNTIL_WATERMARK: lambda found, _: sum(batch.removed_rows for batch in found.batches) > 0,
     ONE_SIDE: _keeps_one_side,
+    SUBTOTALS: lambda found, _: _gives_up_all_but(found, 1),
     FOR_EVER: _keeps,
     OWN: lambda found, _: True,
 }
 
 
 def _by_key(found: ModePreview, emits: Emits) -> bool:
-    """In one micro-batch no key comes twice; what the key of a function's rows is nobody knows."""
-    if emits.rows == FUNCTION:
+    """In one micro-batch no key comes twice; what the key of a function's rows is nobody knows, and subtotals
+    have none.
+    """
+    if emits.rows == FUNCTION or not emits.key:
         return True
     for batch in _batches(found):
         keys = [tuple(row[name] for name in emits.key) for row in batch]

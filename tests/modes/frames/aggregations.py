@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -14,6 +15,10 @@ from tests.modes.frames.frame import (
     Inputs,
     says,
 )
+
+
+def largest(values: pd.Series) -> int:
+    return int(values.max())
 
 
 @says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
@@ -72,6 +77,54 @@ def sessions(t: Inputs) -> DataFrame:
 )
 def distinct_values(t: Inputs) -> DataFrame:
     return t.events.groupBy("k").agg(F.count_distinct("value"))
+
+
+@says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
+def distinct_in_sql(t: Inputs) -> DataFrame:
+    return t.events.sparkSession.sql("SELECT DISTINCT k FROM {events}", events=t.events)
+
+
+@says(complete=FOR_EVER)
+def distinct_in_sql_with_event_time(t: Inputs) -> DataFrame:
+    return t.events.sparkSession.sql("SELECT DISTINCT ts AS seen, k FROM {events}", events=t.timed)
+
+
+@says(append=(*WITHOUT_WATERMARK, *FOR_EVER), update=FOR_EVER, complete=FOR_EVER)
+def windows_by_another_name(t: Inputs) -> DataFrame:
+    return t.events.select(F.window("ts", "1 minute").alias("minute")).groupBy("minute").count()
+
+
+@says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
+def count_by_a_column_called_window(t: Inputs) -> DataFrame:
+    return t.events.groupBy(F.col("k").alias("window")).count()
+
+
+_SUBTOTALS = ("PENSTOCK_SUBTOTALS_OVER_TIME",)
+
+
+@says(append=_SUBTOTALS, update=_SUBTOTALS, complete=FOR_EVER)
+def windows_rolled_up(t: Inputs) -> DataFrame:
+    return t.timed.withColumn("minute", F.window("ts", "1 minute")).rollup("minute", "k").count()
+
+
+@says(complete=FOR_EVER)
+def windows_in_grouping_sets(t: Inputs) -> DataFrame:
+    minutes = t.timed.select(F.window("ts", "1 minute").alias("minute"), "k")
+    return minutes.groupingSets([["minute", "k"], ["minute"]], "minute", "k").count()
+
+
+_IN_PYTHON = ("PENSTOCK_PYTHON_AGGREGATE",)
+
+
+@says(append=_IN_PYTHON, update=_IN_PYTHON, complete=(*_IN_PYTHON, *FOR_EVER))
+def aggregated_in_python(t: Inputs) -> DataFrame:
+    return t.timed.groupBy(F.window("ts", "1 minute")).agg(F.pandas_udf(largest, "long")("value"))
+
+
+@says(complete=FOR_EVER)
+def list_reduced_in_python(t: Inputs) -> DataFrame:
+    reduced = F.udf(max, "long")(F.collect_list("value"))
+    return t.timed.groupBy(F.window("ts", "1 minute"), "k").agg(reduced, F.udf(abs, "long")("k"))
 
 
 @says(append=FOR_EVER, update=FOR_EVER, complete=(*FOR_EVER, *NO_AGGREGATION))

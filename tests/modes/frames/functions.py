@@ -38,8 +38,8 @@ class _Processor(StatefulProcessor):
     def close(self) -> None: ...
 
 
-def _with_state(frame: DataFrame, mode: str) -> DataFrame:
-    return frame.groupBy("k").applyInPandasWithState(_pandas, "k long", "n long", mode, "NoTimeout")
+def _with_state(frame: DataFrame, mode: str, timeout: str = "NoTimeout") -> DataFrame:
+    return frame.groupBy("k").applyInPandasWithState(_pandas, "k long", "n long", mode, timeout)
 
 
 def _transformed(frame: DataFrame, mode: str) -> DataFrame:
@@ -54,6 +54,32 @@ def function_in_append(t: Inputs) -> DataFrame:
 @says(append=("PENSTOCK_FUNCTION_MODE", *FOR_EVER), update=FOR_EVER, complete=(*NO_AGGREGATION, *FOR_EVER))
 def function_in_update(t: Inputs) -> DataFrame:
     return _with_state(t.events, "update")
+
+
+_TIMEOUT = ("PENSTOCK_FUNCTION_TIMEOUT_WITHOUT_WATERMARK",)
+
+
+@says(
+    append=_TIMEOUT,
+    update=("PENSTOCK_FUNCTION_MODE", *_TIMEOUT),
+    complete=(*NO_AGGREGATION, *_TIMEOUT),
+)
+def function_with_a_timeout_and_no_watermark(t: Inputs) -> DataFrame:
+    return _with_state(t.events, "append", "EventTimeTimeout")
+
+
+@says(update=("PENSTOCK_FUNCTION_MODE",))
+def function_with_a_timeout(t: Inputs) -> DataFrame:
+    return _with_state(t.timed, "append", "EventTimeTimeout")
+
+
+@says(
+    append=_TIMEOUT,
+    update=("PENSTOCK_FUNCTION_MODE", *_TIMEOUT),
+    complete=(*NO_AGGREGATION, *_TIMEOUT),
+)
+def function_with_a_timeout_after_the_event_time_is_dropped(t: Inputs) -> DataFrame:
+    return _with_state(t.timed.drop("ts"), "append", "EventTimeTimeout")
 
 
 _AFTER = ("PENSTOCK_FUNCTION_AFTER_AGGREGATION",)

@@ -23,6 +23,7 @@ from penstock.modes.checking.report import (
 )
 from penstock.modes.checking.rules.joins import joins
 from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
+from penstock.modes.checking.rules.planner import MULTIPLE, planning
 from penstock.modes.checking.rules.stateful import (
     aggregates,
     deduplications,
@@ -59,6 +60,7 @@ _SETTINGS = (
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
     "spark.sql.streaming.stateStore.providerClass",
+    MULTIPLE,
     ALLOW_LIST,
 )
 _TRIGGERS = {
@@ -143,7 +145,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
             problems = [replace(each, severity=UNSAFE) if _is_refused(each) else each for each in problems]
         else:
             problems = _with_spark_verdict(problems, check_output_mode(df, mode, trigger))
-    problems += missing_requirements(plan)
+    problems += [*missing_requirements(plan), *planning(plan, mode)]
     if trigger == "continuous":
         problems += spark_continuous_sources(plan)
     elif trigger == "real time":

@@ -9,23 +9,24 @@ from dataclasses import dataclass
 from penstock.modes.checking.plan import Plan, expires
 from penstock.spark.internals.join_bounds import BOTH, evicted_sides, unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import result_key
+from penstock.spark.internals.plan_nodes import has_subtotals_over_time, result_key
 from penstock.spark.internals.plan_text import Node
 
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
 MATCHED, ONLY_MATCHED, FUNCTION = "matched rows", "matched rows alone", "the function's rows"
 AT_ONCE, AFTER_WATERMARK = "at once", "after the watermark"
-NO_STATE, COUNT, UNTIL_WATERMARK, ONE_SIDE, FOR_EVER, OWN = (
+NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOR_EVER, OWN = (
     "none",
     "a count",
     "until the watermark",
+    "for ever for subtotals",
     "for ever on one side",
     "for ever",
     "its own",
 )
 ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
 
-_WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
+_WORST_FIRST = (FOR_EVER, ONE_SIDE, SUBTOTALS, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 
 _ROWS = {
     NEW_ROWS: "each row comes out once",
@@ -47,6 +48,8 @@ _STATE = {
     COUNT: "only the number of rows so far is kept",
     UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are "
     "dropped",
+    SUBTOTALS: "subtotals over all times are kept forever, the other groups until the watermark has passed "
+    "them",
     ONE_SIDE: "state of one side of the join is kept forever, that of the other until the watermark has "
     "passed it",
     FOR_EVER: "state is kept forever",
@@ -88,7 +91,7 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
         return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
-    if top.name == "Aggregate":
+    if top in plan.aggregates or top in plan.excepts:
         if mode == "append":
             return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
         return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
@@ -112,6 +115,8 @@ def _state(node: Node, mode: str) -> str:
         return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK
-    if node.name == "Aggregate" and mode == "complete":
+    if Trait.AGGREGATION in traits_of(node.name) and mode == "complete":
         return FOR_EVER
+    if has_subtotals_over_time(node):
+        return SUBTOTALS
     return UNTIL_WATERMARK if expires(node) else FOR_EVER

@@ -44,7 +44,7 @@ class Plan:
 
     @cached_property
     def aggregates(self) -> list[Node]:
-        return self.streaming("Aggregate")
+        return self.streaming_that(Trait.AGGREGATION)
 
     @cached_property
     def functions(self) -> list[Node]:
@@ -60,6 +60,12 @@ class Plan:
         return [node for node in self.streaming("Join") if all(child.streaming for child in node.children)]
 
     @cached_property
+    def excepts(self) -> list[Node]:
+        """Streams less a batch."""
+        nodes = self.streaming("Except")
+        return [node for node in nodes if [child.streaming for child in node.children] == [True, False]]
+
+    @cached_property
     def reads(self) -> list[Node]:
         """The sources of the query."""
         return [node for node in self.nodes if Trait.STREAMING_READ in traits_of(node.name)]
@@ -72,6 +78,7 @@ class Plan:
     def stateful(self) -> list[Node]:
         """All operators that keep state, from the top."""
         operators = [*self.aggregates, *self.functions, *self.deduplications, *self.joins, *self.limits]
+        operators += self.excepts
         return sorted(operators, key=lambda node: node.number)
 
     @cached_property
@@ -83,18 +90,18 @@ class Plan:
 
 
 def keys_of(node: Node) -> str:
-    """Format the grouping expressions of an aggregate, or the keys of a deduplication."""
+    """Format the grouping expressions of an aggregation, or the keys of a deduplication."""
     return ", ".join(map(without_ids, grouping_expressions(node)))
 
 
 def expires(node: Node) -> bool:
-    """Whether a grouping column of an aggregate or deduplication has a watermark."""
+    """Whether a grouping column of an aggregation or deduplication has a watermark."""
     return any(has_watermark(expression) for expression in grouping_expressions(node))
 
 
 def above_aggregation(node: Node) -> bool:
     """Whether a streaming aggregation is below an operator."""
-    return any(child.name == "Aggregate" and child.streaming for child in node.below())
+    return any(child.streaming and Trait.AGGREGATION in traits_of(child.name) for child in node.below())
 
 
 def path_to(node: Node, below: Node) -> Iterator[Node]:

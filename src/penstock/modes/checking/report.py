@@ -23,6 +23,8 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": "no streaming aggregations",
         "PENSTOCK_STATEFUL_AFTER_STATEFUL": "Detected pattern",
         "PENSTOCK_LAST_GROUP_STAYS": None,
+        "PENSTOCK_PYTHON_AGGREGATE": None,
+        "PENSTOCK_SUBTOTALS_OVER_TIME": None,
         "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING": "NON_TIME_WINDOW",
     },
     "state-and-watermarks": {
@@ -30,6 +32,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_STATE_FOR_EACH_KEY": None,
         "PENSTOCK_WATERMARK_POLICY_MIN": None,
         "PENSTOCK_WATERMARK_POLICY_MAX": None,
+        "PENSTOCK_WATERMARK_REDEFINED": None,
     },
     "deduplication": {
         "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK": "dropDuplicatesWithinWatermark is not",
@@ -40,12 +43,14 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_OUTER_JOIN_WITHOUT_TIME": "without a watermark in the join keys",
         "PENSTOCK_OUTER_ROWS_NEVER_COME": None,
         "PENSTOCK_JOIN_MODE": "output mode, only in",
+        "PENSTOCK_JOIN_WITHOUT_EQUALITY": None,
         "PENSTOCK_ANTI_JOIN": "LeftAnti join",
         "PENSTOCK_JOIN_WITH_BATCH": "static DataFrame",
     },
     "set-operations": {
         "PENSTOCK_UNION_WITH_BATCH": "Union between",
         "PENSTOCK_EXCEPT_STREAM": "Except on",
+        "PENSTOCK_EXCEPT_BATCH": None,
         "PENSTOCK_INTERSECT": "Intersect of",
     },
     "sorting-and-limits": {
@@ -59,6 +64,7 @@ _CODES: dict[str, dict[str, str | None]] = {
     "stateful-functions": {
         "PENSTOCK_FUNCTION_MODE": "output mode on a streaming",
         "PENSTOCK_FUNCTION_MODE_DIFFERS": None,
+        "PENSTOCK_FUNCTION_TIMEOUT_WITHOUT_WATERMARK": "Watermark must be specified",
         "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION": "with aggregation on a streaming",
         "PENSTOCK_FUNCTION_AFTER_AGGREGATION": "aggregation on a streaming",
         "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS": "Multiple ",

@@ -120,9 +120,9 @@ class _EmittedRows:
 
 
 def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
-    """Return why a query failed; Spark may refuse the mode as late as it plans the first micro-batch."""
-    cause = cause_of(error)
-    if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
+    """Return why a query failed; Spark may refuse the mode as late as it plans a micro-batch."""
+    cause = emitted.error or cause_of(error)
+    if isinstance(cause, AnalysisException) or (not emitted.tables and isinstance(cause, _REFUSALS)):
         return refusal(cause)
     raised = error if emitted.error is None else emitted.error
     raised.add_note(f"in the preview of {mode} mode, in micro-batch {len(emitted.tables)}")

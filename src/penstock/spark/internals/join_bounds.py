@@ -19,6 +19,8 @@ _ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\b")
 _COLUMN = re.compile(r"[^()]*#\d+L?-T\d+ms")
 _CALL = re.compile(r"(\w+)\(")
 _BETWEEN = "between("
+_MONTHS = re.compile(r"INTERVAL '[^']*' (?:YEAR|MONTH)\b|\b\d+ (?:years|months)\b")
+_NOT_A_SUM = re.compile(r" (?:[*/%&|^]|div) ")
 
 
 def unmatched_sides(node: Node) -> frozenset[str]:
@@ -53,7 +55,7 @@ def _has_watermark(node: Node) -> bool:
 def _bounds(node: Node) -> Iterator[frozenset[str]]:
     """Yield the sides that each part of the condition bounds."""
     sides = _columns(node)
-    for part in _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ():
+    for part in _conditions(node):
         for sign in (" = ", " >= ", " > ", " <= ", " < "):
             terms = _split_outside(part, sign)
             if len(terms) != 2:
@@ -70,11 +72,21 @@ def _bounds(node: Node) -> Iterator[frozenset[str]]:
             break
 
 
+def may_have_equality(node: Node) -> bool:
+    """Whether Spark's planner may find an equality between the sides, such as one in each part of an OR."""
+    conditions = (*node.arguments[1:2], *node.filters)
+    return has_equality(node) or any(" OR " in condition for condition in conditions)
+
+
+def has_months(node: Node) -> bool:
+    """Whether a join's condition has an interval of months or years, whose length is not fixed."""
+    return any(_MONTHS.search(condition) for condition in (node.text, *node.filters))
+
+
 def has_equality(node: Node) -> bool:
     """Whether a join's condition has an equality between its sides."""
     sides = _columns(node)
-    conjuncts = _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ()
-    pairs = [_split_outside(part, " = ") for part in conjuncts]
+    pairs = [_split_outside(part, sign) for part in _conditions(node) for sign in (" = ", " <=> ")]
     return any(len(terms) == 2 and {_side(term, sides) for term in terms} == BOTH for terms in pairs)
 
 
@@ -87,6 +99,12 @@ def _columns(node: Node) -> list[set[str]]:
         if any(not part.children and not _ATTRIBUTE.search(part.text) for part in child.walk()):
             columns |= others
     return known
+
+
+def _conditions(node: Node) -> Iterator[str]:
+    """Yield the parts of a join's condition that must all be true."""
+    for condition in (*node.arguments[1:2], *node.filters):
+        yield from _conjuncts(condition)
 
 
 def _conjuncts(condition: str) -> Iterator[str]:
@@ -132,7 +150,8 @@ def _side(term: str, sides: list[set[str]]) -> str | None:
 
 
 def _is_time(term: str, *, watermark: bool = False) -> bool:
-    """Whether a term is one column, with or without an interval."""
+    """Whether a term is one column, with or without intervals of a fixed length added to it."""
     columns = list(_ATTRIBUTE.finditer(term))
     plain = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
+    plain = plain and not _MONTHS.search(term) and not _NOT_A_SUM.search(term)
     return plain and len(columns) == 1 and (not watermark or has_watermark(term[: columns[0].end()]))

@@ -25,6 +25,8 @@ class Trait(Flag):
     """It keeps state on a stream."""
     FUNCTION = auto()
     """A user's stateful function."""
+    AGGREGATION = auto()
+    """It keeps groups; ``SELECT DISTINCT`` is one, which Spark plans as a group for each row."""
     DEDUPLICATION = auto()
     """It drops rows whose keys it has seen before."""
     DROPS_LATE = auto()
@@ -57,9 +59,8 @@ _ROW = Trait.PER_ROW | Trait.MAP_LIKE | Trait.REAL_TIME
 _READ = Trait.STREAMING_READ | Trait.MAP_LIKE | Trait.REAL_TIME
 _FUNCTION = Trait.STATEFUL | Trait.FUNCTION | Trait.GATHERING | Trait.DROPS_LATE | Trait.NEW_COLUMNS
 _ABOVE_UNION_4_3 = Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION
-_DISTINCT = (
-    Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE_BY_KEY | _ABOVE_UNION_4_3
-)
+_AGGREGATION = Trait.STATEFUL | Trait.AGGREGATION | Trait.GATHERING | Trait.DROPS_LATE | _ABOVE_UNION_4_3
+_DEDUPLICATION = Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING
 _TRAITS = {
     # Row by row.
     "Project": _ROW | Trait.ONE_TO_ONE | Trait.CONTINUOUS,
@@ -85,12 +86,12 @@ _TRAITS = {
     "RepartitionByExpression": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME,
     "RebalancePartitions": Trait.PER_BATCH | Trait.GATHERING,
     # Across rows of several tasks.
-    "Aggregate": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE | _ABOVE_UNION_4_3,
+    "Aggregate": _AGGREGATION,
+    "Distinct": _AGGREGATION | Trait.NAMES_KEPT,
     "Join": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE,
     "AsOfJoin": Trait.GATHERING,
-    "Deduplicate": _DISTINCT | Trait.NAMES_KEPT,
-    "DeduplicateWithinWatermark": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE,
-    "Distinct": _DISTINCT,
+    "Deduplicate": _DEDUPLICATION | Trait.DROPS_LATE_BY_KEY | _ABOVE_UNION_4_3 | Trait.NAMES_KEPT,
+    "DeduplicateWithinWatermark": _DEDUPLICATION | Trait.DROPS_LATE,
     "Sort": Trait.GATHERING | Trait.NAMES_KEPT,
     "Window": Trait.GATHERING | Trait.REFUSED,
     "Intersect": Trait.GATHERING | Trait.REFUSED,

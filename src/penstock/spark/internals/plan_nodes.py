@@ -5,19 +5,29 @@ from __future__ import annotations
 import re
 
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_text import Node, list_items
+from penstock.spark.internals.plan_text import Node, has_watermark, list_items, split_list
 
-# A session window's column, and a column that is renamed.
-_SESSION_WINDOW = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)
+# A time window's column, and a column that is renamed.
+_NEW_WINDOW = re.compile(r"named_struct\(start, .*\) AS ((?:session_)?window)#(\d+)(?:-T\d+ms)?", re.DOTALL)
 # Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
 _RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
-_GROUPED = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
+_GROUPED = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?(\.start|\.end)?")
+# Windows that overlap: an Expand with a row for each.
+_OVERLAPPING = re.compile(r"window#(\d+)(?:-T\d+ms)?")
+_WINDOW, _SESSION = "window", "session_window"
 _NO_TIME = ("NoTimeout", "NoTime")
 # The options of a relation that reads a queue.
 _QUEUE = re.compile(r", penstock, .*\[(?:[^\]]*, )?queue=([\w.-]+)[,\]]")
-_WINDOW = re.compile(r"window#\d+")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
+_WATERMARKS = ("EventTimeWatermark", "UpdateEventTimeWatermarkColumn")
+_EVENT_TIME = re.compile(r"(?:[0-9a-f-]{36}, )?.+?#(\d+)L?(?:-T\d+ms)?(?:: |, )", re.DOTALL)
+_MARK = re.compile(r"-T\d+ms$")
+_PYTHON_CALL = re.compile(r"([\w<>.]+)\(([^()]*)\)#\d+")
+_BY_ALL_COLUMNS = ("Distinct", "Except")
+"""Operators that Spark plans as aggregations by all of their columns."""
+_OWN_COLUMNS = ("Project", "Aggregate", "Expand")
+"""Operators that print a list of their output columns, besides leaves and functions."""
 
 
 def watermark_of(node: Node) -> tuple[str, str]:
@@ -40,8 +50,41 @@ def source_of(leaf: Node) -> str:
     return leaf.arguments[place] if len(leaf.arguments) > place else leaf.name
 
 
+def output_columns(node: Node) -> list[str]:
+    """Return the output columns of an operator, with the marks of watermarks but without aliased expressions.
+
+    The columns of a generator such as ``explode`` are missing.
+    """
+    if not node.children or node.name in _OWN_COLUMNS or Trait.NEW_COLUMNS in traits_of(node.name):
+        lists = [text for text in node.arguments if text.startswith("[") and "#" in text]
+        return [_without_expression(item) for item in list_items(lists[-1])] if lists else []
+    # Both sides of a union have the columns of the first.
+    children = node.children[:1] if node.name == "Union" else node.children
+    columns = [column for child in children for column in output_columns(child)]
+    timed = _EVENT_TIME.match(node.text) if node.name in _WATERMARKS else None
+    return columns if timed is None else [_marked(column, timed[1]) for column in columns]
+
+
+def _marked(column: str, event_time: str) -> str:
+    """Return a column after a ``withWatermark``, which takes away the watermarks of other columns."""
+    bare = _MARK.sub("", column)
+    return f"{bare}-T0ms" if bare.removesuffix("L").endswith(f"#{event_time}") else bare
+
+
+def _without_expression(item: str) -> str:
+    """Return the column of a printed ``<expression> AS <column>``."""
+    depth = 0
+    for place, letter in enumerate(item):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0 and item.startswith(" AS ", place):
+            return item[place + len(" AS ") :]
+    return item
+
+
 def grouping_expressions(node: Node) -> list[str]:
-    """Return the grouping expressions of an aggregate, or the keys of a deduplication."""
+    """Return the grouping expressions of an aggregation, or the keys of a deduplication."""
+    if node.name in _BY_ALL_COLUMNS:
+        return output_columns(node.children[0])
     # An aggregate over all rows has no list of grouping expressions; its only list is that of the results.
     is_global = node.name == "Aggregate" and len(node.arguments) < 2
     return [] if is_global or not node.arguments else list_items(node.arguments[0])
@@ -49,28 +92,64 @@ def grouping_expressions(node: Node) -> list[str]:
 
 def groups_by_session(node: Node) -> bool:
     """Return whether an aggregate groups by session windows, under any name."""
-    columns = [match[1] for match in map(_GROUPED.fullmatch, grouping_expressions(node)) if match]
-    return bool(columns) and not _session_windows(node).isdisjoint(columns)
-
-
-def _session_windows(node: Node) -> set[str]:
-    """Return the ids of the columns below a node that are session windows."""
-    ids: set[str] = set()
-    for below in reversed(list(node.below())):
-        for item in list_items(below.text) if below.name == "Project" else ():
-            window, renamed = _SESSION_WINDOW.fullmatch(item), _RENAMED.fullmatch(item)
-            if window is not None:
-                ids.add(window[1])
-            elif renamed is not None and renamed[1] in ids and renamed[2] == renamed[4]:
-                ids.add(renamed[3])
-    return ids
+    windows = _time_windows(node)
+    columns = [
+        match[1] for match in map(_GROUPED.fullmatch, grouping_expressions(node)) if match and not match[2]
+    ]
+    return any(windows.get(column) == _SESSION for column in columns)
 
 
 def by_window(node: Node) -> bool:
-    """Whether an aggregate groups by time or session windows."""
-    return any(_WINDOW.match(expression) for expression in grouping_expressions(node)) or groups_by_session(
-        node
+    """Return whether an aggregation groups by time or session windows, or by a bound of theirs."""
+    windows = _time_windows(node)
+    matches = map(_GROUPED.fullmatch, grouping_expressions(node))
+    return any(match is not None and match[1] in windows for match in matches)
+
+
+def _time_windows(node: Node) -> dict[str, str]:
+    """Return the ids of the columns below a node that are time windows, with the kind of each."""
+    kinds: dict[str, str] = {}
+    for below in reversed(list(node.below())):
+        if below.name == "Expand":
+            kinds |= {
+                match[1]: _WINDOW for match in map(_OVERLAPPING.fullmatch, output_columns(below)) if match
+            }
+        elif below.name in ("Project", "Aggregate") and below.arguments:
+            for item in list_items(below.arguments[-1]):
+                window, renamed = _NEW_WINDOW.fullmatch(item), _RENAMED.fullmatch(item)
+                if window is not None:
+                    kinds[window[2]] = window[1]
+                elif renamed is not None and renamed[1] in kinds and renamed[2] == renamed[4]:
+                    kinds[renamed[3]] = kinds[renamed[1]]
+    return kinds
+
+
+def has_subtotals_over_time(node: Node) -> bool:
+    """Return whether a cube, a rollup or a grouping set leaves out a grouping column with a watermark."""
+    expand = node.children[0] if node.children else node
+    if expand.name != "Expand" or len(expand.arguments) < 2:
+        return False
+    timed = {column for column in grouping_expressions(node) if has_watermark(column)}
+    rows = [list_items(row) for row in list_items(expand.arguments[0])]
+    return any(
+        row[place] == "null"
+        for place, column in enumerate(list_items(expand.arguments[1]))
+        if column in timed
+        for row in rows
+        if place < len(row)
     )
+
+
+def python_aggregate(node: Node) -> str | None:
+    """Return the name of a Python function that aggregates, where the plan shows one.
+
+    It is called with a column that the aggregate does not group by, which no other Python function can be.
+    """
+    grouped = grouping_expressions(node)
+    for call in _PYTHON_CALL.finditer(node.arguments[-1] if node.arguments else ""):
+        if any("#" in term and term not in grouped for term in split_list(call[2])):
+            return call[1]
+    return None
 
 
 def join_type(node: Node) -> str:
@@ -97,12 +176,12 @@ def is_map_groups(node: Node) -> bool:
 
 def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
     """Return the names of an aggregate's grouping columns in the result; none where one is missing."""
-    if len(aggregate.arguments) < 2:
+    expressions = grouping_expressions(aggregate)
+    by_all = aggregate.name in _BY_ALL_COLUMNS
+    if not by_all and len(aggregate.arguments) < 2:
         return ()
-    key = [
-        _output_column(expression, list_items(aggregate.arguments[1]))
-        for expression in grouping_expressions(aggregate)
-    ]
+    columns = expressions if by_all else list_items(aggregate.arguments[1])
+    key = [_output_column(expression, columns) for expression in expressions]
     for node in reversed(_above(root, aggregate)):
         if node.name == "Project":
             columns = list_items(node.arguments[0])

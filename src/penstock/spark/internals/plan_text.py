@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, cast
@@ -48,6 +48,8 @@ class Node:
     number: int
     """The position in the plan, from the top."""
     children: tuple[Node, ...]
+    filters: tuple[str, ...] = ()
+    """Of an inner join: the conditions above it, which Spark's optimizer makes conditions of the join."""
 
     def walk(self) -> Iterator[Node]:
         yield self
@@ -76,7 +78,7 @@ def plan_tree(frame: DataFrame) -> Node:
     tree = parse(str(plan.treeString(True, False, _MAX_FIELDS, False, False)))
     leaves = sum(not node.children for node in tree.walk())
     # A literal in the query may look like a line of its plan.
-    return tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count())
+    return with_filters(tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count()))
 
 
 def _connect_plan(frame: ConnectDataFrame) -> Node:
@@ -85,7 +87,7 @@ def _connect_plan(frame: ConnectDataFrame) -> Node:
         match = _ANALYZED.search(frame._explain_string(extended=True))
     except PySparkException as error:
         return Node(NOT_PLANNED, str(error).splitlines()[0], True, 0, ())
-    return parse("" if match is None else match.group(1))
+    return with_filters(parse("" if match is None else match.group(1)))
 
 
 def _walk_jvm(plan: JavaObject, numbers: Iterator[int]) -> Node:
@@ -138,6 +140,21 @@ def split_list(text: str) -> Iterator[str]:
 def list_items(argument: str) -> list[str]:
     inner = argument[1:-1] if argument.startswith("[") and argument.endswith("]") else argument
     return list(split_list(inner))
+
+
+def with_filters(node: Node, filters: tuple[str, ...] = ()) -> Node:
+    """Return a plan whose inner joins know the conditions of the filters and inner joins above them."""
+    below: tuple[str, ...] = ()
+    if node.name == "Filter":
+        below = (*filters, node.text)
+    elif node.name in ("Project", "SubqueryAlias", "View"):
+        below = filters
+    elif node.name == "Join" and node.arguments[0] == "Inner":
+        below = (*filters, *node.arguments[1:2])
+    else:
+        filters = ()
+    children = tuple(with_filters(child, below) for child in node.children)
+    return replace(node, children=children, filters=filters if node.name == "Join" else ())
 
 
 def has_watermark(expression: str) -> bool:

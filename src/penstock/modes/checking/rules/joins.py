@@ -6,13 +6,24 @@ from collections.abc import Iterator
 
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import UNSAFE, Problem
-from penstock.spark.internals.join_bounds import BOTH, LEFT, bounded_sides, evicted_sides, unmatched_sides
+from penstock.spark.internals.join_bounds import (
+    BOTH,
+    LEFT,
+    bounded_sides,
+    evicted_sides,
+    has_months,
+    unmatched_sides,
+)
 from penstock.spark.internals.plan_nodes import join_type
 from penstock.spark.internals.plan_text import Node
 
 _BOUND = (
     "add withWatermark to both streams, and a time range to the condition: "
     '"a.id = b.id and b.ts between a.ts and a.ts + interval 1 hour"'
+)
+_DAYS = (
+    "an interval of days, such as interval 30 days: months and years have no fixed length, so Spark takes "
+    "none as a bound"
 )
 # For a join with a batch, by the side of the stream: the types whose unmatched rows would wait for the whole
 # stream.
@@ -45,6 +56,7 @@ def _anti(node: Node) -> Problem:
 
 def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     kind = join_type(node)
+    fix = _DAYS if has_months(node) else _BOUND
     if (mode == "update" and unmatched_sides(node)) or (mode == "complete" and plan.aggregates):
         yield Problem.at(
             node,
@@ -60,7 +72,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
             f"a {kind} join must know when a row can no longer match, and nothing bounds the time between "
             "the two rows",
-            fix=_BOUND,
+            fix=fix,
         )
         return
     stay = BOTH - evicted_sides(node)
@@ -71,7 +83,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             f"unmatched rows of the stream on the {side} are never emitted, since they never leave the "
             "state: that stream has no watermark of its own, or its rows may match at any later time",
             UNSAFE,
-            fix=_BOUND,
+            fix=fix,
         )
     if stay:
         kept = "both streams are" if stay == BOTH else f"the stream on the {next(iter(stay))} is"
@@ -80,7 +92,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             "PENSTOCK_JOIN_STATE_FOR_EVER",
             f"{kept} kept in the state forever, since a row may match at any time",
             UNSAFE,
-            fix=_BOUND,
+            fix=fix,
         )
 
 

@@ -137,4 +137,4 @@ def _drops_late(node: Node) -> bool:
 def _emits_late(node: Node) -> bool:
     if node.name == "Join":
         return bool(unmatched_sides(node))
-    return node.name == "Aggregate"
+    return Trait.AGGREGATION in traits_of(node.name)

@@ -14,8 +14,10 @@ from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import (
     by_window,
     groups_by_session,
+    has_subtotals_over_time,
     is_map_groups,
     keeps_forever,
+    output_columns,
     own_mode,
 )
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items
@@ -25,7 +27,12 @@ MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+_EVENT_TIME = "EventTimeTimeout"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_DISTINCT_IN_SQL = (
+    "df.dropDuplicates() in place of SQL's DISTINCT or UNION, which are aggregations: it emits each row "
+    "once, when it first comes"
+)
 
 
 def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -58,6 +65,8 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
                 fix="approx_count_distinct(...); or dropDuplicates(...) before the aggregation, in append "
                 "mode",
             )
+        if mode != "complete" and has_subtotals_over_time(node):
+            yield _subtotals(node, mode)
         yield from _kept_groups(node, mode)
 
 
@@ -92,6 +101,18 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
         )
 
 
+def _subtotals(node: Node, mode: str) -> Problem:
+    return Problem.at(
+        node,
+        "PENSTOCK_SUBTOTALS_OVER_TIME",
+        "cube, rollup and grouping sets add subtotals over all times, which no watermark passes: they "
+        + ("are never emitted, and stay" if mode == "append" else "stay")
+        + " in the state forever",
+        UNSAFE if mode == "append" else WARNING,
+        fix="GROUPING SETS that all have the event time or its window, such as ((window, k), (window))",
+    )
+
+
 def _without_watermark(plan: Plan, node: Node) -> Problem:
     below = [watermark for watermark in plan.watermarks if watermark.node in node.walk()]
     keys = keys_of(node) or "nothing"
@@ -101,8 +122,10 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
             "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
             f"append mode emits a group when it is final, and without a watermark a group by {keys} is never "
             "final",
-            fix="df.withWatermark('<event time>', '10 minutes').groupBy(window('<event time>', '5 minutes'), "
-            "...); or outputMode('update') or outputMode('complete')",
+            fix=_DISTINCT_IN_SQL
+            if node.name == "Distinct"
+            else "df.withWatermark('<event time>', '10 minutes').groupBy(window('<event time>', "
+            "'5 minutes'), ...); or outputMode('update') or outputMode('complete')",
             condition=MODE_CONDITION,
         )
     column = below[0].column
@@ -122,7 +145,9 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
         "PENSTOCK_WATERMARK_NOT_IN_GROUPING",
         f"append mode emits a group when the watermark has passed it; the watermark is on {column!r}, and "
         f"the groups are by {keys}, which has no event time",
-        fix=f"groupBy(window({column!r}, '5 minutes'), ...); an expression such as date_trunc over "
+        fix=_DISTINCT_IN_SQL
+        if node.name == "Distinct"
+        else f"groupBy(window({column!r}, '5 minutes'), ...); an expression such as date_trunc over "
         f"{column!r} does not count, a window or the column itself does",
         condition=MODE_CONDITION,
     )
@@ -234,6 +259,15 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
 
 def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     own = own_mode(node)
+    if _EVENT_TIME in node.arguments and not any(map(has_watermark, output_columns(node.children[0]))):
+        yield Problem.at(
+            node,
+            "PENSTOCK_FUNCTION_TIMEOUT_WITHOUT_WATERMARK",
+            "an event-time timeout ends when the watermark passes it, and the rows of the function have no "
+            "column with a watermark",
+            fix="df.withWatermark('<event time>', '10 minutes').groupBy(...); or "
+            "GroupStateTimeout.ProcessingTimeTimeout",
+        )
     if is_map_groups(node) and mode != "update":
         yield Problem.at(
             node,

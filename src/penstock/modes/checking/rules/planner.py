@@ -1,0 +1,102 @@
+"""Rules of Spark's planner (4.2, 4.3), which refuses in a micro-batch what Spark's checker allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.modes.checking.plan import Plan, expires, keys_of
+from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
+from penstock.spark.internals.join_bounds import may_have_equality
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_nodes import join_type, python_aggregate
+from penstock.spark.internals.plan_text import Node
+
+MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
+
+
+def planning(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report what Spark refuses when it plans a micro-batch."""
+    yield from _second_watermarks(plan, mode)
+    yield from _joins_without_equality(plan)
+    yield from _batches_subtracted(plan, mode)
+    yield from _python_aggregates(plan)
+
+
+def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report a watermark above another one, even one on a column that is lost on the way."""
+    if plan.settings.get(MULTIPLE, "true") != "true":
+        return
+    columns = {watermark.node: watermark.column for watermark in plan.watermarks}
+    for node, column in columns.items():
+        for below, waits in _watermarks_below(node):
+            stuck = waits and mode == "append"
+            yield Problem.at(
+                node,
+                "PENSTOCK_WATERMARK_REDEFINED",
+                f"the watermark on {columns[below]!r} is defined again, on {column!r}"
+                + (
+                    ": the aggregation between the two waits for both, and the upper one waits for its rows, "
+                    "so nothing is ever emitted"
+                    if stuck
+                    else ", which Spark refuses as soon as the watermark moves"
+                ),
+                UNSAFE if stuck else REFUSED,
+                fix="one withWatermark only; after an aggregation window_time(window) keeps the watermark",
+            )
+
+
+def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, bool]]:
+    """Yield the nearest watermarks below an operator, with whether an aggregation is between.
+
+    The rows of a stateful function have no watermark until they get one.
+    """
+    for child in node.children:
+        traits = traits_of(child.name)
+        if child.name == "EventTimeWatermark":
+            yield child, waits
+        elif child.streaming and Trait.FUNCTION not in traits:
+            yield from _watermarks_below(child, waits or Trait.AGGREGATION in traits)
+
+
+def _joins_without_equality(plan: Plan) -> Iterator[Problem]:
+    """Report joins of two streams by a range alone, or by nothing.
+
+    Spark refuses a ``crossJoin`` even where a filter above it has an equality.
+    """
+    for node in plan.joins:
+        if join_type(node) == "Cross" or not may_have_equality(node):
+            yield Problem.at(
+                node,
+                "PENSTOCK_JOIN_WITHOUT_EQUALITY",
+                "Spark keeps the rows of joined streams by key, and the condition has no equality between a "
+                "column of each stream",
+                fix="a.join(b, F.expr('a.id = b.id and ...')), with an equality in the condition",
+            )
+
+
+def _python_aggregates(plan: Plan) -> Iterator[Problem]:
+    for node in plan.aggregates:
+        name = python_aggregate(node)
+        if name is not None:
+            yield Problem.at(
+                node,
+                "PENSTOCK_PYTHON_AGGREGATE",
+                f"{name} aggregates in Python, and a stream takes only Spark's own aggregate functions",
+                fix="agg(f(collect_list('<column>'))) with a function of a list; or applyInPandasWithState",
+            )
+
+
+def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report ``subtract`` and ``exceptAll`` of a batch, which Spark runs as aggregations by all columns."""
+    for node in plan.excepts:
+        if not expires(node):
+            lasting = "append mode emits a row when the watermark has passed it, and there is none on it"
+            kept = f"every {keys_of(node)} seen is kept in the state forever"
+            yield Problem.at(
+                node,
+                "PENSTOCK_EXCEPT_BATCH",
+                "subtracting a batch is an aggregation by all columns: "
+                + (lasting if mode == "append" else kept),
+                REFUSED if mode == "append" else UNSAFE,
+                fix="df.join(batch, [<columns>], 'left_anti'), which emits rows at once and keeps no state",
+            )

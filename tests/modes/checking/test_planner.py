@@ -1,0 +1,145 @@
+"""What Spark's checker allows and its planner refuses is refused by the check, and by a preview."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock
+from penstock.modes.checking.emits import CHANGED, FINISHED, ONE_SIDE, UNTIL_WATERMARK
+from penstock.modes.previewing.micro_batches import DATA
+from tests.modes.frames import Inputs
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+_TIMES = [_START + timedelta(hours=hour) for hour in range(3)]
+_BATCHES = {
+    "events": [[{"ts": at, "k": 1, "value": 10}] for at in _TIMES],
+    "others": [[{"ts2": at, "k2": 1, "value2": 10}] for at in _TIMES],
+}
+_Build = Callable[[Inputs], DataFrame]
+_REDEFINED, _NO_EQUALITY = "PENSTOCK_WATERMARK_REDEFINED", "PENSTOCK_JOIN_WITHOUT_EQUALITY"
+_EXCEPT = "PENSTOCK_EXCEPT_BATCH"
+_RANGE = "ts between ts2 and ts2 + interval 1 minute"
+
+
+def _compared(
+    spark: SparkSession, build: _Build, *modes: str
+) -> tuple[penstock.modes.Report, penstock.modes.Preview]:
+    reports: list[penstock.modes.Report] = []
+
+    def transform(events: DataFrame, others: DataFrame) -> DataFrame:
+        df = build(Inputs(events, others, events.sparkSession.range(3).toDF("k")))
+        reports.append(penstock.modes.check(df))
+        return df
+
+    shown = penstock.modes.preview(spark, transform, _BATCHES, modes=modes)
+    return reports[0], shown
+
+
+def _windows_again(t: Inputs) -> DataFrame:
+    return t.windows.select(F.window_time("window").alias("end"), "k").withWatermark("end", "1 minute")
+
+
+def _from_where(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others).where("k = k2").where(_RANGE).select("ts", "ts2")
+
+
+@pytest.mark.parametrize(
+    ("build", "code", "modes"),
+    [
+        (lambda t: t.timed.withWatermark("ts", "1 minute"), _REDEFINED, ("append", "update")),
+        (
+            lambda t: t.timed.withColumn("ts", F.expr("ts + interval 1 hour")).withWatermark(
+                "ts", "1 minute"
+            ),
+            _REDEFINED,
+            ("append",),
+        ),
+        (_windows_again, _REDEFINED, ("update", "complete")),
+        (lambda t: t.events.crossJoin(t.others), _NO_EQUALITY, ("append", "update")),
+        (lambda t: t.events.crossJoin(t.others).where("k = k2"), _NO_EQUALITY, ("append",)),
+        (lambda t: t.timed.join(t.timed_others, F.expr(_RANGE)), _NO_EQUALITY, ("append",)),
+        (lambda t: t.timed.join(t.timed_others, F.expr(_RANGE), "left_outer"), _NO_EQUALITY, ("append",)),
+        (lambda t: t.events.select("k").subtract(t.batch), _EXCEPT, ("append",)),
+        (lambda t: t.events.select("k").exceptAll(t.batch), _EXCEPT, ("append",)),
+    ],
+)
+def test_what_the_planner_refuses_is_refused(
+    build: _Build, code: str, modes: tuple[str, ...], spark: SparkSession
+) -> None:
+    report, shown = _compared(spark, build, *modes)
+    for mode in modes:
+        assert [each.severity for each in report[mode].problems if each.code == code] == ["refused"]
+        assert not shown[mode].allowed
+
+
+def test_a_watermark_above_an_aggregation_holds_back_all_rows_in_append_mode(spark: SparkSession) -> None:
+    report, shown = _compared(spark, _windows_again, "append")
+    (problem,) = [each for each in report["append"].problems if each.code == _REDEFINED]
+    assert problem.severity == "unsafe"
+    assert "nothing is ever emitted" in problem.message
+    assert not any(batch.emitted.num_rows for batch in shown["append"].batches)
+
+
+def test_a_filter_above_a_join_is_part_of_its_condition(spark: SparkSession) -> None:
+    """The fix of PENSTOCK_JOIN_WITHOUT_EQUALITY."""
+    report, shown = _compared(spark, _from_where, "append")
+    assert report["append"].safe
+    assert report["append"].emits is not None
+    assert report["append"].emits.state == UNTIL_WATERMARK
+    assert sum(batch.emitted.num_rows for batch in shown["append"].batches) == len(_TIMES)
+    assert shown["append"].batches[-1].removed_rows > 0
+
+
+def test_one_watermark_and_a_left_anti_join_are_the_fixes(spark: SparkSession) -> None:
+    """The fixes of PENSTOCK_WATERMARK_REDEFINED and PENSTOCK_EXCEPT_BATCH."""
+    report, shown = _compared(spark, lambda t: t.events.join(t.batch, ["k"], "left_anti"), "append")
+    assert report["append"].problems == ()
+    assert shown["append"].allowed
+    report, shown = _compared(
+        spark, lambda t: t.windows.groupBy(F.window(F.window_time("window"), "2 minutes")).count(), "append"
+    )
+    assert report["append"].problems == ()
+    assert sum(batch.emitted.num_rows for batch in shown["append"].batches) > 0
+
+
+def test_a_batch_subtracted_with_an_event_time_is_emitted_when_the_watermark_has_passed(
+    spark: SparkSession,
+) -> None:
+    def subtracted(t: Inputs) -> DataFrame:
+        return t.timed.select("ts", "k").subtract(t.batch.selectExpr("current_timestamp() as ts", "k"))
+
+    report, shown = _compared(spark, subtracted, "append", "update")
+    for mode, rows in (("append", FINISHED), ("update", CHANGED)):
+        assert report[mode].safe
+        emits = report[mode].emits
+        assert emits is not None
+        assert (emits.rows, emits.state) == (rows, UNTIL_WATERMARK)
+        assert sum(batch.removed_rows for batch in shown[mode].batches) > 0
+    assert not shown["append"].batches[0].emitted.num_rows
+    assert shown["update"].batches[0].emitted.num_rows
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "ts <= ts2 + interval 1 month",
+        "ts <= ts2 + interval 1 year",
+        "ts <= ts2 + 2 * interval 1 hour",
+    ],
+)
+def test_an_interval_of_no_fixed_length_leaves_rows_in_the_state(bound: str, spark: SparkSession) -> None:
+    def build(t: Inputs) -> DataFrame:
+        return t.timed.join(t.timed_others, F.expr(f"k = k2 and ts >= ts2 and {bound}"))
+
+    report, shown = _compared(spark, build, "append")
+    assert report["append"].emits is not None
+    assert report["append"].emits.state == ONE_SIDE
+    totals = [batch.state_rows for batch in shown["append"].batches if batch.kind == DATA]
+    assert totals == sorted(set(totals))
+    (problem,) = [each for each in report["append"].problems if each.severity == "unsafe"]
+    assert ("interval of days" in str(problem.fix)) == ("hour" not in bound)
