@@ -109,8 +109,11 @@ def windows_rolled_up(t: Inputs) -> DataFrame:
 
 @says(complete=FOR_EVER)
 def windows_in_grouping_sets(t: Inputs) -> DataFrame:
-    minutes = t.timed.select(F.window("ts", "1 minute").alias("minute"), "k")
-    return minutes.groupingSets([["minute", "k"], ["minute"]], "minute", "k").count()
+    return (
+        t.timed.select(F.window("ts", "1 minute").alias("minute"), "k")
+        .groupingSets([["minute", "k"], ["minute"]], "minute", "k")
+        .count()
+    )
 
 
 _IN_PYTHON = ("PENSTOCK_PYTHON_AGGREGATE",)
@@ -123,8 +126,9 @@ def aggregated_in_python(t: Inputs) -> DataFrame:
 
 @says(complete=FOR_EVER)
 def list_reduced_in_python(t: Inputs) -> DataFrame:
-    reduced = F.udf(max, "long")(F.collect_list("value"))
-    return t.timed.groupBy(F.window("ts", "1 minute"), "k").agg(reduced, F.udf(abs, "long")("k"))
+    return t.timed.groupBy(F.window("ts", "1 minute"), "k").agg(
+        F.udf(max, "long")(F.collect_list("value")), F.udf(abs, "long")("k")
+    )
 
 
 @says(append=FOR_EVER, update=FOR_EVER, complete=(*FOR_EVER, *NO_AGGREGATION))

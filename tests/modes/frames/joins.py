@@ -66,6 +66,33 @@ def full_joined_at_equal_times(t: Inputs) -> DataFrame:
     return t.timed.join(t.timed_others, F.expr("k = k2 and ts = ts2"), "full_outer")
 
 
+@says(append=_POLICY, update=(*_MODE, *_POLICY), complete=(*NO_AGGREGATION, *_POLICY))
+def left_joined_again_with_the_same_stream(t: Inputs) -> DataFrame:
+    return (
+        t.timed.join(t.timed_others, F.expr(_RANGE))
+        .selectExpr("ts", "k + 100 as k", "value2 as value")
+        .join(t.timed_others, F.expr(_RANGE), "left_outer")
+    )
+
+
+@says(
+    append=(*_ENDLESS, *_POLICY),
+    update=(*_ENDLESS, *_POLICY),
+    complete=(*NO_AGGREGATION, *_ENDLESS, *_POLICY),
+)
+def joined_in_a_range_by_a_recreated_time(t: Inputs) -> DataFrame:
+    return t.timed.withColumn("ts", F.col("ts").cast("string").cast("timestamp")).join(
+        t.timed_others, F.expr(_RANGE)
+    )
+
+
+@says(append=_POLICY, update=(*_MODE, *_POLICY), complete=(*NO_AGGREGATION, *_POLICY))
+def left_joined_by_an_exploded_key(t: Inputs) -> DataFrame:
+    return t.timed.select("ts", F.explode(F.array("k")).alias("k")).join(
+        t.timed_others, F.expr(_RANGE), "left_outer"
+    )
+
+
 @says(append=_UNBOUND, update=_UNBOUND, complete=(*NO_AGGREGATION, *_UNBOUND))
 def semi_joined(t: Inputs) -> DataFrame:
     return t.events.join(t.others, F.expr("k = k2"), "left_semi")

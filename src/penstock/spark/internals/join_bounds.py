@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.spark.internals.plan_nodes import join_type
+from penstock.spark.internals.plan_nodes import join_type, output_columns
 from penstock.spark.internals.plan_text import Node, has_watermark, split_list
 
 LEFT, RIGHT = "left", "right"
@@ -44,12 +44,9 @@ def evicted_sides(node: Node) -> frozenset[str]:
     Of the bounded sides, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) evicts one that has a
     watermark of its own, or both where the watermark is on a column of an equality.
     """
-    timed = {name for name, child in zip((LEFT, RIGHT), node.children, strict=True) if _has_watermark(child)}
+    columns = map(output_columns, node.children)
+    timed = {side for side, own in zip((LEFT, RIGHT), columns, strict=True) if any(map(has_watermark, own))}
     return frozenset().union(*(sides if sides == BOTH else sides & timed for sides in _bounds(node)))
-
-
-def _has_watermark(node: Node) -> bool:
-    return any(child.name == "EventTimeWatermark" for child in node.walk())
 
 
 def _bounds(node: Node) -> Iterator[frozenset[str]]:
@@ -91,13 +88,16 @@ def has_equality(node: Node) -> bool:
 
 
 def _columns(node: Node) -> list[set[str]]:
-    """Return the column numbers of each side."""
-    known = [set(_ATTRIBUTE.findall(" ".join(part.text for part in child.walk()))) for child in node.children]
-    others = set(_ATTRIBUTE.findall(node.text)).difference(*known)
-    for columns, child in zip(known, node.children, strict=True):
-        # Some relations, such as a range of numbers, are printed without their columns.
-        if any(not part.children and not _ATTRIBUTE.search(part.text) for part in child.walk()):
-            columns |= others
+    """Return the column numbers of each side: of its output, since both sides may read the same stream."""
+    known = [set(_ATTRIBUTE.findall(" ".join(output_columns(child)))) for child in node.children]
+    for column in set(_ATTRIBUTE.findall(node.text)).difference(*known):
+        for columns, child in zip(known, node.children, strict=True):
+            texts = [(part.text, not part.children) for part in child.walk()]
+            # Some relations, such as a range of numbers, are printed without their columns.
+            if any(column in _ATTRIBUTE.findall(text) for text, _ in texts) or any(
+                leaf and not _ATTRIBUTE.search(text) for text, leaf in texts
+            ):
+                columns.add(column)
     return known
 
 

@@ -53,14 +53,17 @@ def source_of(leaf: Node) -> str:
 def output_columns(node: Node) -> list[str]:
     """Return the output columns of an operator, with the marks of watermarks but without aliased expressions.
 
-    The columns of a generator such as ``explode`` are missing.
+    For an operator that is not known, these are the columns that it reads.
     """
     if not node.children or node.name in _OWN_COLUMNS or Trait.NEW_COLUMNS in traits_of(node.name):
         lists = [text for text in node.arguments if text.startswith("[") and "#" in text]
         return [_without_expression(item) for item in list_items(lists[-1])] if lists else []
-    # Both sides of a union have the columns of the first.
-    children = node.children[:1] if node.name == "Union" else node.children
+    # A union has the columns of its first side, and a semi join those of the left.
+    is_first = node.name == "Union" or join_type(node) in ("LeftSemi", "LeftAnti")
+    children = node.children[:1] if is_first else node.children
     columns = [column for child in children for column in output_columns(child)]
+    if node.name == "Generate":
+        columns += list_items(node.arguments[-1])
     timed = _EVENT_TIME.match(node.text) if node.name in _WATERMARKS else None
     return columns if timed is None else [_marked(column, timed[1]) for column in columns]
 
