@@ -7,7 +7,7 @@ import pytest
 
 from penstock import Store
 from tests.support.queues import SCHEMA
-from tests.support.raw_sql import long_text, run_sql
+from tests.support.raw_sql import bytes_literal, long_text, run_sql
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,7 @@ def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str,
     store.create_consumer("c").register("q")
     store.producer("q", "s")
     number = queue.record.queue_id
-    zeros = "00" * 32
-    segment_list = f"x'{zeros}'" if store.database.dialect == "sqlite" else rf"'\x{zeros}'"
+    segment_list = bytes_literal(store.database.dialect, bytes(32))
     for row in (
         "mark (source, app_id, partition, next_index) values ('s', 'a', 0, 0)",
         "marked_source (source, app_id, generation) values ('s', 'a', 0)",

@@ -13,9 +13,12 @@ from penstock.commit.owner import Owner
 from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
 from penstock.json_text import MOST_CHARACTERS
+from penstock.store import staging
+from penstock.store.log.segmenting import to_segments
 from penstock.store.records import catalog
+from penstock.store.staging import Attempt
 from tests.support.queues import SCHEMA, rows
-from tests.support.raw_sql import overwrite, run_sql, write_unchecked
+from tests.support.raw_sql import bytes_literal, overwrite, run_sql, write_unchecked
 
 
 def test_a_partition_of_more_rows_than_fit_is_refused_where_it_is_read(store: Store) -> None:
@@ -120,7 +123,7 @@ def test_sums_of_what_others_have_written_do_not_overflow(store: Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     columns = "app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at"
-    segment = f"x'{'00' * 32}'" if store.database.dialect == "sqlite" else rf"'\x{'00' * 32}'"
+    segment = bytes_literal(store.database.dialect, bytes(32))
     for ordinal in range(2):
         run_sql(
             store.database,
@@ -134,6 +137,19 @@ def test_sums_of_what_others_have_written_do_not_overflow(store: Store) -> None:
         )
     assert store.info().staged_segments == 2
     assert store.clean_up() == 2
+
+
+def test_a_damaged_list_of_staged_segments_is_refused_and_can_be_dropped(store: Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    segments = to_segments(pa.Table.from_pylist([{"n": 1}], schema=SCHEMA), 0)
+    attempt = Attempt("app", 0, 0, "try")
+    staging.stage_segments(store.database, queue.record, attempt, segments, 0)
+    overwrite(store, "staged.segment_list", b"damaged")
+    with pytest.raises(StoreError, match="a list of staged segments is not what Penstock writes") as caught:
+        store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 0, {"try": 1}))
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+    store.drop_queue("q")
+    assert store.info().staged_segments == 0
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.store.database import Database
 from penstock.store.statements import qualify, statements
-from tests.support.raw_sql import numbers, raw_connection
+from tests.support.raw_sql import bytes_literal, numbers, raw_connection
 
 SEGMENTS = 30_000
 EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}
@@ -250,7 +250,7 @@ def as_the_store(database: Database) -> Iterator[Any]:
 def _sql(database: Database, text: str) -> str:
     text = re.sub(r"\{rows:(\d+)\}", lambda found: numbers(database, int(found[1])), text)
     text = text.replace("{empty}", EMPTY[database.dialect])
-    text = text.replace("{segment_list}", EMPTY[database.dialect].replace("00", "00" * 32))
+    text = text.replace("{segment_list}", bytes_literal(database.dialect, bytes(32)))
     return qualify(text, database.dialect, database.url.schema)
 
 

@@ -20,10 +20,12 @@ from psycopg import sql
 import penstock
 from penstock.errors import PenstockError
 from penstock.feeds.contract import DEAD_LETTERS
+from penstock.store.int_columns import pack_columns
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from tests.support.mutated_values import mutated_value
 from tests.support.postgres import start_postgres
+from tests.support.raw_sql import bytes_literal
 from tests.support.store_readers import command, read_in_python, read_page, store_commands
 
 _MORE_ROWS = (
@@ -35,8 +37,8 @@ _MORE_ROWS = (
     "insert into {feed_commit} select queue_id, 1, 5, 20, '[10, 10]' from {queue}",
     """insert into {pump}
         values ('pump', 'owner', 1, 5, 7, 6, 8, 2, '{{"feed": "f", "queues": {{"t": "q"}}}}')""",
-    """insert into {staged} select 'app', 4, 'attempt', 0, 0, queue_id, 0, 1, 10,
-        (select min(payload_id) from {payload}), 5 from {queue} where name = 'q'""",
+    """insert into {staged} select 'app', 4, 'attempt', 0, 0, queue_id, 1, 10, {segment_list}, 5
+        from {queue} where name = 'q'""",
 )
 """Rows of the tables that only streaming queries and feeds fill."""
 
@@ -100,7 +102,7 @@ class SqliteCopies:
             fill(f"sqlite:///{self._whole}", folder / "objects")
             with contextlib.closing(sqlite3.connect(self._whole, isolation_level=None)) as connection:
                 for statement in _MORE_ROWS:
-                    connection.execute(statement.format_map(_Named("penstock_")))
+                    connection.execute(statement.format_map(_Named("sqlite")))
 
     def fresh(self) -> str:
         self.close()
@@ -152,7 +154,7 @@ class PostgresqlCopies:
         fill(self._url("whole"), folder / "objects")
         with psycopg.connect(self._url("whole"), autocommit=True) as connection:
             for statement in _MORE_ROWS:
-                connection.execute(statement.format_map(_Named("penstock.")))
+                connection.execute(statement.format_map(_Named("postgres")))
             checks = connection.execute(
                 "select conrelid::regclass::text, conname from pg_constraint where contype = 'c'"
                 " and connamespace = 'penstock'::regnamespace"
@@ -211,11 +213,11 @@ class PostgresqlCopies:
 
 
 class _Named(dict[str, str]):
-    """The full names of tables."""
+    """The full names of tables, and a list of one staged segment."""
 
-    def __init__(self, begin: str) -> None:
-        super().__init__()
-        self._begin = begin
+    def __init__(self, dialect: str) -> None:
+        super().__init__(segment_list=bytes_literal(dialect, pack_columns([[0], [1], [10], [4096]])))
+        self._begin = "penstock_" if dialect == "sqlite" else "penstock."
 
     def __missing__(self, name: str) -> str:
         return f"{self._begin}{name}"

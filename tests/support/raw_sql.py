@@ -46,6 +46,11 @@ def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[
         connection.close()
 
 
+def bytes_literal(dialect: str, data: bytes) -> str:
+    """Bytes in the text of a statement."""
+    return f"x'{data.hex()}'" if dialect == "sqlite" else rf"'\x{data.hex()}'"
+
+
 def write_unchecked(store: Store, change: str, *values: object) -> None:
     """Update a table of the store, named without its schema: also to what the schema does not allow."""
     database = store.database

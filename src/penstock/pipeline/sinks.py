@@ -14,7 +14,7 @@ from penstock.arguments import in_quotes, refused_arguments
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, InvalidOptionError
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
 from penstock.spark.connectors import BatchSink, Binding, MicroBatch, Sink, WriteSettings
@@ -48,6 +48,17 @@ class QueueSink(Sink, ContinuousSink):
 
     def __post_init__(self) -> None:
         check_queue(self.queue, self.url, self.options)
+
+    def check(self, guarantee: str, output_mode: str) -> None:
+        if output_mode in MODES and output_mode not in self.output_modes:
+            raise InvalidOptionError(
+                "the rows of a queue never change, so it takes output mode append, not "
+                f"{in_quotes(output_mode)}: with a watermark the query can append each group once, when it "
+                "is final. Or write to a TableSink with keys, which replaces rows",
+                condition="INVALID_OPTION.VALUE",
+                option="output_mode",
+            )
+        super().check(guarantee, output_mode)
 
     def _options(self) -> dict[str, str]:
         return as_text({"queue": self.queue, "url": self.url, **self.options})

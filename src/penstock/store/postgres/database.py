@@ -288,11 +288,13 @@ class PostgresDatabase(Database):
     def _waiting_again(self, waited: float) -> Iterator[None]:
         lookup = HolderLookup(self.lasting_connection, self.url.schema, self._longest_wait * 0.75)
         self._waiting.lookup = lookup
+        began = time.monotonic()
         try:
             yield
         except StoreLockedError as error:
             lookup.cancel()
-            total = waited + self._longest_wait
+            # Not the time for which the process was suspended.
+            total = waited + min(time.monotonic() - began, 2 * self._longest_wait)
             within = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
             raise self._locked_out(within, lookup.holders) from error.__cause__
         finally:

@@ -77,7 +77,7 @@ delete from penstock.segment where queue_id = :queue_id;
 
 -- name: delete_queue_staged
 delete from penstock.staged where queue_id = :queue_id
-returning segment_list;
+returning segments, segment_list;
 
 -- name: keep_dropped_payloads
 insert into penstock.dropped_payloads (queue_id, payloads, dropped_at)
@@ -333,7 +333,7 @@ where queue_id = :queue_id and dropped_at <= :before
 -- staging
 
 -- name: find_staged
-select attempt, task, ordinal, segment_list from penstock.staged
+select attempt, task, ordinal, segments, segment_list from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
 
 -- Deleting returns the rows, so that a concurrent cleanup and a commit never both get one.
@@ -344,11 +344,11 @@ returning batch_id, attempt, task, ordinal, segments, segment_list;
 -- name: delete_staged_from
 delete from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal
-returning segment_list;
+returning segments, segment_list;
 
 -- name: delete_staged_before
 delete from penstock.staged where app_id = :app_id and (created_at < :created_at or created_at > :ahead)
-returning segment_list;
+returning segments, segment_list;
 
 -- name: staged_apps
 select app_id, min(created_at) as oldest, max(created_at) as newest,

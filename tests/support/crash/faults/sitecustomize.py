@@ -200,7 +200,7 @@ COMMITTING: dict[str, int] = {}
 def patch_delta_writer(module: ModuleType) -> None:
     """Stop before and after the commit to the table's log, which takes the ledger's place."""
     writer = module.DeltaWriter
-    write, commit = writer._write, writer._commit
+    write, commit = writer.__call__, writer._commit
 
     def committing(self: Any, stage: Any, *arguments: Any) -> None:
         name = Path(self.place.path).name
@@ -213,7 +213,7 @@ def patch_delta_writer(module: ModuleType) -> None:
         write(self, frame, batch_id)
         stop(Path(self.place.path).name, "COMMITTED", in_batch(batch_id))
 
-    writer._commit, writer._write = committing, writing
+    writer._commit, writer.__call__ = committing, writing
 
 
 def patch_copy_on_write(module: ModuleType) -> None:
@@ -265,13 +265,13 @@ def patch_iceberg_commits(module: ModuleType) -> None:
 
 def patch_iceberg_writer(module: ModuleType) -> None:
     writer = module.IcebergWriter
-    write = writer._write
+    write = writer.__call__
 
     def writing(self: Any, frame: Any, batch_id: int) -> None:
         write(self, frame, batch_id)
         stop(self.target.place.identifier[-1], "COMMITTED", in_batch(batch_id))
 
-    writer._write = writing
+    writer.__call__ = writing
 
 
 def patch_iceberg_rewriting(module: ModuleType) -> None:
