@@ -106,6 +106,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("two_functions", "append"),
         Cell("transformed_twice", "append"),
     ),
+    "PENSTOCK_SEVERAL_EVENT_TIMES": (
+        Cell("windows_joined_in_a_range", "append"),
+        Cell("joined_in_a_range_with_windows", "append"),
+    ),
     "PENSTOCK_SINK_MODE": (
         Cell("count_by_key", "update", "python_sink"),
         Cell("count_by_key", "update", "foreachBatch"),

@@ -51,6 +51,19 @@ def joined_by_the_fastest_watermark(t: Inputs) -> DataFrame:
     return t.timed.join(t.timed_others, F.expr(_RANGE))
 
 
+_SEVERAL = ("PENSTOCK_SEVERAL_EVENT_TIMES", *_POLICY)
+
+
+@says(append=_SEVERAL, update=_SEVERAL, complete=(*NO_AGGREGATION, *_SEVERAL))
+def windows_joined_in_a_range(t: Inputs) -> DataFrame:
+    return t.timed.withColumn("minute", F.window("ts", "1 minute")).join(t.timed_others, F.expr(_RANGE))
+
+
+@says(append=_POLICY, update=_POLICY, complete=(*NO_AGGREGATION, *_POLICY))
+def joined_in_a_range_with_windows(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr(_RANGE)).withColumn("minute", F.window("ts", "1 minute"))
+
+
 @says(append=_UNBOUND, update=(*_MODE, *_UNBOUND), complete=(*NO_AGGREGATION, *_UNBOUND))
 def left_joined(t: Inputs) -> DataFrame:
     return t.events.join(t.others, F.expr("k = k2"), "left_outer")

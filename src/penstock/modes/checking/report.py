@@ -33,6 +33,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_WATERMARK_POLICY_MIN": None,
         "PENSTOCK_WATERMARK_POLICY_MAX": None,
         "PENSTOCK_WATERMARK_REDEFINED": None,
+        "PENSTOCK_SEVERAL_EVENT_TIMES": None,
     },
     "deduplication": {
         "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK": "dropDuplicatesWithinWatermark is not",

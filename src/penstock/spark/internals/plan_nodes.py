@@ -57,7 +57,7 @@ def output_columns(node: Node) -> list[str]:
     """
     if not node.children or node.name in _OWN_COLUMNS or Trait.NEW_COLUMNS in traits_of(node.name):
         lists = [text for text in node.arguments if text.startswith("[") and "#" in text]
-        return [_without_expression(item) for item in list_items(lists[-1])] if lists else []
+        return [without_expression(item) for item in list_items(lists[-1])] if lists else []
     # A union has the columns of its first side, and a semi join those of the left.
     is_first = node.name == "Union" or join_type(node) in ("LeftSemi", "LeftAnti")
     children = node.children[:1] if is_first else node.children
@@ -74,7 +74,7 @@ def _marked(column: str, event_time: str) -> str:
     return f"{bare}-T0ms" if bare.removesuffix("L").endswith(f"#{event_time}") else bare
 
 
-def _without_expression(item: str) -> str:
+def without_expression(item: str) -> str:
     """Return the column of a printed ``<expression> AS <column>``."""
     depth = 0
     for place, letter in enumerate(item):

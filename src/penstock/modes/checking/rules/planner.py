@@ -8,8 +8,9 @@ from penstock.modes.checking.plan import Plan, expires, keys_of
 from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
 from penstock.spark.internals.join_bounds import may_have_equality
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import join_type, python_aggregate
-from penstock.spark.internals.plan_text import Node
+from penstock.spark.internals.plan_columns import event_times_of_inputs
+from penstock.spark.internals.plan_nodes import groups_by_session, join_type, python_aggregate
+from penstock.spark.internals.plan_text import Node, without_ids
 
 MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
@@ -17,6 +18,7 @@ MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 def planning(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report what Spark refuses when it plans a micro-batch."""
     yield from _second_watermarks(plan, mode)
+    yield from _several_event_times(plan, mode)
     yield from _joins_without_equality(plan)
     yield from _batches_subtracted(plan, mode)
     yield from _python_aggregates(plan)
@@ -56,6 +58,36 @@ def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, b
             yield child, waits
         elif child.streaming and Trait.FUNCTION not in traits:
             yield from _watermarks_below(child, waits or Trait.AGGREGATION in traits)
+
+
+def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report operators with state whose input has several columns with a watermark.
+
+    Spark looks for the one column by which rows are late.
+    """
+    if plan.settings.get(MULTIPLE, "true") != "true" or not plan.watermarks:
+        return
+    drop_late = {node for node in plan.stateful if _drops_late(plan, node, mode)}
+    columns_of = {
+        node: columns
+        for node, columns in event_times_of_inputs(plan.root)
+        if len(columns) > 1 and node in drop_late
+    }
+    for node, columns in columns_of.items():
+        yield Problem.at(
+            node,
+            "PENSTOCK_SEVERAL_EVENT_TIMES",
+            f"the columns {' and '.join(repr(without_ids(column)) for column in columns)} all have a "
+            "watermark, and Spark takes one such column in the input of an operator with state",
+            fix="drop all of them but one before the operator; compute time windows after it",
+        )
+
+
+def _drops_late(plan: Plan, node: Node, mode: str) -> bool:
+    """Whether an operator with state looks for late rows, as aggregations in complete mode do not."""
+    if mode == "complete" and (node in plan.aggregates or node in plan.excepts):
+        return groups_by_session(node)
+    return node not in plan.limits
 
 
 def _joins_without_equality(plan: Plan) -> Iterator[Problem]:
