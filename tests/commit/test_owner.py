@@ -183,6 +183,22 @@ def test_a_micro_batch_committed_in_another_store_counts_after_a_takeover(pair: 
     assert pair.offsets() == [5, 5]
 
 
+def test_a_fenced_driver_that_logs_its_micro_batch_after_all_does_not_stop_its_successors(pair: Pair) -> None:
+    """The checkpoint came back in an older copy, so that the consumer is inside the micro-batch: it is where
+    the micro-batch that the copy lacks had ended.
+    """
+    first = pair.own()
+    first.observe(pair.planned(first, (0, 0), (5, 4)))
+    second = pair.own()
+    logged = pair.planned(second, (2, 2), (5, 5))
+    third = pair.own()
+    pair.planned(third, (2, 2), (9, 9))
+    with pytest.raises(OwnerFencedError):
+        second.observe(logged)
+    pair.own().observe(logged)
+    assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
+
+
 def test_a_running_owner_fails_after_a_seek(pair: Pair) -> None:
     """This needs a lost lock, as when the database ends the owner's session."""
     owner = pair.own()

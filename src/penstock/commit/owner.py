@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from operator import ge
 from typing import Any
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
@@ -137,13 +138,16 @@ class Owner:
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
-        """Whether another query took the consumer over and planned from the same offsets, while the sink, in
-        another store, committed the micro-batch that this query has logged.
+        """Whether another query took the consumer over and planned from the start of the micro-batch that
+        this query has logged, while a driver that was fenced wrote and logged it.
+
+        The consumer may be inside it: an older copy of the checkpoint divides the rows anew.
         """
         if logged.moved_by_sink or registration.plan_epoch == self.epoch:
             return False
-        offsets = tuple(consumers.read_offsets(tx, registration)[0])
-        return pad(logged.start, len(offsets)) == offsets and _planned_from(registration, offsets)
+        offsets = consumers.read_offsets(tx, registration)[0]
+        start = pad(logged.start, len(offsets))
+        return all(map(ge, offsets, start)) and _planned_from(registration, start)
 
     def plan(self, end: QueueOffset) -> None:
         """Store the micro-batch in flight, which its sink's commit must equal.
