@@ -170,7 +170,7 @@ def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: Sin
     place.committed(1)
     with pytest.raises(
         CheckpointMismatchError,
-        match=f"committed micro-batch 1, and queue 'out' has .*{has}: was its store restored",
+        match=f"committed micro-batch 1, and queue 'out' has .*{has}: if its store was restored",
     ) as caught:
         place.settle(newest)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
@@ -212,7 +212,7 @@ def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place
 def test_a_checkpoint_that_lacks_several_epochs_is_refused_as_an_old_copy(place: Place, last: int) -> None:
     place.committed(last)
     with pytest.raises(
-        CheckpointRewoundError, match=f"epochs up to {last + 2} .* ends with {last}: it is an old copy"
+        CheckpointRewoundError, match=f"epochs up to {last + 2} .* ends with {last}: the checkpoint is an"
     ):
         place.settle(epoch(last + 2))
     assert place.files == ([*range(last + 1)], [*range(last + 1)])

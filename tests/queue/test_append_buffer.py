@@ -183,7 +183,7 @@ def test_a_closed_buffer_is_refused(queue: penstock.Queue) -> None:
         pass
     buffer.close()
     for call in (lambda: buffer.append(rows(1)), buffer.flush):
-        with pytest.raises(InvalidInputError, match="is closed: make another one"):
+        with pytest.raises(InvalidInputError, match="is closed: open another one"):
             call()
 
 
@@ -212,7 +212,7 @@ def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue, appen
         try:
             buffer.append(rows(2))
         except InvalidInputError as error:
-            os._exit(7 if "make another one here" in str(error) else 1)
+            os._exit(7 if "open another one here" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     appends.go_on.set()

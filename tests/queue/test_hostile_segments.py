@@ -70,7 +70,7 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
     columns = [pa.array(ends, pa.int64()), *[pa.array(range(len(ends)), pa.int64())] * 2]
     overwrite(store, "payload.runs", encode(pa.RecordBatch.from_arrays(columns, schema=schema)).to_pybytes())
     before = pa.total_allocated_bytes()
-    with pytest.raises(StoreError, match="are stored for other rows") as caught:
+    with pytest.raises(StoreError, match="do not match the segment's rows") as caught:
         list(reading.read(store.database, queue.record, [Range(0, 0, 3)], with_runs=True))
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() < before + (1 << 20)

@@ -305,7 +305,7 @@ def test_planted_places_are_refused(store: penstock.Store, queue: penstock.Queue
         )
     assert everything(queue)[0] == [1]
     run_sql(store.database, "update penstock.queue set payloads = null where name = 'q'")
-    with pytest.raises(StoreError, match="no place for any"):
+    with pytest.raises(StoreError, match="the queue has no object storage"):
         store.queue("q").read(0, 0)
     run_sql(store.database, "update penstock.queue set payloads = 'ftp://rows' where name = 'q'")
     with pytest.raises(StoreError, match="the location of the payloads of queue 'q'"):

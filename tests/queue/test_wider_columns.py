@@ -70,7 +70,7 @@ def test_who_knows_the_narrower_type_goes_on_until_a_value_does_not_fit(store: p
     assert old.read(0, 0, 2).to_pylist() == [row(1), row(2)]
     assert old.read(0, 0, columns=["x"]).num_rows == 3
     with pytest.raises(
-        SchemaMismatchError, match="is int64 by now, and has a value that does not fit into int32"
+        SchemaMismatchError, match="is now int64, and has a value that does not fit into int32"
     ) as caught:
         old.read(0, 0)
     assert caught.value.condition == "SCHEMA_MISMATCH.COLUMN_WIDENED"
@@ -165,7 +165,7 @@ def test_rows_of_a_program_that_knew_later_columns_than_a_restored_store_are_rea
     queue.append([{**row(BIG), "note": "b"}])
     restored = store.queue("q")
     for attempt in (lambda: restored.read(0, 0), restored.compact):
-        with pytest.raises(StoreError, match="repeat what add_columns and widen_columns have done"):
+        with pytest.raises(StoreError, match="repeat the add_columns and widen_columns calls"):
             attempt()
     assert restored.read(0, 0, 1).to_pylist() == [row(1)]
     restored.widen_columns(LONG)

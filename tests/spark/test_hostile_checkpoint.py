@@ -97,7 +97,7 @@ GOOD: Json = {
 )  # fmt: skip
 def test_an_offset_with_unexpected_contents_is_refused(change: Json) -> None:
     assert QueueOffset.of(GOOD) is not None
-    with pytest.raises(CheckpointMismatchError, match="not as Penstock writes it"):
+    with pytest.raises(CheckpointMismatchError, match="not in Penstock's format"):
         QueueOffset.of({**GOOD, **change})
 
 

@@ -1,1 +1,1 @@
-"""The exactly-once protocol: a sink's rows, the consumer's move and the ledger row are one transaction."""
+"""The exactly-once protocol: one transaction for a sink's rows, the consumer's move and the ledger row."""

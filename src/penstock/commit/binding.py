@@ -1,7 +1,7 @@
-"""The app that a consumer belongs to: a stateful query with another checkpoint would resume it without state.
+"""Bind a consumer to an app, so that no stateful query with another checkpoint resumes it without its state.
 
-The first commit binds the consumer to its app: in the consumer's registration, or beside the marks of the
-sink's store if that is another one.
+The first commit binds the consumer to its app: in the consumer's registration, or, if the sink's store is a
+different one, beside the marks there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.store.database import Transaction
 
 def mark_name(store: str, queue: str, consumer: str | None, ledger_name: str) -> str:
     """Return the name of a sink's marks for a consumer in the store with this uuid."""
-    # A digest, since index entries must not be long.
+    # A digest, since long values would not fit into index entries.
     return hashlib.sha256(json.dumps([store, queue, consumer, ledger_name]).encode()).hexdigest()
 
 
@@ -25,11 +25,11 @@ def marked_apps(tx: Transaction, name: str) -> set[str]:
 
 
 def bound_error(queue: str, consumer: str | None, bound: str, app_id: str | None) -> ConsumerBoundError:
-    """Return the error of a stateful query of an app, or of a new one, whose consumer belongs to another."""
+    """Return the error for a stateful query whose consumer belongs to another app."""
     return ConsumerBoundError(
         f"consumer {consumer!r} on queue {queue!r} belongs to the checkpoint of app {bound!r}; a stateful "
         "query with a new checkpoint would resume there without its state. Use that checkpoint, or give the "
-        "query a consumer of its own; to start with empty state nevertheless, set allowNewCheckpoint=true "
+        "query its own consumer; to start with empty state nevertheless, set allowNewCheckpoint=true "
         "of the sink (allow_new_checkpoint=True of a TableSink)",
         consumer=consumer,
         bound=bound,

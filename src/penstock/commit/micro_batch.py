@@ -29,26 +29,26 @@ class Target(ABC, Generic[T]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name for users."""
+        """The target's name for users."""
 
     @property
     @abstractmethod
     def ledger_name(self) -> str:
-        """Its name in the ledger."""
+        """The target's name in the ledger."""
 
     def prepare(self, tx: Transaction, batch: BatchCommit[T]) -> None:
-        """Bring staged rows to where ``publish`` finds them, if that takes long; nothing by default.
+        """Prepare staged rows for ``publish``, if that takes long; does nothing by default.
 
-        Called in the same transaction before anything is locked, also for a micro-batch that was committed
-        before.
+        Called in the same transaction before anything is locked, even if the micro-batch is already
+        committed.
         """
 
     @abstractmethod
     def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
-        """Make visible what the acknowledged attempts staged, and drop everything else staged up to the
+        """Make the acknowledged attempts' staged rows visible, and drop everything else staged up to the
         micro-batch.
 
-        Called in the transaction that moves the consumers and enters the ledger row.
+        Called in the transaction that moves the consumers and inserts the ledger row.
         """
 
     @abstractmethod
@@ -65,28 +65,28 @@ class BatchCommit(Generic[T]):
     batch_id: int
     rows: int
     origin: str = ""
-    """The checkpoint's own id: another checkpoint under the same app id has batch ids of its own."""
+    """The checkpoint's own id, since another checkpoint with the same app id counts its own batch ids."""
     sources: Sequence[QueueOffset] = ()
     """The range of each queue source."""
     others: Sequence[object] = ()
-    """The offsets of other sources, in whatever form."""
+    """The offsets of other sources, in any form."""
     attempts: Mapping[str, int] = field(default_factory=dict)
-    """The segments or rows, as the target counts, that each acknowledged attempt staged."""
+    """The number of segments or rows, as the target counts, that each acknowledged attempt staged."""
     written: Sequence[Written] | None = None
-    """What each acknowledged task has written without the database, in the order of the tasks; None if they
-    staged or appended.
+    """What each acknowledged task has written without using the database, in the order of the tasks; None if
+    the tasks staged or appended.
     """
     tasks: Mapping[int, int] | None = None
     """The rows of each task if the tasks appended directly; None if they staged."""
     stateful: bool = False
-    """Whether the query keeps state, which another checkpoint does not have."""
+    """Whether the query keeps state, which another checkpoint would not have."""
     rebind: bool = False
-    """Whether a stateful query may nevertheless take a consumer over from another checkpoint."""
+    """Whether a stateful query may take over a consumer from another checkpoint nevertheless."""
     new_sink: bool = False
-    """Whether the sink may have nothing of the query although the checkpoint is not new."""
+    """Whether the sink may have no commits of the query although the checkpoint is not new."""
     logged: str | None = None
-    """The offset that the checkpoint logs for it, if that is written after this commit or may be lost; None
-    if it has several.
+    """The offset that the checkpoint logs for the micro-batch, if it is written after this commit or may be
+    lost; None if the micro-batch has several offsets.
     """
 
     @property
@@ -100,7 +100,7 @@ class BatchCommit(Generic[T]):
 
 
 def _digest(others: Sequence[object]) -> str:
-    """A digest, since only equality matters and some sources write long offsets."""
+    """Return a digest, since only equality matters, and some sources write long offsets."""
     texts = sorted(json.dumps(other, sort_keys=True) for other in others)
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 

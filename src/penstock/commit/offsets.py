@@ -18,9 +18,9 @@ _FIELDS = {"store", "queue", "generation", "from", "to"}
 
 @dataclass(frozen=True)
 class QueueOffset:
-    """Rows [start, end) of a queue by partition: one micro-batch's share of one source.
+    """Rows [start, end) of a queue by partition: what one micro-batch reads from one source.
 
-    The start is part of it because Spark does not log where its first micro-batch began.
+    It includes the start because Spark does not log where its first micro-batch began.
     """
 
     store: str
@@ -31,19 +31,21 @@ class QueueOffset:
     start: tuple[int, ...]
     end: tuple[int, ...]
     rows_per_task: int | None = None
-    """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
+    """The largest number of rows in a task, so that a repeated micro-batch is divided into the same tasks."""
     max_tasks: int | None = None
-    """The number of tasks beyond which partitions with few rows share them; None if they never do."""
+    """The number of tasks above which partitions with few rows share tasks; None if they never do."""
     moved_by_sink: bool = False
     """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
     owner: str | None = None
-    """The identity of the consumer's owner; a restored store may give an epoch to another owner again."""
+    """The identity of the consumer's owner; the epoch is not enough, since a restored store may assign one
+    again.
+    """
     unplanned: bool = False
-    """Whether the store keeps no plan of it, so that the transaction of the sink checks the owner."""
+    """Whether the store keeps no plan of the micro-batch, so that the sink's transaction checks the owner."""
     times: tuple[int | None, ...] = ()
-    """When the last row of each partition's range was appended, in microseconds since 1970; None for a
-    partition without one, and -1 for one that was trimmed. A restored store that has grown again has other
-    rows there.
+    """When the last row of each partition's range was appended, in microseconds since 1970; None if there is
+    no such row, and -1 if it was trimmed. The times reveal a restored store that has grown again, which has
+    other rows there.
     """
 
     def to_dict(self) -> Json:
@@ -72,7 +74,7 @@ class QueueOffset:
 
     @classmethod
     def of(cls, value: object) -> QueueOffset | None:
-        """The offset in a parsed line of the offset log; None when the line is another source's."""
+        """Return the offset in a parsed line of the offset log; None when the line is another source's."""
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
             return None
         _require_offset(value)
@@ -98,15 +100,16 @@ class QueueOffset:
         return self.start == self.end
 
     def last_rows(self, partitions: Iterable[int]) -> dict[tuple[int, int], int]:
-        """When the row before the end of each of these partitions was appended, by partition and end; those
-        for which it is unknown are left out.
+        """Return when the row before the end of each of these partitions was appended, by partition and end.
+
+        Partitions for which that is not known are left out.
         """
         known = [each for each in partitions if each < len(self.times)]
         times = {(each, self.end[each]): self.times[each] for each in known}
         return {place: time for place, time in times.items() if time is not None}
 
     def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """Where offsets move, of these partitions or of all: columns ``partition``, ``old`` and ``new``."""
+        """Return how the offsets of these or all partitions move: columns ``partition``, ``old``, ``new``."""
         every = range(len(self.end)) if partitions is None else partitions
         moved = [partition for partition in every if self.start[partition] != self.end[partition]]
         return {
@@ -120,7 +123,7 @@ class QueueOffset:
         return self.store, self.queue, self.consumer or "", self.generation
 
     def require(self, store: str, queue: str, consumer: str | None, generation: int) -> None:
-        """Refuse an offset that this source did not write."""
+        """Refuse an offset that another source has written."""
         expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
         for name, value in expected.items():
             own = getattr(self, name)
@@ -146,9 +149,7 @@ class QueueOffset:
             )
 
     def require_reached(self, ends: Sequence[int]) -> None:
-        """Refuse an offset past the ends of the queue's partitions, whose store is then older than the
-        checkpoint.
-        """
+        """Refuse an offset past the ends of the partitions, whose store is then older than the checkpoint."""
         if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
             return
         raise CheckpointMismatchError(
@@ -163,7 +164,7 @@ class QueueOffset:
 
 
 def _require_offset(value: Mapping[str, Any]) -> None:
-    """Check an offset before it is used, since others may write the checkpoint."""
+    """Check an offset before it is used, since other programs may write the checkpoint."""
     start, end = value["from"], value["to"]
     tasks = [value.get(name) for name in ("rowsPerTask", "maxTasks")]
     times = value.get("times", [])
@@ -184,24 +185,24 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     )
     if not sound:
         raise CheckpointMismatchError(
-            "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start "
+            "the checkpoint's offset is not in Penstock's format: restore the file from a copy, or start "
             "with a new checkpoint; the query resumes at the consumer's offset",
             condition="CHECKPOINT_MISMATCH.MALFORMED",
         )
 
 
 def plan_text(offset: QueueOffset) -> str:
-    """A micro-batch's plan as the store keeps it."""
+    """Return the text of a micro-batch's plan for the store."""
     return json.dumps(offset.to_dict())
 
 
 def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
-    """Offsets for ``length`` partitions; those that were added later start at 0."""
+    """Return offsets for ``length`` partitions; partitions that were added later start at 0."""
     return (*offsets, *[0] * (length - len(offsets)))
 
 
 def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueOffset]:
-    """The range of each queue source of a micro-batch, which is empty if the source has nothing new.
+    """Return the range of each queue source of a micro-batch; a range is empty if there are no new rows.
 
     ``now`` and ``before`` are the parsed lines of the offset log for this micro-batch and the one before
     (empty for the first).
@@ -216,8 +217,8 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
         if offset.consumer is not None and twin != covered:
             raise CheckpointMismatchError(
                 f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with "
-                "different ranges: read it once and reuse the DataFrame, or give each read a consumer of "
-                "its own",
+                "different ranges: read it once and reuse the DataFrame, or give each read its own "
+                "consumer",
                 condition="CHECKPOINT_MISMATCH.CONSUMER_READ_TWICE",
                 consumer=offset.consumer,
             )
@@ -225,5 +226,5 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
 
 
 def other_offsets(now: Sequence[T]) -> list[T]:
-    """The parsed lines of sources other than queues."""
+    """Return the parsed lines of sources other than queues."""
     return [value for value in now if QueueOffset.of(value) is None]

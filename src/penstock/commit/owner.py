@@ -1,4 +1,4 @@
-"""The reader's side: own a consumer on a queue, plan micro-batches, and raise the safe offset."""
+"""The reader's side of the protocol: own a consumer on a queue, plan micro-batches, raise the safe offset."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Owner:
         self._lock = database.owner_lock(registration.lock_name(database.uuid))
         self._warn_when_held(registration)
         self.identity = str(uuid.uuid4())
-        """Tells it from other owners, also where the store was restored and epochs come again."""
+        """Distinguishes it from other owners, even if a restored store assigns the same epoch again."""
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
@@ -84,18 +84,18 @@ class Owner:
         )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
-        """Note that Spark has logged everything up to ``logged``; return the queue, its partitions, and
+        """Record that Spark has logged everything up to ``logged``; return the queue, its partitions, and
         whether to drain.
 
-        The safe offset moves up to it, and so does the offset if the sink does not move it.
+        The safe offset moves up to ``logged``, and so does the offset if the sink does not move it.
         """
         registration, safe, queue, partitions = self._database.run(self._state, write=False)
         if self._planned is not None and self._planned == registration.plan:
-            # Only a sink closes a plan.
+            # Only a sink's commit closes a plan.
             self.moved_by_sink |= registration.plan_epoch is None
         logged.require(self._database.uuid, self.queue, self.consumer, registration.generation)
         if logged.empty:
-            # A new checkpoint has logged nothing yet; it begins where the consumer stands.
+            # A new checkpoint has logged nothing yet; it begins at the consumer's offset.
             self.require_at(logged.end)
         elif any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
@@ -103,7 +103,7 @@ class Owner:
         return queue, partitions, registration.draining
 
     def _hold(self) -> bool:
-        """Take the lock if it was lost, or another owner held it until now."""
+        """Take the lock if it was lost, or if another owner held it until now; return whether it is held."""
         try:
             return self._lock.acquire()
         except StoreUnavailableError as error:
@@ -138,10 +138,10 @@ class Owner:
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
-        """Whether another query took the consumer over and planned from the start of the micro-batch that
+        """Whether another query took over the consumer and planned from the start of the micro-batch that
         this query has logged, while a driver that was fenced wrote and logged it.
 
-        The consumer may be inside it: an older copy of the checkpoint divides the rows anew.
+        The consumer may be inside it, because an older copy of the checkpoint divides the rows differently.
         """
         if logged.moved_by_sink or registration.plan_epoch == self.epoch:
             return False
@@ -150,12 +150,12 @@ class Owner:
         return all(map(ge, offsets, start)) and _planned_from(registration, start)
 
     def plan(self, end: QueueOffset) -> None:
-        """Store the micro-batch in flight, which its sink's commit must equal.
+        """Store the plan of the micro-batch in flight; the sink's commit must match it.
 
         Raises
         ------
         CheckpointMismatchError
-            If the queue does not have its rows any more, since its store was restored.
+            If the queue no longer has the micro-batch's rows, because its store was restored.
         """
 
         def work(tx: Transaction) -> None:
@@ -190,7 +190,7 @@ class Owner:
         self._database.run(self._checked, write=False)
 
     def require_at(self, start: Sequence[int]) -> None:
-        """Check that the consumer is not before where a query has begun."""
+        """Check that the consumer is not before the start of a query."""
 
         def work(tx: Transaction) -> None:
             registration = self._checked(tx)
@@ -201,7 +201,7 @@ class Owner:
         self._database.run(work, write=False)
 
     def release(self) -> None:
-        """Give up the ownership, as the process's death does."""
+        """Give up the ownership, as if the process had died."""
         self._lock.release()
 
 
@@ -213,7 +213,7 @@ def offset_of(
     end: Sequence[int],
     **more: Any,
 ) -> QueueOffset:
-    """Return the offset of a range that a query reads of a queue, through its consumer if it has one."""
+    """Return the offset of a range that a query reads from a queue, through its consumer if it has one."""
     if owner is None:
         return QueueOffset(store, queue.name, None, queue.generation, 0, tuple(start), tuple(end), **more)
     return QueueOffset(
@@ -231,14 +231,14 @@ def offset_of(
 
 
 def require_owned(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
-    """Check a micro-batch that was not planned before, in the transaction that moves its consumer.
+    """Check a micro-batch without a stored plan, in the transaction that moves its consumer.
 
     Raises
     ------
     OwnerFencedError
-        If another query has taken the consumer over.
+        If another query has taken over the consumer.
     CheckpointMismatchError
-        If a seek has moved the consumer, or the queue does not have the rows any more, since its store was
+        If a seek has moved the consumer, or if the queue no longer has the rows, because its store was
         restored.
     """
     require_owner(registration, end.epoch, end.owner, end.generation)
@@ -269,7 +269,7 @@ def require_owner(registration: Registration, epoch: int, identity: str | None, 
 
 
 def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool) -> bool:
-    """Whether Spark has logged more than the consumer's offset, and its plan if no sink moves the consumer.
+    """Whether Spark has logged more than the consumer's offset, or its plan if no sink moves the consumer.
 
     A restarted query may repeat its planned micro-batch with another sink: its own owner plans it again.
     """
@@ -292,7 +292,7 @@ def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
 
 
 def _require_there(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
-    """Refuse a micro-batch if the store lacks the one before, or the queue its rows: it was restored."""
+    """Refuse a micro-batch if the store was restored: it lacks the one before, or the queue its rows."""
     if not _follows(tx, registration, end):
         raise _source_behind(tx, registration, end.start)
     SourceRows().require(tx, registration.queue_id, end)
@@ -308,7 +308,7 @@ def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> b
 
 
 def _lagging(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
-    """Make the error for a consumer that lags behind a committed micro-batch."""
+    """Return the error for a consumer that lags behind a committed micro-batch."""
     offsets = consumers.read_offsets(tx, registration)[0]
     inside = any(
         start < have < end
@@ -316,7 +316,7 @@ def _lagging(tx: Transaction, registration: Registration, logged: QueueOffset) -
     )
     if not inside:
         return _source_behind(tx, registration, logged.end)
-    # No micro-batch has ended there, so no backup has it there either.
+    # No micro-batch has ended at that offset, so no backup has the consumer there.
     return OffsetConflictError(
         f"consumer {registration.consumer!r} on queue {registration.queue!r} is at {offsets}, inside the "
         f"micro-batch from {list(logged.start)} to {list(logged.end)} that this query has committed: another "
@@ -335,8 +335,8 @@ def _source_behind(
 ) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} "
-        f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the "
-        "store restored from an older backup? Then restore the checkpoint of the same time, or use a new "
+        f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: if the "
+        "store was restored from an older backup, restore the checkpoint of the same time, or use a new "
         "one",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
@@ -358,10 +358,10 @@ def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False
 
 
 def follow(database: Database, committed: QueueOffset) -> None:
-    """Move a consumer past a micro-batch that its sink has committed, if it is at the start and has planned
-    one from there.
+    """Move a consumer past a micro-batch that its sink has committed, if the consumer is at the start of the
+    micro-batch and has planned one from there.
 
-    Any other consumer is not moved: its store may be older than the sink's.
+    Otherwise it is not moved: its store may be older than the sink's.
     """
 
     def work(tx: Transaction) -> None:
@@ -376,8 +376,9 @@ def follow(database: Database, committed: QueueOffset) -> None:
 
 
 def drain(database: Database, made: QueueOffset) -> None:
-    """Ask the owner of a consumer to plan nothing more, if it has made this offset; any other owner belongs
-    to another query.
+    """Ask the owner of a consumer to plan no more micro-batches, if it has made this offset.
+
+    Any other owner belongs to another query.
     """
 
     def work(tx: Transaction) -> None:

@@ -1,5 +1,5 @@
-"""The sink's side: one transaction that makes a micro-batch (or epoch) visible once, and moves the consumers
-that it has read.
+"""The sink's side of the protocol: one transaction makes a micro-batch (or epoch) visible once, and moves its
+consumers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ logger = logging.getLogger("penstock.commit")
 T = TypeVar("T")
 
 OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
-"""The condition of a micro-batch that the sink committed with other input."""
+"""The condition of a micro-batch that the sink has committed with other input."""
 
 
 def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
     """Commit a micro-batch; return its target's result, or None if it was already committed.
 
-    Nothing is visible when the commit is refused because it would lose or repeat rows.
+    A commit that would lose or repeat rows is refused, and none of its rows become visible.
     """
     published = database.run(lambda tx: _commit(tx, database.uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
@@ -82,7 +82,7 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         _same(batch, before.ranges)
         _settle(tx, batch, locked)
         return None
-    # Another driver may have committed the one before since.
+    # Another driver may have committed the previous one since.
     previous = around.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     if previous is not None:
         _refuse_jump(batch, previous)
@@ -99,10 +99,10 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
 
 
 def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntry | None:
-    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an older
-    backup. A ``new_sink`` may have nothing of the query although the checkpoint is not new.
+    """Refuse a micro-batch when the sink lacks the one before it, because its store was restored from an
+    older backup. A ``new_sink`` may have no commits of the query although the checkpoint is not new.
 
-    Returns the entry of the one before, if there is one.
+    Return the entry of the micro-batch before, if any.
     """
     previous = ledger.find(tx, key.before) if key.batch_id else None
     if key.batch_id and previous is None:
@@ -113,9 +113,9 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntr
 
 
 def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
-    """Refuse a micro-batch that does not begin where the sink has the end of the one before.
+    """Refuse a micro-batch that does not begin where the previous one ended in the sink.
 
-    A suspended driver may take the micro-batch that another one has committed for its own: it resumes
+    A suspended driver may mistake a micro-batch that another driver has committed for its own, and resume
     where its own would have ended.
     """
     what = f"the ledger of {batch.sink}"
@@ -139,11 +139,11 @@ def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
 
 
 def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
-    """Make the error for a sink that lacks micro-batches which the checkpoint has committed."""
+    """Return the error for a sink that lacks micro-batches that the checkpoint has committed."""
     has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatchError(
-        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store "
-        "restored from an older backup? Then restore the checkpoint of the same moment. If the query writes "
+        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: if its store was "
+        "restored from an older backup, restore the checkpoint of the same time. If the query writes "
         "to this sink for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
@@ -164,7 +164,7 @@ def note_batch(
 
     def work(tx: Transaction) -> None:
         if ledger.rewound(tx, key) is not None:
-            # An old copy of the checkpoint may repeat rows, and the sink lacks none.
+            # An old copy of the checkpoint may repeat rows, but the sink lacks none.
             return
         if ledger.enter(tx, key, json.dumps([origin, []]), rows, logged) is None:
             refuse_gap(tx, key, new_sink=new_sink)
@@ -177,8 +177,8 @@ def _same(batch: BatchCommit[T], before: str) -> None:
     if batch.ranges() != before:
         raise CheckpointMismatchError(
             f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
-            "other input: the checkpoint is an old copy, or a new one with the appId of another. Use the "
-            "newest checkpoint; a new one needs a new appId",
+            "other input: the checkpoint is an old copy, or a new one with another checkpoint's appId. Use "
+            "the newest checkpoint; a new one needs a new appId",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -192,8 +192,8 @@ def _settle(
 ) -> None:
     """End a replay of a committed micro-batch: drop what it staged, and close its plan.
 
-    A suspended driver may have read the rows of an epoch that its successor has committed: it may not take
-    that for its own.
+    A suspended driver may have read the rows of an epoch that its successor has committed. It must not take
+    that epoch for its own, so the owner is checked.
     """
     batch.sink.discard(tx, batch)
     for source, registration in locked:
@@ -208,7 +208,7 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
     if last is not None:
         raise CheckpointRewoundError(
             f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at "
-            f"{key.batch_id}, further back than the ledger remembers: it is an old copy; use the newest one",
+            f"{key.batch_id}, no longer in the ledger: the checkpoint is an old copy; use the newest one",
             app_id=key.app_id,
             batch_id=key.batch_id,
             last=last,
@@ -216,7 +216,7 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
 
 
 def _check_tasks(batch: BatchCommit[T], appended: Mapping[int, int]) -> None:
-    """Require that the tasks have appended exactly what is committed now."""
+    """Require that the tasks have appended exactly the rows that are committed now."""
     if appended == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
@@ -280,8 +280,8 @@ def _appended_before(
         _same_input(key, written, origin, covers)
     before = ledger.enter(tx, key, f"{origin} {covers}", rows)
     if before is None:
-        # The checks above may be of long ago, in a task that was suspended. Another driver may have committed
-        # the micro-batch since, and the ledger may have forgotten it.
+        # If the task was suspended, the checks above were made long ago. Another driver may have committed
+        # the micro-batch since, and the ledger may have deleted its entry.
         _refuse_rewound(tx, key)
         if ledger.find(tx, key.whole) is not None:
             raise _unrepeatable(key, {}, {key.task: rows})
@@ -293,7 +293,7 @@ def _appended_before(
 
 
 def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
-    """Refuse a task when one of the same micro-batch has written rows of other input."""
+    """Refuse a task when another task of the same micro-batch has written rows of other input."""
     before_origin, _, before_covers = written.partition(" ")
     if before_origin != origin:
         raise CheckpointMismatchError(
@@ -344,7 +344,7 @@ def _expected_and_found(
     given = conflict.parameters
     if "partition" in given:
         return {given["partition"]: given["expected"]}, {given["partition"]: given["found"]}
-    # Somebody has moved it to the end of the micro-batch, in some of the partitions or in all.
+    # Another program has moved it to the end of the micro-batch, in some or all partitions.
     moves = source.moves()
     expected, found = (dict(zip(moves["partition"], moves[at], strict=True)) for at in ("old", "new"))
     return expected, found
@@ -420,14 +420,14 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
     if tx.run("lock_marked_source", **claim) or tx.run("insert_marked_source", **claim):
         return
     if tx.run("raise_marked_source", **claim):
-        # The marks start anew after a seek.
+        # After a seek, the marks start again.
         tx.run("delete_marks", source=name)
         return
     raise CheckpointMismatchError(
         f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
         f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
         "at the consumer's offset. If that is refused as well, the source's store was restored from a backup "
-        "that is older than the move: seek the consumer to where the query is to resume, and start it with "
+        "that is older than the move: seek the consumer to where the query should resume, and start it with "
         "another new checkpoint",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
@@ -438,7 +438,7 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
 def _mark_conflict(
     batch: BatchCommit[T], source: QueueOffset, marks: Mapping[int, int]
 ) -> OffsetConflictError:
-    # One seek mends all partitions.
+    # One seek repairs all partitions.
     starts = enumerate(source.start)
     seek = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
     moves = source.moves()["partition"]

@@ -1,7 +1,7 @@
-"""Whether a queue still has the rows that an offset names.
+"""Check that a queue still has the rows that an offset names.
 
-A store that was restored from an older backup and has grown again has other rows under the same indexes.
-They were appended at other times, so an offset has the time of the last row of each partition.
+A store that was restored from an older backup and has grown again has other rows under the same indexes. They
+were appended at other times, so an offset includes the time of the last row in each partition.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 _RUNS_BYTES = 32 << 20
 GONE = -1
-"""Stands in an offset for the time of a row that was not in the store any more."""
+"""The time in an offset for a row that was no longer in the store."""
 
 
 class SourceRows:
     """Checks that a queue has the rows of offsets.
 
-    A query asks again and again while it has nothing to do. So it is remembered in which segment a row was
-    found: only compacted segments have to be looked into, each of them once.
+    An idle query checks repeatedly. So this remembers in which segment a row was found: only compacted
+    segments have to be read, and each only once.
     """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int, int | None], int] = {}
-        """The last timestamp of a compacted segment, by partition, end and time of a row in it."""
+        """The last timestamp of the compacted segment, by partition, end and time of a row in it."""
 
     def require(self, tx: Transaction, queue_id: int, offset: QueueOffset) -> None:
-        """Refuse an offset if the queue lacks its rows, or has others in their place: the queue's store was
-        restored from an older backup.
+        """Refuse an offset if the queue lacks its rows or has other rows in their place, because the queue's
+        store was restored from an older backup.
 
         Raises
         ------
@@ -76,7 +76,7 @@ def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
 def _other_rows(queue: str, where: str, offsets: list[int]) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"queue {queue!r} has other rows than this query has read, {where}: its store was restored from an "
-        "older backup. Restore the checkpoint of the same moment, or use a new one; a query that ran "
+        "older backup. Restore the checkpoint of the same time, or use a new one; a query that was running "
         "meanwhile only has to be restarted",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         queue=queue,
@@ -87,7 +87,7 @@ def _other_rows(queue: str, where: str, offsets: list[int]) -> CheckpointMismatc
 def row_times(
     tx: Transaction, queue: QueueRecord, partitions: Sequence[PartitionRecord], ends: Sequence[int]
 ) -> tuple[int | None, ...]:
-    """When the last row before each end was appended; None where there is no such row any more."""
+    """Return when the last row before each end was appended; None where that row no longer exists."""
     known = [
         part.last_timestamp if part.first_index < end == part.next_index else None
         for part, end in zip(partitions, ends, strict=True)
@@ -104,9 +104,9 @@ def row_times(
 
 
 def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> tuple[int | None, ...]:
-    """When the rows before the start of a query were appended: :data:`GONE` for those that were trimmed.
+    """Return when the rows before the start of a query were appended; :data:`GONE` for trimmed rows.
 
-    A store that has them again was restored.
+    A store that later has a trimmed row again was restored.
     """
     asked = [(partition, start) for partition, start in enumerate(starts) if start]
     found = _inner_times(tx, queue, asked) if asked else {}
@@ -114,9 +114,9 @@ def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> 
 
 
 def require_read(tx: Transaction, queue: QueueRecord, read: Mapping[tuple[int, int], int]) -> None:
-    """Refuse what was read of a queue if it has other rows by now; rows that were trimmed are not missed.
+    """Refuse what was read from a queue if the queue now has other rows; trimmed rows are ignored.
 
-    ``read`` says for a partition and an end of what was read when the row before the end was appended.
+    ``read`` has, by partition and end of what was read, the time when the row before the end was appended.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def require_read(tx: Transaction, queue: QueueRecord, read: Mapping[tuple[int, i
 def _inner_times(
     tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
-    """When the row before each end of a partition was appended; without rows that are gone."""
+    """Return when the row before each end of a partition was appended; rows that are gone are left out."""
     found: dict[tuple[int, int], int] = {}
     while ends:
         rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
@@ -148,8 +148,10 @@ def _inner_times(
 
 
 def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, bytes | None]]:
-    """Yield rows with the runs of their segments, of which not too many are in memory together; None for a
-    segment without, and for one that was compacted since it was found, which has to be looked for again.
+    """Yield rows with the runs of their segments, as many at a time as fit into memory.
+
+    The runs are None for a segment without runs, and for one that was compacted since it was found, which
+    has to be looked up again.
     """
     for group in by_size(rows, lambda row: row.runs_size or 0, _RUNS_BYTES):
         ids = [row.runs_of for row in group if row.runs_of is not None]

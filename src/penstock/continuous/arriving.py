@@ -1,8 +1,8 @@
-"""Batches from Spark, taken as they come while the ones before them are being written.
+"""Take batches from Spark as they arrive, while earlier ones are being written.
 
-A write takes its time whatever it writes, such as a round trip to a server and a flush of its log. A writer
-that took one batch after another would fall behind a busy source; one that takes everything that has come
-meanwhile writes it as one, and keeps up. (As a database's group commit.)
+Every write takes a certain time whatever its size, such as a round trip to a server and a flush of its log. A
+writer that wrote each batch separately would fall behind a busy source. One that writes everything that has
+arrived meanwhile in one go keeps up, like a database with group commit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pyarrow as pa
 
 
 class ArrivingBatches(Iterator[list[pa.RecordBatch]]):
-    """Iterator over groups of all batches that have come since the last one, taken in a thread.
+    """Iterator over groups of batches, each with all that have arrived since the last group; uses a thread.
 
-    At most ``most_bytes`` wait, and one batch. What ``batches`` raises comes after the batches before it.
+    At most ``most_bytes`` and one batch wait. An error of ``batches`` is raised after the batches before it.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], most_bytes: int) -> None:
@@ -26,7 +26,7 @@ class ArrivingBatches(Iterator[list[pa.RecordBatch]]):
         self._bytes = 0
         self._ended = self._closed = False
         self._failure: BaseException | None = None
-        # A task that fails ends while the thread waits for Spark.
+        # A daemon, since a failed task ends while the thread waits for Spark.
         threading.Thread(target=self._take, name="arriving batches", daemon=True).start()
 
     def _take(self) -> None:

@@ -1,8 +1,8 @@
 """The reading and the writing half of a task that catches up: it reads a backlog, and ends.
 
-Rows of a backlog need not arrive soon. So they pass through Spark as those of a micro-batch do, in batches of
-thousands, without metadata columns, markers and fillers, and their job takes every task slot. All of its rows
-are one epoch.
+The rows of a backlog need no low latency. So they pass through Spark like the rows of a micro-batch, in
+batches of thousands, without metadata columns, markers and fillers, and their job uses every task slot. All
+rows of the job are one epoch.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from penstock.json_text import Json
 from penstock.spark.error_boundary import iterate_in_worker
 
 SECONDS = 5.0
-"""For how long a task reads: until its job ends, nothing of it is committed."""
+"""For how long a task reads; its rows are committed only when the job ends."""
 WRITTEN = "task int, report string"
 _WRITTEN = pa.schema([("task", pa.int32()), ("report", pa.string())])
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What one task is to read."""
+    """The rows for one task to read."""
 
     positions: Positions
     rows: int
 
 
 class BacklogReader:
-    """Reader of a backlog, or of what can be read of it in some seconds; not thread-safe."""
+    """Reader of a backlog, or of as much of it as can be read in some seconds; not thread-safe."""
 
     def __init__(self, source: SourceReader, rows: int, seconds: float) -> None:
         self._source, self._most, self._seconds = source, rows, seconds
@@ -60,7 +60,7 @@ class BacklogReader:
                 return
 
     def report(self) -> Json:
-        """Return the task's part of the epoch, as far as it was read."""
+        """Return the task's part of the epoch, for the rows that were read."""
         return self._reader.end()
 
 
@@ -78,7 +78,7 @@ def write_backlog(sink: SinkWriter, epoch: int, groups: Iterable[Sequence[pa.Rec
 
 
 class Reports(AccumulatorParam[list[str]]):
-    """What the readers of jobs report; Spark adds those of each task once, when it has succeeded.
+    """Accumulator for the reports of readers; Spark adds each task's reports once, when it has succeeded.
 
     (Spark's RDD programming guide, "Accumulators": for updates inside actions only, each task's update is
     applied once.)
@@ -97,9 +97,9 @@ class CatchUpReader:
 
     source: ReaderFactory
     backlogs: Sequence[Backlog]
-    """What each task reads."""
+    """The backlog of each task."""
     seconds: float
-    """For how long it reads, at most."""
+    """The longest time that a task reads."""
     job: str
     """The id of the job."""
     reports: Accumulator[list[str]]

@@ -1,12 +1,13 @@
-"""A task's connections to the driver and to Spark's JVM, and the metadata columns of rows on the way there.
+"""A task's connections to the driver and to Spark's JVM, and the metadata columns of rows on the way.
 
-To the driver it sends short messages in JSON over an authenticated socket. A task gets the driver's address
-with its pickled function, which Spark carries to executors as it carries all code.
+A task sends the driver short JSON messages over an authenticated socket. It gets the driver's address with
+its pickled function, which Spark sends to executors like all code.
 
-Spark's Python worker hands each record batch to Arrow's stream writer, which writes it in some thirty pieces,
-buffer by buffer. In a micro-batch a file buffer gathers them. Here that buffer is tiny, so that no rows wait
-in it (``spark.sql.execution.pandas.udf.buffer.size`` is the size of both directions' buffers), and each piece
-would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is written as a whole.
+Spark's Python worker passes each record batch to Arrow's stream writer, which writes it in some thirty
+pieces, buffer by buffer. In a micro-batch, a file buffer gathers the pieces. Here that buffer is tiny, so
+that no rows wait in it (``spark.sql.execution.pandas.udf.buffer.size`` sets the buffers of both directions),
+and each piece would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is
+written as a whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class WholeBatchWriter:
-    """Stream writer in place of Arrow's, as far as Spark uses it, for schemas without dictionaries."""
+    """Replacement for Arrow's stream writer, as far as Spark uses it, for schemas without dictionaries."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream
@@ -42,9 +43,9 @@ class WholeBatchWriter:
 
 
 def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches at the end of a task's generator, such that Spark writes each of them in one piece.
+    """Yield the batches, as the last step of a task's generator, so that Spark writes each in one piece.
 
-    Spark makes its stream writer when it gets the first one.
+    Spark creates its stream writer when it gets the first batch.
     """
     original = pa.RecordBatchStreamWriter
     for first in batches:
@@ -59,14 +60,14 @@ def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 KIND, EPOCH = "__penstock_kind", "__penstock_epoch"
 MARKER, FILLER = 1, 2
-"""Kinds of rows besides the source's: the marker that ends an epoch, and a filler, which only pushes the
-rows before it through the buffers between Spark and its Python workers."""
+"""Kinds of rows that are not the source's: a marker ends an epoch, and a filler only pushes the rows before
+it through the buffers between Spark and its Python workers."""
 
 HIDDEN = pa.schema([pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)])
 
 
 class Labels:
-    """Appender of the metadata columns to rows of one schema; not thread-safe."""
+    """Adds the metadata columns to rows of one schema; not thread-safe."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = pa.schema([*schema, *HIDDEN])
@@ -76,7 +77,7 @@ class Labels:
     def beside(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
         """Return the rows with the columns of one kind and epoch."""
         count = rows.num_rows
-        # Most batches are small: the columns are made once for an epoch, and sliced.
+        # Most batches are small, so the columns are made once per epoch and sliced.
         if epoch != self._epoch or count > len(self._epochs):
             self._epoch, self._epochs = epoch, _repeated(EPOCH, epoch, _room(count))
         columns = [*rows.columns, _kinds(kind, _room(count)).slice(0, count), self._epochs.slice(0, count)]
@@ -125,7 +126,7 @@ class Channel:
         self._connection = connection
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``, readable when a message has come."""
+        """Return the descriptor for ``select``, which is readable when a message has arrived."""
         return self._connection.fileno()
 
     def send(self, kind: str, **what: object) -> None:
@@ -135,7 +136,7 @@ class Channel:
             raise _closed() from error
 
     def receive(self, timeout: float = 0.0) -> Json | None:
-        """Return the next message; None if none comes within ``timeout`` seconds."""
+        """Return the next message; None if none arrives within ``timeout`` seconds."""
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
@@ -147,7 +148,7 @@ class Channel:
         return message
 
     def wait(self, timeout: float) -> None:
-        """Wait until a message has come, or for ``timeout`` seconds."""
+        """Wait for a message, for at most ``timeout`` seconds."""
         self._connection.poll(timeout)
 
     def close(self) -> None:
@@ -161,7 +162,7 @@ def encode(kind: str, **what: object) -> bytes:
 def decode(message: bytes) -> Json:
     decoded = json.loads(message)
     if not isinstance(decoded, Mapping) or "kind" not in decoded:
-        raise EOFError("this is no message")
+        raise EOFError("not a valid message")
     return dict(decoded)
 
 

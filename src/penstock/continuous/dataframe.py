@@ -1,4 +1,4 @@
-"""The DataFrame that transforms of a continuous query get, without the engine's metadata columns."""
+"""The DataFrame that a continuous query's transforms get; it hides the engine's metadata columns."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _MAP_LIKE = (
     "alias", "drop", "dropna", "fillna", "filter", "replace", "select", "selectExpr", "to", "toDF", "where",
     "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata",
 )  # fmt: skip
-"""Methods that return another frame; the plan shows which columns and expressions they were called with."""
+"""Methods that return another frame; the plan shows their columns and expressions."""
 _READ_ONLY = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
 """Attributes of the frame without the metadata columns."""
 _HIDDEN_FIELDS = (StructField(KIND, ByteType()), StructField(EPOCH, LongType()))
 
 
 class ContinuousFrame:
-    """Stand-in for ``pyspark.sql.DataFrame`` that refuses by name what a continuous query cannot do.
+    """Replacement for ``pyspark.sql.DataFrame`` that refuses unsupported operations by name.
 
     Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the
     frame itself.
@@ -106,7 +106,7 @@ class ContinuousFrame:
         self, plain: DataFrame, carried: DataFrame, profile: ResourceProfile | None
     ) -> ContinuousFrame:
         if profile is not None:
-            # All of a continuous query is one task.
+            # The whole plan of a continuous query runs in the same tasks.
             raise unsupported("resource profile")
         _refuse_hidden_names(plain.columns)
         made = self._carrier.carry_function(plain, carried)
@@ -147,7 +147,7 @@ class ContinuousFrame:
 
 
 def _carried(schema: StructType) -> StructType:
-    """Return a function's schema with the metadata columns, without the metadata of its own columns."""
+    """Return a function's schema with the metadata columns added and its fields' metadata removed."""
     return StructType([*(StructField(field.name, field.dataType) for field in schema), *_HIDDEN_FIELDS])
 
 
@@ -169,11 +169,11 @@ def begin_frame(carried: DataFrame) -> ContinuousFrame:
 def transformed(
     frame: ContinuousFrame, function: Callable[[ContinuousFrame], ContinuousFrame]
 ) -> ContinuousFrame:
-    """Return what a user's transform makes of a frame."""
+    """Apply a user's transform to a frame, and return the result."""
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
         raise ContinuousRefusedError(
-            "a transform of a continuous query returns the DataFrame that it got, with operations on it, and "
+            "a transform of a continuous query must return a DataFrame derived from the one that it got, but "
             f"this one returned {type(made).__name__}: return the DataFrame, or {OTHER_TRIGGER}",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
             given=type(made).__name__,

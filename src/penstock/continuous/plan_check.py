@@ -1,6 +1,6 @@
-"""Check of a continuous query's plan against the list of supported operators, and its Python stages.
+"""Check a continuous query's plan against the list of supported operators, and find its Python stages.
 
-Whatever is not on the list is refused, by Spark's name for it.
+An operator that is not on the list is refused by Spark's name for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PHYSICAL = (
     *_MAPS, "ArrowEvalPython", "BatchEvalPython",
 )  # fmt: skip
 _NOW = ("CurrentTimestamp", "CurrentBatchTimestamp", "CurrentDate", "CurrentTime", "LocalTimestamp", "Now")
-# Spark (SpecialDatetimeValues) replaces these texts by the time at which the query is planned.
+# Spark (SpecialDatetimeValues) replaces these texts by the time when the query is planned.
 _SPECIAL = ("now", "today", "tomorrow", "yesterday")
 _MAY_BE_SPECIAL = re.compile(rf"cast\( *({'|'.join(_SPECIAL)})\b[^()#]*as (date|timestamp)", re.IGNORECASE)
 _SUBQUERIES = (
@@ -71,7 +71,7 @@ _SLOW = {
     "milliseconds.",
 }
 BATCH_ROWS = 64
-"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``), for latency."""
+"""Rows in a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``); small, for low latency."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class CheckedPlan:
     """The plan that Spark runs between a continuous query's reader and its writer."""
 
     python_stages: tuple[str, ...]
-    """The stages that send rows through a Python worker of their own, in order. UDFs that Spark runs together
-    are one stage."""
+    """The stages that send rows through a separate Python worker, in order. UDFs that Spark runs together are
+    one stage."""
 
     @property
     def filler_rows(self) -> int:
-        """How many rows push the ones before them through all stages."""
-        # The JVM asks for one more row before it closes a batch, and another one pushes the last bytes out.
+        """The number of rows that push the rows before them through all stages."""
+        # The JVM reads one more row before it closes a batch, and another row pushes out the last bytes.
         return BATCH_ROWS * (1 + len(self.python_stages)) + 2
 
     @property
@@ -144,7 +144,7 @@ def check_operator(operator: Operator) -> None:
         raise unsupported(name)
     if name in _MAPS:
         return
-    # The JVM knows whether anything below uses them, without a call for each expression.
+    # One call to the JVM checks the whole operator, instead of one for each expression.
     if operator.has_time_or_subquery() or _MAY_BE_SPECIAL.search(operator.expressions_text()):
         for part in operator.expressions():
             if part.name in _NOW or _is_special(part):
@@ -177,9 +177,9 @@ def unsupported(operation: str, **values: object) -> ContinuousRefusedError:
 
 def current_time(expression: str, operation: str) -> ContinuousRefusedError:
     return ContinuousRefusedError(
-        f"continuous processing does not support current time operations, and {expression} is one, which "
-        "would stay at the time at which the query started: use a time that comes with the rows or a Python "
-        f"function, or {OTHER_TRIGGER}",
+        f"continuous processing does not support current time operations, and {expression} is one: it would "
+        "keep the time when the query started. Use a time that comes with the rows or a Python function, or "
+        f"{OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.CURRENT_TIME",
         operation=operation,
         expression=expression,
@@ -187,10 +187,10 @@ def current_time(expression: str, operation: str) -> ContinuousRefusedError:
 
 
 def no_method(name: str) -> ContinuousRefusedError:
-    """Return the error for a DataFrame's method that is no operator on rows, such as an action."""
+    """Return the error for a DataFrame method that is not an operation on rows, such as an action."""
     return ContinuousRefusedError(
-        f"continuous processing does not support DataFrame.{name}, because the DataFrame stands for rows "
-        "that are still to come, and only says what is done to each: write with the pipeline's write(), or "
+        f"continuous processing does not support DataFrame.{name}, because the DataFrame only describes what "
+        "is done to rows that have not arrived yet: write with the pipeline's write(), or "
         f"{OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_METHOD",
         operation=name,

@@ -33,16 +33,16 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.udf_wrapper import ROW
 
 MOST_TIMES = 1000
-"""Instants of an epoch that are reported for its latencies."""
+"""The number of instants of an epoch that are reported for its latencies."""
 BATCH_ROWS = 10_000
-"""Rows between two checks for messages of the driver."""
+"""The number of rows between two checks for messages from the driver."""
 BEHIND_ROWS = 1_000_000
-"""With so many unread rows a job that only reads these pays off (`catch_up`)."""
+"""With this many unread rows, a job that only reads these pays off (`catch_up`)."""
 _LONGEST_PAUSE = 1.0
 _GAP = 0.001
-"""Seconds from one send to the next read, while no further rows are known: those that come meanwhile take
-one round of reader, Spark and writer together, whose time a busy source would need for its later rows.
-Like Nagle's algorithm (RFC 896) with a limit; it delays a row by less than this."""
+"""Seconds from one send to the next read while no further rows are known. Rows that arrive meanwhile then
+share one round through reader, Spark and writer, which keeps a busy source from falling behind. Like Nagle's
+algorithm (RFC 896) with a limit; it delays a row by less than this."""
 
 
 @dataclass
@@ -51,10 +51,10 @@ class ReadTask:
 
     source: ReaderFactory
     tasks: int
-    """How many tasks there are; the driver assigns partitions to each."""
+    """The number of tasks; the driver assigns partitions to each."""
     address: CoordinatorAddress
     filler_rows: int
-    """How many rows push the ones before them through all later buffers."""
+    """The number of rows that push the rows before them through all later buffers."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run())
@@ -74,13 +74,13 @@ def task_number() -> int:
 
 
 def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
-    """Wait for the first epoch and the positions to read from, which come once the last run has ended."""
+    """Wait for the first epoch and the positions to read from, which arrive when the last run has ended."""
     message = channel.await_message()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 
 class EpochReader:
-    """What one task has read of an epoch."""
+    """The rows of an epoch that one task has read."""
 
     def __init__(self, source: SourceReader) -> None:
         self._source = source
@@ -111,19 +111,19 @@ class ReadLoop:
 
     def __init__(self, source: SourceReader, channel: Channel, epoch: int, filler_rows: int) -> None:
         self._source, self._channel, self._epoch = source, channel, epoch
-        # The last row, as many times.
+        # Indexes to repeat the last row as fillers.
         self._places = pa.repeat(0, filler_rows)
         self._last: pa.RecordBatch | None = None
         self._labels: Labels | None = None
         self._reader = EpochReader(source)
-        """What has been sent since the last marker."""
+        """The rows that have been sent since the last marker."""
         self._sent_at = -_GAP
         self._held = False
         """Whether later buffers may hold rows back."""
         self._paused = False
         """Whether the driver has paused it."""
         self._reported: set[str] = set()
-        """What has been reported in this run, or for skipped rows in this epoch."""
+        """The kinds of reports sent in this run, or, for skipped rows, in this epoch."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -133,7 +133,7 @@ class ReadLoop:
                     break
                 if message["kind"] == "pause":
                     self._paused = True
-                    # After all messages about rows: the driver knows of all of them when it gets this one.
+                    # Sent after all messages about rows, so that the driver then knows about all rows.
                     self._channel.send("paused")
                     continue
                 yield from self._end_epoch(message["number"])
@@ -165,13 +165,13 @@ class ReadLoop:
         self._sent_at = time.monotonic()
         self._reader.note(rows)
         self._last = rows.slice(rows.num_rows - 1)
-        # So many rows push these ones through all buffers. After fewer there is no time lost in looking.
+        # This many further rows push these through all buffers. If there are fewer, checking loses no time.
         enough = len(self._places)
         behind = self._source.behind() if rows.num_rows >= enough else 0
         self._held = behind >= enough
         self._report("behind", behind >= BEHIND_ROWS)
         sent = self._labelled(rows, ROW, self._epoch)
-        # One batch arrives sooner than two.
+        # One batch arrives earlier than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
 
     def _labelled(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
@@ -195,7 +195,7 @@ class ReadLoop:
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
 
     def _report(self, kind: str, applies: bool) -> None:
-        """Report once: skipped rows, that the reader is far behind, or that the source grew."""
+        """Report once: skipped rows, that the reader is far behind, or that the source has grown."""
         if applies and kind not in self._reported:
             self._reported.add(kind)
             self._channel.send(kind)
@@ -203,7 +203,7 @@ class ReadLoop:
 
 FLUSH_ROWS = 250_000
 FLUSH_BYTES = 32 << 20
-"""How many waiting rows, or bytes of them, are written although more rows are coming."""
+"""The number of waiting rows, or their bytes, at which they are written although more rows are coming."""
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
@@ -215,7 +215,7 @@ class WriteTask:
     sink: WriterFactory
     address: CoordinatorAddress
     limited: bool = False
-    """Whether the driver grants how many rows may be written."""
+    """Whether writers have to ask the driver how many rows they may write."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run(iter(batches)))
@@ -253,11 +253,11 @@ class EpochWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the waiting rows are to be written although more rows are coming."""
+        """Whether the waiting rows should be written although more rows are coming."""
         return self.waiting_rows >= FLUSH_ROWS or self._waiting_bytes >= FLUSH_BYTES
 
     def keep(self, most: int) -> None:
-        """Drop waiting rows beyond so many."""
+        """Keep at most ``most`` waiting rows, and drop the others."""
         kept: list[pa.RecordBatch] = []
         for batch in self._waiting:
             kept.append(batch.slice(0, most))
@@ -270,7 +270,7 @@ class EpochWriter:
         if self._waiting:
             self._sink.write(self._waiting, epoch)
             self._rows += self.waiting_rows
-            # Beyond the limit, the last instant stands for several.
+            # Above the limit, the last instant stands for several writes.
             del self._written[MOST_TIMES - 1 :]
             self._written.append(now_micros())
             self._waiting = []
@@ -292,12 +292,12 @@ class WriteLoop:
         self._limited, self._may_write = limited, True
         self._epoch = self._ended = 0
         self._due = False
-        """Whether the waiting rows are to be written, since no others followed them."""
+        """Whether the waiting rows should be written, since no others followed them."""
 
     def all(self, groups: Iterable[Sequence[pa.RecordBatch]]) -> int:
-        """Write everything to the end of the run; return the number of epochs.
+        """Write everything up to the end of the run; return the number of epochs.
 
-        A group is what has come by the time that everything before it is written.
+        A group has all batches that arrived while the previous group was written.
         """
         for group in groups:
             for batch in group:
@@ -315,7 +315,7 @@ class WriteLoop:
             self._add(batch)
             return
         start = 0
-        # A batch has few markers: an epoch is long in comparison.
+        # A batch has few markers, since epochs are long in comparison.
         while (end := kinds.find(MARKER, start)) >= 0:
             self._add(_real(batch, kinds, start, end))
             self._end_epoch(batch.column(EPOCH)[end].as_py())
@@ -325,7 +325,7 @@ class WriteLoop:
         self._due = True
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        """Take rows between two markers, which are all of one epoch."""
+        """Add rows between two markers; they all belong to one epoch."""
         if batch.num_rows:
             self._epoch = batch.column(EPOCH)[0].as_py()
             self._writer.add(batch.drop_columns([KIND, EPOCH]))
@@ -354,7 +354,7 @@ class WriteLoop:
 
 
 def _failure_text(task: int, error: Exception) -> str:
-    """Return a message with the error's class at the beginning of a line, as in a traceback."""
+    """Return a message with the error's class at the start of a line, as in a traceback."""
     kind = type(error)
     return f"the writer of task {task} failed:\n{kind.__module__}.{kind.__qualname__}: {error}"
 

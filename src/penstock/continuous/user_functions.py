@@ -1,8 +1,8 @@
 """A user's mapInArrow and mapInPandas functions in a continuous query.
 
-They are called for each run of rows between markers and fillers. A function gets only rows and ends where the
-run ends. Markers and fillers bypass it in their order, as copies of the last row that it returned, or as
-nulls if it has not returned one yet.
+A function is called for each run of rows between markers and fillers; it gets only these rows, and ends where
+the run ends. Markers and fillers bypass it in order, as copies of the last row that it returned, or as nulls
+if it has not returned one yet.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Batches(Protocol[B]):
     def last(self, rows: B) -> B: ...
 
     def copies(self, row: B | None, count: int) -> B:
-        """Return copies of a row, or of nulls without one."""
+        """Return copies of a row, or rows of nulls if it is None."""
 
     def joined(self, rows: B, kind: Kinds, epoch: EpochNumbers) -> B:
         """Return rows with the metadata columns."""
@@ -81,7 +81,7 @@ class _Runs(Generic[B]):
 
     def __call__(self, batches: Iterator[B]) -> Iterator[B]:
         last: B | None = None
-        # Rows of a run that the function leaves are skipped.
+        # Rows of a run that the function does not read are skipped.
         for real, run in groupby(self._pieces(batches), key=lambda piece: piece.real):
             if not real:
                 for piece in run:
@@ -146,7 +146,7 @@ class _Arrow:
 
 
 def _as_declared(column: pa.Array, expected: pa.DataType) -> pa.Array:
-    """Cast to the Arrow type of the stream, which all batches must share; Spark refuses other types, too."""
+    """Cast to the stream's Arrow type, which all batches must share; Spark refuses other types, too."""
     if column.type.equals(expected) or round_trip_type(column.type) != expected:
         return column
     return column.cast(expected)
@@ -200,8 +200,8 @@ def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
 
 def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"the function of {operation} returned the columns {returned}, and its schema has {expected}: make "
-        "them the same",
+        f"the function of {operation} returned the columns {returned}, but its schema has {expected}: make "
+        "them match",
         condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
         given=returned,
         expected=expected,

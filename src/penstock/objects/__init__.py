@@ -1,1 +1,1 @@
-"""Object storage for payloads: where it is, reading and writing objects, and what an object holds."""
+"""Object storage for payloads: locations, reading and writing of objects, and the format of an object."""

@@ -1,8 +1,8 @@
-"""What an object holds: the payloads of segments of several partitions, then an index of them.
+"""The format of an object: the payloads of segments of several partitions, then an index of them.
 
 The layout is ``payloads, index, length of the index, CRC-32 of the index, magic``, the last three as
 little-endian unsigned 4, 4 and 8 bytes. The index is an Arrow stream with a row for each payload. Readers get
-a payload's place and checksum from the database; the index is for finding out what an object is without it.
+a payload's place and checksum from the database; the index shows what an object holds without the database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INDEX = pa.schema(
 
 @dataclass(frozen=True)
 class Packed:
-    """A payload to be put into an object."""
+    """A payload to write into an object."""
 
     partition: int
     rows: int
@@ -38,20 +38,20 @@ class Packed:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a payload is in an object."""
+    """The place of a payload in an object."""
 
     offset: int
     length: int
     checksum: int
-    """Its CRC-32."""
+    """The CRC-32 of the payload."""
 
     def holds(self, data: Buffer) -> bool:
-        """Whether these are the bytes that were written there."""
+        """Whether ``data`` has the length and checksum of the bytes that were written."""
         return len(data) == self.length and zlib.crc32(data) == self.checksum
 
 
 def pack(payloads: Sequence[Packed]) -> tuple[list[Buffer], list[Place]]:
-    """Return the parts of an object with some payloads, and the place of each."""
+    """Return the parts of an object that holds the payloads, and the place of each payload."""
     places: list[Place] = []
     offset = 0
     for each in payloads:
@@ -77,7 +77,7 @@ def index_of(data: bytes) -> pa.RecordBatch:
     Raises
     ------
     StoreError
-        When these are not the bytes of an object of Penstock.
+        When ``data`` is not a complete object written by Penstock.
     """
     end = len(data) - _TRAILER.size
     if end >= 0:

@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3, Google Cloud Storage, Azure, or a service that speaks the protocol of one."""
+"""Objects in a bucket of S3, Google Cloud Storage, Azure, or a service with a compatible API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=5)
 _READ_TIMEOUT = timedelta(seconds=10)
 _TIMEOUT = timedelta(seconds=60)
 _MOST_CHARACTERS = 300
-# What follows is the same once more, as Rust's structures.
+# The rest of a message repeats the same as Rust structures.
 _DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ class CloudStorage(ObjectStorage):
         super().__init__(url)
         self._obstore = _library()
         self._process = os.getpid()
-        # Repeated by this class, with all that may be repeated: the library cannot know that a write may be.
+        # No retries in the library, which cannot know that a write may be repeated; this class retries.
         with self._translating(""):
             self._bucket: ObjectStore = self._obstore.store.from_url(
                 url,
@@ -52,14 +52,14 @@ class CloudStorage(ObjectStorage):
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         with self._translating(name):
-            # A part of a multipart upload that is never completed costs money and is in no listing.
+            # The parts of an uncompleted multipart upload cost money, and no listing shows them.
             self._obstore.put(self._bucket, name, data, use_multipart=False)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         try:
             return self._ranges(name, ranges)
         except StoreUnavailableError:
-            # Services answer in several ways when a range is not there, and it never will be.
+            # Services report a missing range in various ways, and retrying does not help.
             self._require_length(name, max(start + length for start, length in ranges))
             raise
 
@@ -103,7 +103,7 @@ class CloudStorage(ObjectStorage):
             try:
                 self._obstore.delete(self._bucket, list(names))
             except FileNotFoundError:
-                # Not of S3. It says nothing of the others.
+                # Not on S3. The error does not say whether the other objects were deleted.
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
                         self._obstore.delete(self._bucket, name)
@@ -129,15 +129,15 @@ class CloudStorage(ObjectStorage):
                 raise self._unusable(_reason(error)) from None
             raise self.unavailable(_reason(error)) from None
         except BaseException as error:
-            # Of a header that cannot be sent, or an endpoint that is no URL; the text may have the value.
+            # Raised for an invalid header or an endpoint that is not a URL; the text may contain the value.
             if type(error).__name__ != "PanicException":
                 raise
             raise self._unusable("the library for it ended with an internal error") from None
 
     def _odd_name(self, folder: str, error: Exception) -> StoreError:
         return StoreError(
-            f"an object at {folder} in {self.url} has a name that cannot be listed: {_reason(error)}. It is "
-            "none of Penstock's: delete it",
+            f"an object at {folder} in {self.url} has a name that cannot be listed: {_reason(error)}. It "
+            "does not belong to Penstock: delete it",
             condition="STORE_ERROR.OBJECT_NAME",
             storage=self.url,
         )
@@ -160,13 +160,13 @@ class CloudStorage(ObjectStorage):
 
 
 def _http_is_allowed() -> bool:
-    """Whether the environment allows requests without TLS, which the given settings would forbid."""
+    """Whether the environment allows requests without TLS, which the settings made here would override."""
     names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
     return any(os.environ.get(name, "").lower() in ("1", "true", "yes") for name in names)
 
 
 def _says_settings_are_wrong(error: Exception) -> bool:
-    """Whether an error is one that no repetition ends: of the settings, before anything is sent."""
+    """Whether an error is about the settings, so that retrying cannot help."""
     name = type(error).__name__
     return name in ("UnknownConfigurationKeyError", "ConfigError") or "Generic Config error" in str(error)
 

@@ -1,4 +1,4 @@
-"""Objects in a folder: on this machine's disk, or on one that several machines mount."""
+"""Objects in a folder, on this machine's disk or on a disk that several machines mount."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 _TRIES = 3
 UNFINISHED = ".part"
-"""The end of the name of a file that is being written."""
+"""The suffix of the name of a file that is being written."""
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Never through a link, and without waiting for a pipe."""
+"""Flags for opening a file: never through a link, and without waiting for a pipe."""
 
 
 class LocalStorage(ObjectStorage):
     """A folder with a file for each object.
 
-    Files and new folders have the permissions of the location's folder, which is its owner's alone if it did
-    not exist. Others may be able to write there, so every step below it is taken by descriptor and never
-    through a link, and what is read is a file.
+    Files and new folders have the permissions of the location's folder; if that did not exist, only its owner
+    has access. Other users may be able to write there, so every folder below it is opened by descriptor and
+    never through a link, and only regular files are read.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._folder = Path(local_folder(url))
         self._synced: set[tuple[int, ...]] = set()
-        """Folders whose names are durable, by :meth:`_Steps.state`."""
+        """Folders whose names are known to be on disk, by :meth:`_Steps.state`."""
 
     def check(self, folder: str) -> None:
         for each in (self._folder, *self._folder.parents):
-            # What is not there, or cannot be looked at, is for the check below.
+            # A folder that is missing or cannot be inspected is reported by the check below.
             with contextlib.suppress(OSError):
                 self._refuse_trap(each)
         super().check(folder)
 
     def _refuse_trap(self, folder: Path) -> None:
-        """Refuse a folder that another user may have made, to have what is put there."""
+        """Refuse a folder that another user may have created to get at the objects in it."""
         owner = os.stat(folder).st_uid
         if owner not in (0, os.geteuid()) and os.stat(folder.parent).st_mode & stat.S_IWOTH:
             raise StoreUnsafeError(
@@ -135,7 +135,7 @@ class LocalStorage(ObjectStorage):
             try:
                 self._delete_one(name)
             except StoreError as failed:
-                # One that cannot be deleted keeps no others.
+                # A file that cannot be deleted does not stop the others from being deleted.
                 error = error or failed
         if error is not None:
             raise error
@@ -152,7 +152,7 @@ class LocalStorage(ObjectStorage):
 
     def _steps(self, steps: Sequence[str], *, make: bool = False) -> _Steps:
         try:
-            # Its own path may have links: whoever chose the location chose them.
+            # The location's own path may have links, since the user chose it.
             location = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_FOLDER:
@@ -191,7 +191,7 @@ class LocalStorage(ObjectStorage):
             raise
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                raise self.damaged(name, "is, or is behind, a link or another kind of file") from None
+                raise self.damaged(name, "is a link or another kind of file, or is below one") from None
             raise self._translated(error) from error
 
     def _translated(self, error: OSError) -> StoreError:
@@ -208,7 +208,7 @@ class LocalStorage(ObjectStorage):
 
 
 class _Steps:
-    """The folders from a location down to one below it, each opened from the one above."""
+    """The chain of open folders from a location down to one below it, each opened from its parent."""
 
     def __init__(self, location: int, steps: Sequence[str], *, make: bool = False) -> None:
         self._steps, self._make = steps, make
@@ -245,8 +245,9 @@ class _Steps:
         return os.open(step, FOLDER, dir_fd=self.last)
 
     def state(self) -> tuple[int, ...]:
-        """Return what changes when one of the folders is removed and another one made with its name: a file
-        system may use the number of a folder again.
+        """Return values that change when one of the folders is removed and recreated.
+
+        The inode alone is not enough, since a file system may reuse it.
         """
         above = (os.fstat(folder).st_mtime_ns for folder in self._open[:-1])
         return (os.fstat(self.last).st_ino, *above)
@@ -258,7 +259,7 @@ class _Steps:
     def remove_empty(self) -> None:
         """Remove the folders that are empty, the lowest first.
 
-        Another process may be about to write there: it makes the folder again.
+        If another process is about to write there, it recreates the folder.
         """
         for above, step in zip(self._open[-2::-1], self._steps[::-1], strict=True):
             try:
@@ -288,7 +289,7 @@ def _write(name: str, folder: int, parts: Sequence[Buffer], mode: int) -> None:
 
 
 def _sync(folder: int) -> None:
-    # A file system without this has no names to lose, or cannot promise more.
+    # Some file systems do not support this: they have no names to lose, or cannot promise more.
     with contextlib.suppress(OSError):
         os.fsync(folder)
 

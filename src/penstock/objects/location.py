@@ -1,4 +1,4 @@
-"""Where the payloads of a queue are, outside the database: a folder, or a prefix in a bucket."""
+"""Locations for the payloads of queues outside the database: a folder, or a prefix in a bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALMOST_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
 
 
 def parse_location(value: str | os.PathLike[str]) -> str:
-    """Return the URL of a location, the same for each way to write it.
+    """Return the URL of a location in canonical form.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def parse_location(value: str | os.PathLike[str]) -> str:
     if _ALMOST_URL.match(text):
         raise _refused("it has one slash after the scheme, and would be a folder of that name")
     if not _URL.match(text):
-        # Other processes have other working directories.
+        # Made absolute, since other processes have other working directories.
         text = "file://" + quote(os.path.abspath(os.path.expanduser(text)))
     try:
         parts = urlsplit(text)
@@ -57,7 +57,7 @@ def parse_location(value: str | os.PathLike[str]) -> str:
             raise _refused(f"file:// has no host, as in file:///{parts.netloc}{parts.path}")
         return f"{LOCAL}:///{path}"
     if scheme not in _CLOUDS:
-        raise _refused(f"{in_quotes(scheme)} is no kind of object storage that Penstock knows")
+        raise _refused(f"{in_quotes(scheme)} is not a kind of object storage that Penstock supports")
     if not parts.netloc:
         raise _refused("it names no bucket")
     bucket, at, account = parts.netloc.partition("@")
@@ -70,12 +70,12 @@ def parse_location(value: str | os.PathLike[str]) -> str:
 
 
 def stored_location(value: object) -> str:
-    """Return a location as it was found in a database, if it is one that :func:`parse_location` has made.
+    """Return a location from a database, if it is one that :func:`parse_location` has returned.
 
     Raises
     ------
     InvalidUrlError
-        When it is not: somebody else has written it.
+        When it is not, so another program has written it.
     """
     if not isinstance(value, str) or not value.strip() or parse_location(value) != value:
         raise _refused("it is not written as Penstock writes it")
@@ -83,12 +83,12 @@ def stored_location(value: object) -> str:
 
 
 def local_folder(url: str) -> str:
-    """Return the folder of a location on this machine's disk."""
+    """Return the local folder of a location."""
     return unquote(urlsplit(url).path)
 
 
 def is_local(url: str) -> bool:
-    """Whether a location is a folder of this machine, or one that is mounted on it."""
+    """Whether a location is a folder on this machine, possibly mounted."""
     return url.startswith(f"{LOCAL}://")
 
 

@@ -1,4 +1,4 @@
-"""The storages that a store's queues use, each opened once, and what was read from them last."""
+"""The storages that a store's queues use, each opened once, and a cache of recently read parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.objects.storage import ObjectStorage
 
 
 class OpenedStorages:
-    """Storages by their location; safe to use from several threads."""
+    """Opened storages by location; safe to use from several threads."""
 
     def __init__(self) -> None:
         # A forked child must not use its parent's connections.
@@ -21,7 +21,7 @@ class OpenedStorages:
 
     @property
     def recent(self) -> RecentParts:
-        """What this process has read last."""
+        """The parts of objects that this process has read recently."""
         pid = os.getpid()
         return self._recent.get(pid) or self._recent.setdefault(pid, RecentParts())
 
@@ -35,7 +35,7 @@ class OpenedStorages:
         key = url, os.getpid()
         storage = self._opened.get(key)
         if storage is None:
-            # Two threads may open it at the same time; one of the two is then kept.
+            # Two threads may open it at the same time; only one of the two is kept.
             opened = LocalStorage(url) if is_local(url) else CloudStorage(url)
             storage = self._opened.setdefault(key, opened)
         return storage

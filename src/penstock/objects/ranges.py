@@ -1,4 +1,4 @@
-"""Ranges of an object that are read in one request."""
+"""Join ranges of an object that are read in one request."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SMALL_GAP = 4096
-"""Bytes that may always be read in vain: a request costs more."""
+"""A gap of up to this many bytes is always read, since a separate request costs more."""
 
 
 @dataclass
 class Span:
-    """Ranges that lie close together."""
+    """Ranges that are close together."""
 
     start: int
     length: int
     places: list[int]
-    """Which of the ranges they are."""
+    """The indexes of the ranges."""
     wanted: int
-    """The bytes that are wanted."""
+    """The number of bytes in the ranges."""
     unwanted: int = 0
-    """Those of gaps that are not small."""
+    """The number of bytes in gaps that are not small."""
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[Span]:
     """Join ranges, pairs of a first byte and a length, into spans.
 
-    A gap is read if it is small, or if the gaps that are read are then no more than what is wanted before. So
-    at most twice as much is read as is wanted, and 4 KiB a range, however the ranges lie.
+    A gap is read if it is small, or if the gaps in the span then have no more bytes than the ranges before
+    it. So at most twice the wanted bytes are read, plus 4 KiB per range.
     """
     spans: list[Span] = []
     for place in sorted(range(len(ranges)), key=lambda place: ranges[place]):

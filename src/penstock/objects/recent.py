@@ -1,4 +1,4 @@
-"""The parts of objects that were read last, for readers of one process that read the same rows."""
+"""Cache of recently read parts of objects, for readers in one process that read the same rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from penstock.objects.storage import Buffer
 
 MOST_BYTES = 16 << 20
-"""What is kept, and a part that is larger than a quarter of it is not."""
+"""The size of the cache. Parts that are larger than a quarter of it are not cached."""
 
 
 @dataclass
 class _Part:
-    # Looked up at each call, since the simulation has threads of its own.
+    # Looked up at each call, since the simulation replaces the threads.
     done: threading.Event = field(default_factory=lambda: threading.Event())
     data: bytes | None = None
-    """None until it is read, and if that failed or it is too large to be kept."""
+    """None until the part is read, and if reading failed or the part is too large to be cached."""
 
 
 class RecentParts:
-    """At most ``most`` bytes of parts that never change; safe to use from several threads."""
+    """A cache of at most ``most`` bytes of immutable parts; safe to use from several threads."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._most = most
@@ -33,10 +33,10 @@ class RecentParts:
     def read(
         self, keys: Sequence[Hashable], load: Callable[[Sequence[int]], Sequence[Buffer]]
     ) -> list[Buffer]:
-        """Return parts. ``load`` reads those that are neither kept nor being read by another thread, which it
-        is given as places among the keys.
+        """Return parts by key. ``load`` reads the parts that are neither cached nor being read by another
+        thread; it gets their indexes in ``keys``.
 
-        What another thread fails to read is read again here, so that its error stays its own.
+        A part that another thread fails to read is read again here, so that each thread raises its own error.
         """
         found: dict[int, Buffer] = {}
         mine: dict[int, _Part] = {}
@@ -72,7 +72,7 @@ class RecentParts:
                 if data is None or len(data) > self._most // 4:
                     del self._parts[keys[place]]
                 else:
-                    # A copy: it may be a slice of much more.
+                    # Copied, since it may be a slice of a much larger buffer.
                     part.data = bytes(data)
                     self._bytes += len(data)
             while self._bytes > self._most:

@@ -1,4 +1,4 @@
-"""Reading and writing objects at a location, whichever service keeps them."""
+"""Interface for reading and writing objects at a location, in any kind of storage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger("penstock.objects")
 T = TypeVar("T")
 Buffer = bytes | memoryview
 RETRY_SECONDS = 20.0
-"""For how long a failing request is repeated, as for databases."""
+"""For how many seconds a failing request is retried, as for databases."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _AT_ONCE = 1000
-"""How many objects are deleted in a request, at the most."""
+"""The largest number of objects to delete in one request."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class ListedObject:
 class ObjectStorage(ABC):
     """The objects at one location, by their names below it; safe to use from several threads.
 
-    Every method is repeated with back-off while the storage does not answer, and then raises
-    :class:`StoreUnavailableError`. Each object is written under a name of its own and never changed, so that
-    a write whose reply was lost can be repeated.
+    Every method retries with back-off while the storage does not answer, and then raises
+    :class:`StoreUnavailableError`. Each object has a unique name and never changes, so a write whose reply
+    was lost can be repeated.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,7 +51,7 @@ class ObjectStorage(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write an object, durably and as a whole: a reader sees all of it or nothing."""
+        """Write an object durably and atomically: a reader sees all of it or nothing."""
         self._retried(lambda: self._put(name, parts), f"writing {name}")
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
@@ -65,21 +65,21 @@ class ObjectStorage(ABC):
         return self._retried(lambda: self._read(name, ranges), f"reading {name}")
 
     def listed(self, prefix: str) -> list[ListedObject]:
-        """Return the objects in a folder, whose name ends at a slash, but not those in folders below it; in
-        any order.
+        """Return the objects in a folder, in any order, without those in folders below it; ``prefix`` ends
+        with a slash.
         """
         return self._retried(lambda: list(self._listed(prefix)), f"listing {prefix}")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; one that does not exist is deleted already."""
+        """Delete objects; objects that do not exist are ignored."""
         left = list(names)
         for start in range(0, len(left), _AT_ONCE):
             some = left[start : start + _AT_ONCE]
             self._retried(partial(self._delete, some), f"deleting {some[0]} and {len(some) - 1} more")
 
     def check(self, folder: str) -> None:
-        """Check that objects can be written, read, listed and deleted, with one in a folder; nothing is
-        repeated.
+        """Check that objects can be written, read, listed and deleted, by doing so with one in a folder,
+        without retries.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class ObjectStorage(ABC):
         self._put(name, [data])
         read = self._read(name, [(0, len(data))])
         if read != [data] or name not in [each.name for each in self._listed(f"{folder}/")]:
-            raise self.unavailable("an object that was just written is not there")
+            raise self.unavailable("an object that was just written does not exist")
         self._delete([name])
 
     @abstractmethod
@@ -124,7 +124,7 @@ class ObjectStorage(ABC):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def missing(self, name: str) -> StoreError:
-        """Return the error for an object that is not there."""
+        """Return the error for an object that does not exist."""
         return StoreError(
             f"the object {name} is missing from {self.url}: it was deleted there, or the storage was "
             "restored without it. Restore it; `penstock store check` lists what is missing",
@@ -134,7 +134,7 @@ class ObjectStorage(ABC):
         )
 
     def damaged(self, name: str, how: str) -> StoreError:
-        """Return the error for an object that is not what was written."""
+        """Return the error for an object that differs from what was written."""
         return StoreError(
             f"the object {name} in {self.url} {how}: it was changed there, or is damaged. Restore it; "
             "`penstock store check` lists what is damaged",

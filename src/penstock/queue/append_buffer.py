@@ -32,7 +32,7 @@ _BATCHES_WAITING = 2
 
 
 def _running() -> Future[AppendResult]:
-    """Return a future that cannot be cancelled: its rows are appended with those of others."""
+    """Return a future that cannot be cancelled, since its rows are appended together with others."""
     future: Future[AppendResult] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -46,7 +46,7 @@ class _Batch:
     tables: list[pa.Table] = field(default_factory=list)
     bytes: int = 0
     sequence: int = 0
-    """The highest number of its rows; 0 where they have none."""
+    """The highest sequence number of its rows; 0 if they have none."""
     done: Future[AppendResult] = field(default_factory=_running)
 
 
@@ -55,14 +55,14 @@ class AppendBuffer:
 
     A background thread appends one batch at a time, in the order in which rows were buffered. Rows are
     durable once the future that :meth:`append` returned has a result; if the process is killed, rows in the
-    buffer are lost. If the program exits without :meth:`close`, what is left is appended.
+    buffer are lost. If the program exits without :meth:`close`, the remaining rows are appended.
 
     Callbacks of the futures run in that thread. They must not call :meth:`flush` or :meth:`close`, and
     :meth:`append` raises InvalidInputError there if it would have to wait.
 
-    After an error nothing more is appended, so that no later rows overtake those that failed: the error is
+    After an error nothing more is appended, so that no later rows overtake the failed ones. The error is
     logged, the futures of all rows in the buffer fail with it, and further calls raise it. Used as a context
-    manager, the buffer appends what is left when the block ends, even if the block raised an exception.
+    manager, the buffer appends the remaining rows when the block ends, even if the block raised an exception.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class AppendBuffer:
         self._changed = threading.Condition()
         self._gathered: _Batch | None = None
         self._waiting: deque[_Batch] = deque()
-        """Batches that are complete, the one that is being appended included."""
+        """Complete batches, including the one that is being appended."""
         self._latest: Future[AppendResult] | None = None
         self._closed = False
         self._over = False
-        """Whether the thread appends nothing more."""
+        """Whether the thread has stopped appending."""
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._process = os.getpid()
-        # Ended by the function below: the program would wait for another kind of thread for ever.
+        # A daemon, ended by the function below: the program would wait for any other thread for ever.
         self._thread = threading.Thread(target=self._run, name=f"penstock appends to {name}", daemon=True)
         atexit.register(self._close_at_exit)
         self._thread.start()
@@ -106,12 +106,12 @@ class AppendBuffer:
         Parameters
         ----------
         rows
-            A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
+            A table, a batch, or dicts, as for ``Queue.append``. They are checked immediately.
 
         Raises
         ------
         SchemaMismatchError
-            When a row does not fit; nothing of this call is buffered.
+            When a row does not fit; no rows of this call are buffered.
         InvalidInputError
             When the buffer is closed, or the call is made in a forked child process.
         """
@@ -139,12 +139,12 @@ class AppendBuffer:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._end()
-        # An error of the block's is more to the point; it may be this one.
+        # If the block raised an error, that one is more useful; it may be the same error.
         if kind is None:
             self._raise_error()
 
     def _add(self, table: pa.Table, number: Callable[[], int]) -> Future[AppendResult]:
-        """Buffer rows, with a number that is asked for when there is room for them."""
+        """Buffer rows under a sequence number; ``number`` is called when there is room for them."""
         with self._changed:
             if len(self._waiting) >= _BATCHES_WAITING:
                 self._refuse_own_thread()
@@ -177,11 +177,11 @@ class AppendBuffer:
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._process:
-            # Logs an error by itself.
+            # The thread has logged the error.
             self._end()
 
     def _complete(self) -> None:
-        """Let the thread append what has been gathered."""
+        """Hand the gathered rows to the thread."""
         if self._gathered is not None:
             self._waiting.append(self._gathered)
             self._latest = self._gathered.done
@@ -190,12 +190,12 @@ class AppendBuffer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is appended through it."""
+        """Whether the buffer appends no more rows."""
         return self._over
 
     @property
     def has_failed(self) -> bool:
-        """Whether an append failed, after which it is open what was appended."""
+        """Whether an append failed, so that it is unknown which rows were appended."""
         return self._error is not None
 
     def _ended(self) -> bool:
@@ -210,19 +210,19 @@ class AppendBuffer:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            # The same error may be raised often.
+            # The same error may be raised many times.
             raise self._error.with_traceback(self._trace)
 
     def _refuse_ended(self) -> None:
         self._raise_error()
         if self._closed:
-            raise InvalidInputError(f"the buffer of queue {self._name!r} is closed: make another one")
+            raise InvalidInputError(f"the buffer of queue {self._name!r} is closed: open another one")
 
     def _refuse_other_process(self) -> None:
         if os.getpid() != self._process:
             raise InvalidInputError(
                 f"this buffer of queue {self._name!r} belongs to the process that this one was forked "
-                "from: make another one here"
+                "from: open another one here"
             )
 
     def _run(self) -> None:
@@ -233,11 +233,11 @@ class AppendBuffer:
                     self._waiting.popleft()
                     self._changed.notify_all()
                 batch.done.set_result(result)
-        except BaseException as error:  # whatever it is, those who wait have to know
+        except BaseException as error:  # every waiting caller has to get it
             self._fail(error)
         finally:
             self._over = True
-            # Otherwise it would be kept as long as the program runs.
+            # Otherwise the buffer would be kept for as long as the program runs.
             atexit.unregister(self._close_at_exit)
 
     def _next(self) -> _Batch | None:
@@ -253,7 +253,7 @@ class AppendBuffer:
             return self._waiting[0] if self._waiting else None
 
     def _fail(self, error: BaseException) -> None:
-        # The frames have the rows.
+        # The frames keep the rows in memory.
         traceback.clear_frames(error.__traceback__)
         with self._changed:
             self._complete()
@@ -302,19 +302,19 @@ class NumberedAppendBuffer(AppendBuffer):
         Parameters
         ----------
         rows
-            A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
+            A table, a batch, or dicts, as for ``Queue.append``. They are checked immediately.
         sequence
             Ascending, with gaps allowed; by default the last one plus 1. Pass your own numbers if rows may
-            have to be repeated. Calls whose number is not above the session's ``sequence`` at the time when
-            the buffer was opened are skipped, because their rows are already stored.
+            have to be repeated. Calls whose number is not above the session's ``sequence`` when the buffer
+            was opened are skipped, because their rows are already stored.
 
         Raises
         ------
         SchemaMismatchError
-            When a row does not fit; nothing of this call is buffered.
+            When a row does not fit; no rows of this call are buffered.
         InvalidInputError
-            When the number is not above that of the call before, the buffer is closed, or the call is made in
-            a forked child process.
+            When the number is not above that of the previous call, the buffer is closed, or the call is made
+            in a forked child process.
         """
         self._refuse_other_process()
         table = self._check(rows)

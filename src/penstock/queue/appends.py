@@ -1,4 +1,4 @@
-"""What is appended to a queue, and what an append returns."""
+"""The types of rows that a queue accepts, and the result of an append."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class AppendResult:
 
 
 def check_sequence(number: object) -> None:
-    """Refuse what is no sequence number of a producer session."""
+    """Refuse a value that is not a valid sequence number of a producer session."""
     if type(number) is not int or not 0 <= number < 2**62:
         raise InvalidInputError(f"a sequence number is a whole number from 0 to 2**62 - 1, not {number!r}")

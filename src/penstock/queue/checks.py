@@ -25,9 +25,9 @@ def check_name(kind: str, name: object) -> str:
             f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}"
         )
     if _URL.match(name):
-        # A mistake, with which the URL's password would be stored and shown.
+        # A mistake that would store and show the URL's password.
         raise InvalidNameError(
-            f"the name of a {kind} may not be a URL: pass that of the store to penstock.connect, or as the "
+            f"the name of a {kind} may not be a URL: pass the store's URL to penstock.connect, or as the "
             "option url"
         )
     return name

@@ -53,13 +53,13 @@ class PartitionLag:
 
     partition: int
     offset: int
-    """The index of the first row that is not processed."""
+    """The index of the first unprocessed row."""
     next_index: int
     """The index that the next appended row will get."""
     bytes: int
-    """The compressed size of the rows that are not processed, in whole segments."""
+    """The compressed size of the unprocessed rows, in whole segments."""
     seconds: float
-    """The age of the oldest row that is not processed; 0 if there is none."""
+    """The age of the oldest unprocessed row; 0 if there is none."""
 
     @property
     def rows(self) -> int:
@@ -80,12 +80,12 @@ class Lag:
 
     @property
     def bytes(self) -> int:
-        """Their compressed size, in whole segments."""
+        """The compressed size of the rows that are not processed, in whole segments."""
         return sum(partition.bytes for partition in self.partitions)
 
     @property
     def seconds(self) -> float:
-        """The age of the oldest of them; 0 if there is none."""
+        """The age of the oldest row that is not processed; 0 if there is none."""
         return max((partition.seconds for partition in self.partitions), default=0.0)
 
 
@@ -181,7 +181,7 @@ class Consumer:
         return self._database.run(lambda tx: self._find(tx, queue), write=False)
 
     def offsets(self, queue: str) -> dict[int, int]:
-        """Return the index of the first row that is not processed, of each partition.
+        """Return the index of the first unprocessed row in each partition.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Consumer:
         partition
             The partition's number, from 0.
         max_rows
-            The most rows to return. Fewer are returned when these take more than 256 MiB.
+            The largest number of rows to return. Fewer are returned if they would take more than 256 MiB.
 
         Raises
         ------
@@ -261,8 +261,8 @@ class Consumer:
         Raises
         ------
         OffsetConflictError
-            When the stored offset is not ``old``, or the consumer was moved by ``seek``, or the queue was
-            recreated, since this object pulled the rows.
+            When the stored offset is not ``old``, or if, since this object pulled the rows, the consumer was
+            moved by ``seek`` or the queue was recreated.
         ConsumerInUseError
             When a running query owns the consumer.
         InvalidPositionError
@@ -326,7 +326,7 @@ class Consumer:
             record = catalog.find_queue(tx, queue)
             position = _position(to)
             if isinstance(position, Mapping):
-                # In this order: partitions may be added in between.
+                # Read the offsets first, since partitions may be added in between.
                 before = consumers.read_offsets(tx, registration)[0]
                 first = positions.resolve(tx, record, "earliest")
                 position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
@@ -390,7 +390,7 @@ class Consumer:
         return consumers.find_registration(tx, self.name, check_name("queue", queue), lock=lock)
 
     def _require_pulled(self, registration: Registration, partition: int) -> None:
-        """Refuse to move past rows that were not the ones pulled, although their indexes are the same."""
+        """Refuse to move past rows other than the pulled ones, which may have the same indexes."""
         queue, generation = registration.queue, registration.generation
         if self._pulled.get((queue, partition), generation) != generation:
             raise OffsetConflictError(

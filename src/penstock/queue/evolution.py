@@ -1,8 +1,8 @@
-"""Addition of partitions and of columns to a queue, and wider types of columns.
+"""Add partitions and columns to a queue, and widen columns.
 
-Equal keys stay together when partitions are added. Columns are added at the end and nullable, so that
-programs that know fewer columns keep working. Those that know a narrower type keep working too, as long as
-its values suffice.
+Equal keys stay together when partitions are added. New columns are at the end and nullable, so programs that
+know fewer columns keep working. Programs that know a narrower type keep working too, as long as all values
+fit into it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def new_columns(columns: object) -> pa.Schema:
 
 
 def wider_columns(columns: object) -> pa.Schema:
-    """Return columns with the types that they are to have, in canonical form."""
+    """Return columns with their new types, in canonical form."""
     return canonical_schema(_as_schema(columns))
 
 
@@ -154,14 +154,14 @@ def _change_columns(
 ) -> None:
     """Change columns of a queue.
 
-    Only the queue's row is locked, so that appends neither wait nor are waited for.
+    Only the queue's row is locked, so this neither waits for appends nor makes them wait.
     """
 
     def work(tx: Transaction) -> None:
         locked = catalog.find_queue(tx, queue.name, lock=True)
         if locked.queue_id != queue.queue_id:
             raise catalog.dropped(queue)
-        # With what others changed before the lock was free.
+        # Includes what other programs changed while this one waited for the lock.
         current = catalog.reread(tx, locked)
         changed = changes(current)
         if changed:
@@ -171,7 +171,7 @@ def _change_columns(
 
 
 def _wider(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
-    """Return a column with its new type, or nothing if it is as wide already."""
+    """Return a column with its new type, or nothing if it is already that wide."""
     if wanted.name not in queue.schema.names:
         raise unknown_column(wanted.name, queue.schema)
     existing = queue.schema.field(wanted.name)

@@ -1,4 +1,4 @@
-"""Settings and sizes of queues, for people."""
+"""Settings and sizes of queues, for users."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PartitionInfo:
     next_index: int
     """The index that the next row will get."""
     bytes: int
-    """Compressed."""
+    """The compressed size of the rows."""
     segments: int
     last_append: datetime | None
-    """When the newest row was appended, in UTC; None if there never was one."""
+    """When the newest row was appended, in UTC; None if no row ever was."""
 
     @property
     def rows(self) -> int:
@@ -55,7 +55,7 @@ class QueueInfo:
 
     @property
     def bytes(self) -> int:
-        """Their compressed size."""
+        """The compressed size of all rows."""
         return sum(partition.bytes for partition in self.partitions)
 
 

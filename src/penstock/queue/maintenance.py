@@ -1,6 +1,4 @@
-"""Retention, and the maintenance that runs in the background: compaction, trimming, cleaning of staging and
-the ledger.
-"""
+"""Retention, and background maintenance: compaction, trimming, and cleanup of staging, ledger and objects."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Retention:
     rows
         Rows to keep; 0 deletes a row as soon as every vital consumer has processed it.
     age
-        How long to keep rows, from their append.
+        How long to keep rows after they were appended.
     bytes
         Compressed bytes to keep, in whole segments.
     """
@@ -99,7 +97,7 @@ _Key = tuple[int, int | None]
 class Maintainer(Forkable):
     """A thread that runs a store's maintenance, so that no append waits for it.
 
-    The thread ends when nothing is pending, and the program waits for it at its end.
+    The thread ends when nothing is pending. A program that exits waits for it.
     """
 
     def __init__(self, database: Database) -> None:
@@ -135,7 +133,7 @@ class Maintainer(Forkable):
         try:
             thread.start()
         except RuntimeError as error:
-            # Threads cannot be started at the program's end, for example; the next append tries again.
+            # For example, threads cannot be started when the program ends. The next append tries again.
             log.debug("no maintenance now: %s", error, extra={"action": "maintenance_postponed"})
             self._pending.clear()
         else:
@@ -162,7 +160,7 @@ class Maintainer(Forkable):
             self._work_until_nothing_is_pending()
         finally:
             with self._wake:
-                # Whatever ended it, the next append starts another one.
+                # However the thread ended, the next append can start another one.
                 if self.thread is threading.current_thread():
                     self.thread = None
 
@@ -170,7 +168,7 @@ class Maintainer(Forkable):
         while (task := self._next()) is not None:
             queue, partition = task
             partitions = range(queue.partitions) if partition is None else [partition]
-            # One that fails does not keep the others from being done.
+            # A failure does not keep other queues from being maintained.
             self._attempt(queue, partial(maintain_partitions, self._database, queue, partitions))
             self._attempt(queue, self._tidy_now_and_then)
             self._attempt(queue, self._clean_now_and_then)
@@ -192,7 +190,7 @@ class Maintainer(Forkable):
                 extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
             )
             if isinstance(error, StoreUnavailableError):
-                # Each would wait for the store, and what is left undone is requested again.
+                # Each pending task would wait for the store; later appends request them again.
                 with self._wake:
                     self._pending.clear()
 
@@ -207,7 +205,7 @@ class Maintainer(Forkable):
         if now >= self.cleaning_due:
             self.cleaning_due = now + CLEANING_SECONDS
             clean_staging(self._database, STAGING_AGE)
-            # Roles that only append may not clean the ledger, nor credentials object storage.
+            # A role that only appends may lack the rights for the ledger, or the credentials for deleting.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
                 clean_objects(self._database, interval=object_cleaning.CLEANING_INTERVAL)
@@ -259,7 +257,7 @@ def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iter
 
 @dataclass
 class _Due:
-    """The partitions of a queue that are to be maintained, and what went wrong with some."""
+    """The partitions of a queue that need maintenance, and the errors of unreadable ones."""
 
     queue: QueueRecord
     trimmable: list[int] = field(default_factory=list)
@@ -276,7 +274,7 @@ class _Due:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Note an error of rows that cannot be read or written, so that other partitions are maintained."""
+        """Collect an error about unreadable or unwritable rows, so that other partitions are maintained."""
         try:
             yield
         except PenstockError as error:
@@ -337,7 +335,7 @@ def clean_ledger(database: Database) -> int:
 
 
 def clean_objects(database: Database, *, interval: int = 0, take_over: bool = False) -> Cleaned:
-    """Delete objects that no rows are in; as :func:`penstock.store.log.object_cleaning.clean_up`."""
+    """Delete objects without rows, like :func:`penstock.store.log.object_cleaning.clean_up`, and log it."""
     cleaned = object_cleaning.clean_up(database, interval=interval, take_over=take_over)
     if cleaned.objects:
         log.info(

@@ -1,10 +1,10 @@
 """Placement of rows in partitions.
 
 Rows of a keyed queue are placed in partition ``hash(key) mod partitions``. When partitions are added,
-existing keys stay where they are: a bitmap of their hashes (one bit for hash ``h`` at ``h mod size``, a
+existing keys stay where they are. A bitmap records their hashes (one bit for hash ``h`` at ``h mod size``, a
 Bloom filter with one hash function: Bloom, "Space/time trade-offs in hash coding with allowable errors",
-1970) records them, and a key whose bit is set is placed as before. A new key whose bit happens to be set is
-placed in the old partitions too, which is harmless: the bitmap is the same for every writer.
+1970), and a key whose bit is set is placed as before. A new key whose bit happens to be set is placed in the
+old partitions too, which is harmless, since the bitmap is the same for every writer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Home:
-    """The keys that a queue had when it had ``partitions``, as a bitmap."""
+    """A bitmap of the keys that a queue had when it had ``partitions`` partitions."""
 
     partitions: int
     bits: bytes
@@ -69,7 +69,7 @@ class Hashes:
 
 
 def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
-    """Return the home of all keys with these hashes; with 16 bits for each, 6 % of new keys stay as well."""
+    """Return the home of keys with these hashes; with 16 bits per key, 6 % of new keys also stay there."""
     gathered = Hashes()
     for part in hashes:
         gathered.add(part)
@@ -94,12 +94,12 @@ def _bitmap(slots: pa.Array, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of a queue's rows, at one number of partitions."""
+    """The placement of a queue's rows for one number of partitions."""
 
     key: tuple[str, ...]
     partitions: int
     columns: QueueColumns
-    """Those that the queue has and has had."""
+    """The queue's current and former columns."""
     homes: tuple[Home, ...] = ()
 
     def segments(
@@ -111,14 +111,14 @@ class Placement:
         max_rows: int = SEGMENT_ROWS,
         lazy: bool = False,
     ) -> list[Segment]:
-        """Return the rows as segments of their partitions, in their order.
+        """Return the rows as segments of their partitions, in order.
 
-        All rows go to ``partition``; when it is None, to the partition of each row's key, and rows without a
-        key to the one that ``fallback`` chooses.
+        All rows go to ``partition``. When it is None, each row goes to the partition of its key; in a queue
+        without a key, all go to the partition that ``fallback`` chooses.
         """
         width = self.columns.width_of(rows.schema)
         if width is None:
-            # Another thread has looked the queue up before it got them.
+            # Another thread has loaded the queue from before it got these columns.
             raise QueueGrown("the queue got new columns while rows were prepared for it: repeat the append")
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
@@ -169,7 +169,7 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
     unknown = set(record.key).difference(record.schema.names)
     if unknown:
-        why = ValueError("it is no column of the queue")
+        why = ValueError("it is not a column of the queue")
         raise unreadable_record(f"the key of queue {record.name!r}", why)
     homes = tuple(_home(record, row) for row in rows if row.partitions < record.partitions)
     return Placement(record.key, record.partitions, record.columns, homes)

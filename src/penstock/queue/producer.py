@@ -30,12 +30,12 @@ class Producer:
         self._database = database
         self._queue = queue
         self._keys = {"queue_id": queue.record.queue_id, "session": session}
-        # Unique: where the store is restored from a backup, the epoch of a later one may be the same.
+        # Unique, since after the store was restored from a backup a later session may get the same epoch.
         self._token = str(uuid.uuid4())
         self._session = session
         opened = database.run(self._open)
         self._epoch: int = opened.epoch
-        # The thread of a buffer may hold it while the process is forked.
+        # A buffer's thread may hold the lock while the process is forked.
         self._lock = Guard()
         self._buffer: NumberedAppendBuffer | None = None
         self.sequence: int = opened.sequence
@@ -65,8 +65,8 @@ class Producer:
             A table, a batch, or dicts.
         sequence
             Ascending, with gaps allowed; by default the last one plus 1. Rows whose number is not above the
-            last were appended before and are skipped. After an error, repeat the same rows first: they may
-            have been appended.
+            last one were appended before and are skipped. After an error, repeat the same rows first, since
+            they may have been appended.
         partition
             The partition; by default that of each row's key, or any one if the queue has no key.
 
@@ -75,7 +75,7 @@ class Producer:
         ProducerFencedError
             When another program has opened the session since.
         """
-        # Otherwise two threads could take the same number, and one's rows would be skipped as a repeat.
+        # Otherwise two threads could take the same number, and the rows of one would be skipped as a repeat.
         with self._lock:
             self._refuse_buffered()
             if self._buffer is not None and self._buffer.has_failed:
@@ -165,9 +165,7 @@ class Producer:
         return row
 
     def _stored_sequence(self) -> int:
-        """Return the last number that was appended. An append whose outcome is unknown may have been, or be
-        about to be, which this waits for.
-        """
+        """Return the last sequence number in the store, once no append of unknown outcome is in flight."""
         return self._database.run(self._locked_sequence, idempotent=True)
 
     def _locked_sequence(self, tx: Transaction) -> int:

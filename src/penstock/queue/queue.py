@@ -47,13 +47,13 @@ T = TypeVar("T")
 _PLACEMENT_ATTEMPTS = 10
 
 AroundAppend: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
-"""A transaction that calls its second argument to append the rows, or does not append them."""
+"""A function run in a transaction, which calls its second argument to append the rows, or skips them."""
 
 
 class Queue:
     """An append-only log of rows in partitions; get one from ``Store.queue``.
 
-    It knows the columns that the queue had when it was opened. Columns that other programs add become known
+    It knows the columns that the queue had when it was opened. It learns of columns that other programs add
     by :meth:`refresh`, or when rows or a read name them.
     """
 
@@ -99,7 +99,7 @@ class Queue:
         rows
             A table, a batch, or dicts; columns are matched by name.
         partition
-            The partition; by default that of each row's key, or any one if the queue has no key.
+            The partition; by default the partition of each row's key, or any one if the queue has no key.
         connection
             The caller's own ``sqlite3`` or ``psycopg`` connection: the append becomes part of its
             transaction, which the caller commits. Until then, other appends to the same partitions (in
@@ -154,7 +154,7 @@ class Queue:
         around: AroundAppend | None = None,
         idempotent: bool = False,
     ) -> Appended:
-        """Append in one transaction with what ``around`` does before and after."""
+        """Append in one transaction, together with what ``around`` does before and after."""
         table = self.rows_to_append(rows)
         if partition is not None:
             self._check_partition(partition)
@@ -177,7 +177,7 @@ class Queue:
         return placement.segments(rows, partition, next(self._round_robin), lazy=lazy)
 
     def while_growing(self, attempt: Callable[[], T]) -> T:
-        """Return what an append returns; repeat it, with the new placement, while the queue has grown."""
+        """Call ``attempt`` and return its result; repeat it with the new placement while the queue grows."""
         for _ in range(_PLACEMENT_ATTEMPTS):
             try:
                 return attempt()
@@ -190,13 +190,11 @@ class Queue:
         )
 
     def rows_to_append(self, rows: Rows) -> pa.Table:
-        """Return rows as a table with the queue's columns; refuse those that do not fit."""
+        """Return rows as a table with the queue's columns; refuse rows that do not fit."""
         return self.conformed(rows, lambda record: record.schema)
 
     def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
-        """Return the rows in columns of the queue; refresh the queue first if they have columns that are
-        not known here.
-        """
+        """Return the rows in the queue's columns; refresh the queue first if they have unknown columns."""
         rows = _rereadable(rows)
         while True:
             known = self._record
@@ -293,8 +291,8 @@ class Queue:
         start, end
             Row indexes; None reads to the newest row.
         max_rows, max_bytes
-            Stop after so many rows, or so many bytes of Arrow data (but return one row at least). Without a
-            limit the whole range is read into memory.
+            Stop after this many rows or bytes of Arrow data, but return at least one row. Without a limit,
+            the whole range is read into memory.
         columns
             The column or columns to read; None reads all. Rows from before a column was added have nulls in
             it.
@@ -374,9 +372,9 @@ class Queue:
         Parameters
         ----------
         partition
-            None trims all.
+            None trims all partitions.
         before
-            Delete the rows below this row index; by default, all that the retention does not keep. Rows
+            Delete the rows below this row index; by default, all rows that the retention does not keep. Rows
             that the retention keeps, rows after the safe offset of a vital consumer, and the micro-batch in
             flight of a running query are never deleted.
         """
@@ -390,12 +388,12 @@ class Queue:
         return sum(end - start for start, end in trimmed)
 
     def compact(self) -> int:
-        """Compact small segments into large ones, and return how many segments fewer there are."""
+        """Compact small segments into large ones, and return by how many segments the queue shrank."""
         self.refresh()
         return compact.merge_all(self.database, self._record, range(self.partitions))
 
     def maintain(self) -> None:
-        """Run the maintenance of the background now: compact segments, apply the retention."""
+        """Run the background maintenance now: compact segments and apply the retention."""
         self.refresh()
         maintain_partitions(self.database, self._record, range(self.partitions))
 
@@ -414,8 +412,8 @@ class Queue:
     def add_partitions(self, count: int) -> int:
         """Add partitions, and return the new number of partitions.
 
-        Equal keys stay together: keys that the queue has stay in their partitions, new keys are spread over
-        all.
+        Equal keys stay together: existing keys stay in their partitions, and new keys are spread over all
+        partitions.
 
         Parameters
         ----------
@@ -425,7 +423,7 @@ class Queue:
         Raises
         ------
         InvalidInputError
-            When the queue would have more than 10,000.
+            When the queue would have more than 10,000 partitions.
         """
         if type(count) is not int or count < 1:
             raise InvalidInputError(f"the number of partitions to add is 1 or more, not {count!r}")
@@ -445,7 +443,7 @@ class Queue:
 
         Existing rows have nulls in them. Programs that know fewer columns keep working: producers append
         rows without the new columns, and running queries and open queues read the columns that they know.
-        Columns that the queue has already are ignored, so that the call can be repeated.
+        Columns that the queue already has are ignored, so the call can be repeated.
 
         Parameters
         ----------
@@ -466,23 +464,23 @@ class Queue:
     def widen_columns(self, columns: object) -> pa.Schema:
         """Give columns wider types, and return the queue's columns.
 
-        Stored rows are not written again; they are read in the new type. Programs that know the narrower type
+        Stored rows are not rewritten; they are read as the new type. Programs that know the narrower type
         keep working: producers append its values, and running queries and open queues read it, until a row
-        has a value that does not fit (SCHEMA_MISMATCH.COLUMN_WIDENED). A query that is started again has the
-        wider type, and resumes where it stopped. Columns that are as wide already are ignored, so that the
-        call can be repeated.
+        has a value that does not fit (SCHEMA_MISMATCH.COLUMN_WIDENED). A restarted query uses the wider type,
+        and resumes where it stopped. Columns that are already that wide are ignored, so the call can be
+        repeated.
 
         Parameters
         ----------
         columns
-            Existing columns with the types that they are to have, as for ``add_columns``: a larger integer or
-            float; or a decimal with more digits, and no fewer before or after its point. A decimal in the key
-            keeps its scale.
+            Existing columns with their new types, as for ``add_columns``: a larger integer or float, or a
+            decimal with more digits and no fewer before or after its point. A decimal in the key keeps its
+            scale.
 
         Raises
         ------
         SchemaMismatchError
-            When a column does not exist, or cannot get that type.
+            When a column does not exist, or cannot be changed to that type.
         UnsupportedTypeError, InvalidInputError
         """
         widen_columns(self.database, self._record, wider_columns(columns))

@@ -1,5 +1,5 @@
-"""Stores: their queues, consumers and producers; opened by ``connect``, or once in each process by
-``open_store``.
+"""Stores with their queues, consumers and producers; opened by ``connect``, or by ``open_store`` once per
+process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger("penstock.queue")
 
 CONNECT_TIMEOUT = 2.0
 IN_DATABASE = "database"
-"""The place of payloads that are in the store's own database."""
+"""The location of payloads that are kept in the store's own database."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class Store:
             The contract of a change feed, as JSON: see ``QueueFeed.create``.
         payloads
             Where to keep the rows of appends of 64 KiB and more, compressed, instead of the database:
-            ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix`` or a folder. The
-            credentials are those in the environment of each process that appends or reads. ``database``
-            keeps them in the database; by default they are where :meth:`set_payloads` says.
+            ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix`` or a folder. Each
+            process that appends or reads takes the credentials from its environment. ``database`` keeps the
+            rows in the database. The default is set by :meth:`set_payloads`.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Store:
         return self._queue(record)
 
     def _location(self, payloads: str | os.PathLike[str] | None) -> str | None:
-        """Return where a new queue's payloads are to be, after checking that they can be."""
+        """Return the location for a new queue's payloads, after checking that it is usable."""
         if payloads == IN_DATABASE:
             return None
         if payloads is not None:
@@ -194,12 +194,12 @@ class Store:
         return location
 
     def set_payloads(self, location: str | os.PathLike[str]) -> None:
-        """Set where queues that are created from now on keep the rows of large appends.
+        """Set where queues created from now on keep the rows of large appends.
 
         Parameters
         ----------
         location
-            As ``payloads`` of :meth:`create_queue`; ``database`` is where a new store keeps them.
+            Like ``payloads`` of :meth:`create_queue`; in a new store it is ``database``.
 
         Raises
         ------
@@ -366,7 +366,7 @@ class Store:
         queue
             The queue's name.
         session
-            The session's name, the same in each run of the program; for example its name and instance.
+            The session's name, the same in each run of the program, for example its name and instance.
 
         Raises
         ------
@@ -376,8 +376,8 @@ class Store:
         return Producer(self._database, self.queue(queue), session)
 
     def tend(self, queue: catalog.QueueRecord, crowded: Iterable[int]) -> None:
-        """Start the maintenance that is due after an append, in the background; ``crowded`` partitions are
-        compacted.
+        """Start the maintenance that is due after an append in the background; it compacts the ``crowded``
+        partitions.
         """
         self.maintainer.after_change(queue, crowded)
 
@@ -393,7 +393,7 @@ class Store:
             try:
                 self.queue(name).maintain()
             except PenstockError as error:
-                # One record that others have written does not keep the rest from being maintained.
+                # An unreadable record of one queue does not keep the others from being maintained.
                 log.warning(
                     "maintenance of queue %r failed: %s",
                     name,
@@ -413,35 +413,36 @@ class Store:
     def clean_up(self, older_than: timedelta = STAGING_AGE) -> int:
         """Delete what dead tasks have staged, and return the number of deleted segments.
 
-        Other maintenance also deletes what is older than a day, at most once an hour. Staging of a running
-        query is kept: of one that owns a consumer of this store and has committed a micro-batch, and of one
-        that has staged rows within the last day. A commit whose staging was deleted is refused with nothing
-        visible: a query repeats the micro-batch, and a batch write has to be run again.
+        Background maintenance also deletes staged rows older than a day, at most once an hour. Staged rows of
+        running queries are kept. A query counts as running if it owns a consumer of this store and has
+        committed a micro-batch, or if it has staged rows within the last day. A commit whose staged rows were
+        deleted is refused, and none of its rows are visible: a query repeats the micro-batch, and a batch
+        write has to be run again.
 
         Parameters
         ----------
         older_than
-            The least age of what is deleted.
+            The minimum age of the staged rows to delete.
         """
         require("older_than", older_than, timedelta, "a timedelta")
         return clean_staging(self._database, older_than)
 
     def clean_up_objects(self, *, take_over: bool = False) -> int:
-        """Delete objects of queues with ``payloads`` that no rows have been in for a day; return how many.
+        """Delete objects of queues with ``payloads`` that have been without rows for a day; return how many.
 
-        They are left by compaction, retention and dropped queues, and by processes that died before their
-        rows were appended. Background maintenance deletes them too, about once an hour.
+        Such objects are left by compaction, retention and dropped queues, and by processes that died before
+        their rows were appended. Background maintenance also deletes them, about once an hour.
 
         Parameters
         ----------
         take_over
-            Whether to do so even if another copy of this store has. Only one copy may delete objects: after a
-            backup was restored, this says that it is the one that is kept.
+            Whether to delete even if another copy of this store has deleted objects. Only one copy may delete
+            objects: after restoring a backup, pass True to make this copy the one that is kept.
 
         Raises
         ------
         StoreError
-            When another copy of the store has cleaned up since this one was made.
+            When another copy of the store has cleaned up since this copy was made.
         StoreUnavailableError, StoreReadOnlyError
         """
         return clean_objects(self._database, take_over=take_over).objects
@@ -449,7 +450,7 @@ class Store:
     def check_objects(self) -> list[ObjectsCheck]:
         """Compare the objects of queues with ``payloads`` with the store, queue by queue.
 
-        One whose objects cannot be listed comes with the reason in ``error``.
+        If a queue's objects cannot be listed, its result has the reason in ``error``.
         """
         return object_check.check(self._database)
 
@@ -487,8 +488,8 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
     create
         False to raise an error if the store does not exist.
     timeout
-        For how many seconds to retry if the database does not respond. Once the store is open, every
-        operation is retried for 20 seconds.
+        How many seconds to retry if the database does not respond. Once the store is open, every operation
+        is retried for 20 seconds.
 
     Raises
     ------
@@ -512,7 +513,7 @@ _guard = Guard()
 def open_store(url: str, *, verify: bool = False) -> Store:
     """Return the store at a URL, opened once in each process.
 
-    ``verify`` checks that the database still holds the same store: Spark keeps its Python workers, and the
+    ``verify`` checks that the database still holds the same store: Spark reuses its Python workers, and the
     store may have been dropped and recreated since.
     """
     # A forked worker must not share its parent's connections.
@@ -529,7 +530,7 @@ def open_store(url: str, *, verify: bool = False) -> Store:
 
 
 def _same(opened: _Opened, url: str, verify: bool) -> bool:
-    # Each read and write of a task asks.
+    # Called for every read and write of a task, so it must be cheap.
     if opened.store.database.dialect == "sqlite":
         return opened.file == _file(parse_url(url))
     if not verify:

@@ -1,1 +1,1 @@
-"""One durable state, one transaction at a time, on SQLite and PostgreSQL."""
+"""The store's tables and transactions, in SQLite and PostgreSQL."""

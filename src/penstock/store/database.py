@@ -1,4 +1,4 @@
-"""The store's interface to a database: short transactions of named statements, retried where that is safe."""
+"""The store's interface to a database: short transactions of named statements, retried when that is safe."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
-"""For how many seconds an unavailable store is tried again."""
+"""For how many seconds an unavailable store is retried."""
 AHEAD = 60_000_000
-"""Microseconds by which clocks may differ; a later time was written or is read under a wrong clock."""
+"""Microseconds by which clocks may differ; a time further ahead comes from a wrong clock."""
 
 
 class Row(Protocol):
-    """A row of a statement: a named tuple of its columns."""
+    """A row that a statement returns: a named tuple of its columns."""
 
     def __getattr__(self, name: str, /) -> Any: ...
 
 
 @lru_cache(maxsize=1024)
 def row_maker(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
-    """Return a function that makes a row of a tuple, twice as fast as the named tuple's own ``_make``."""
+    """Return a function that turns a tuple into a row, twice as fast as the named tuple's ``_make``."""
     return cast(
         "Callable[[Sequence[Any]], Row]", partial(tuple.__new__, namedtuple("Row", columns, rename=True))
     )
@@ -58,27 +58,27 @@ class OwnerLock(Forkable, ABC):
 
     @abstractmethod
     def acquire(self) -> bool:
-        """Take the lock if nobody holds it; True when this object holds it now."""
+        """Take the lock if it is free; return whether this object holds it now."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give the lock back; does nothing when it is not held."""
+        """Release the lock; does nothing when it is not held."""
 
     @abstractmethod
     def held_elsewhere(self) -> bool:
-        """Whether somebody else holds the lock."""
+        """Whether another process or object holds the lock."""
 
     @abstractmethod
     def after_fork_in_child(self) -> None:
-        """Forget, in a child, what its parent's death must release."""
+        """Drop, in a child, what must be released when its parent dies."""
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Rows of parameters, column by column: equally long sequences of values."""
+"""Rows of parameters, column by column: sequences of values of equal length."""
 
 
 def rows_of(columns: Columns, common: Mapping[str, object]) -> list[dict[str, object]]:
-    """The parameters of each row, with those that are common to all."""
+    """Return the parameters of each row, including the common ones."""
     names = [*columns, *common]
     constant = tuple(common.values())
     return [
@@ -87,9 +87,9 @@ def rows_of(columns: Columns, common: Mapping[str, object]) -> list[dict[str, ob
 
 
 def stored_bytes(segment: Row) -> int:
-    """The bytes of a segment's rows and of their times, as a page has it.
+    """Return the bytes of a segment's rows and of their times, from a row of a page.
 
-    Others may have written the column for them, and payloads that are nowhere.
+    Measured here, since another program may have written a wrong value into the column ``bytes``.
     """
     rows = segment.length or 0 if segment.data is None else len(segment.data)
     return int(rows) + len(segment.runs or b"")
@@ -105,37 +105,38 @@ class Transaction(ABC):
     def __init__(self, schema: str, *, write: bool) -> None:
         self.schema = schema
         self.write = write
-        """False if it only reads; then it takes no locks."""
+        """False for a read-only transaction, which takes no locks."""
         self.channels: set[str] = set()
         """The channels whose listeners are woken after the commit."""
         self._statements = statements(self.dialect, schema)
 
     @abstractmethod
     def run(self, name: str, /, **parameters: object) -> int:
-        """Execute a named statement; the number of rows it touched."""
+        """Execute a named statement; return the number of rows it touched."""
 
     @abstractmethod
     def all(self, name: str, /, **parameters: object) -> list[Row]:
-        """The rows of a named statement."""
+        """Return the rows of a named statement."""
 
     @abstractmethod
     def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of a named statement of which there may be thousands. The garbage collector passes over
-        plain tuples of numbers, and walks through all other rows again and again.
+        """Return the rows of a named statement as tuples, for statements with thousands of rows.
+
+        The garbage collector does not track plain tuples of numbers, but scans all other rows repeatedly.
         """
 
     def one(self, name: str, /, **parameters: object) -> Any:
-        """The first row of a named statement, or None."""
+        """Return the first row of a named statement, or None."""
         rows = self.all(name, **parameters)
         return rows[0] if rows else None
 
     @abstractmethod
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        """The segments of ``read_page`` with their payloads, until these have ``max_bytes``; one at least."""
+        """Return the segments of ``read_page`` with their payloads, up to ``max_bytes``; at least one."""
 
     @abstractmethod
     def many(self, name: str, rows: Columns, /, **common: object) -> int:
-        """Execute a named statement for each of many rows of parameters, in one message to a server; the
+        """Execute a named statement for many rows of parameters, in one message to a server; return the
         number of rows it touched.
 
         ``rows`` has the parameters that differ, and ``common`` the others.
@@ -143,10 +144,10 @@ class Transaction(ABC):
 
     @abstractmethod
     def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        """What a named statement returns for each of many rows of parameters, in any order."""
+        """Return the rows of a named statement for many rows of parameters, in any order."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Close what belongs to the transaction; its owner commits or rolls back."""
+        """Close the transaction's resources; the caller commits or rolls back."""
 
     @abstractmethod
     def execute(self, text: str) -> None:
@@ -154,34 +155,34 @@ class Transaction(ABC):
 
     @abstractmethod
     def change(self, text: str) -> int:
-        """Execute SQL text about users' tables, without parameters; the number of rows it touched."""
+        """Execute SQL text about users' tables, without parameters; return the number of rows it touched."""
 
     @abstractmethod
     def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of SQL text. Text with parameters must not contain users' names, which could look like
-        parameters.
+        """Return the rows of SQL text. Text with parameters must not contain users' names, which could look
+        like parameters.
         """
 
     def require_trusted_owner(self, schema: str, relation: str) -> None:  # noqa: B027
         """Refuse a table, if it exists, whose owner could run code with the rights of this session's role.
 
-        SQLite has no such roles.
+        SQLite has no roles.
         """
 
     def hold(self, schema: str, table: str) -> None:  # noqa: B027
-        """Keep a table from being replaced until the transaction ends, and refuse one as above.
+        """Keep a table from being replaced until the transaction ends, and require a trusted owner.
 
-        A SQLite transaction that writes has the whole database.
+        A SQLite write transaction locks the whole database anyway.
         """
 
     def home_schema(self) -> str | None:
-        """The schema of a user's table whose name is not qualified, if there is one."""
+        """Return the schema in which an unqualified name of a user's table is looked up, if any."""
         return None
 
     @abstractmethod
     def instance(self) -> str:
-        """Return what tells this database from a copy of it, as far as that is possible: parts with slashes
-        in between, which are empty if they are not known.
+        """Return an identifier that distinguishes this database from copies of it, as far as possible: parts
+        separated by slashes, which are empty if they are not known.
         """
 
     @abstractmethod
@@ -190,22 +191,22 @@ class Transaction(ABC):
 
     @abstractmethod
     def now(self) -> int:
-        """Microseconds since 1970, by the database's clock if it has one."""
+        """Return microseconds since 1970, by the database's clock if it has one."""
 
     @abstractmethod
     def stamp(self) -> int | None:
-        """The time of a row that is written now; None if the statement reads the database's clock."""
+        """Return the time for a row that is written now; None if the statement reads the database's clock."""
 
     @abstractmethod
     def owner_alive(self, name: str) -> bool:
-        """Whether anybody holds the owner lock of that name, without touching it."""
+        """Whether any process holds the owner lock of that name; does not take the lock."""
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        """The owner locks among ``names`` that somebody holds."""
+        """Return the owner locks among ``names`` that are held."""
         return {name for name in names if self.owner_alive(name)}
 
     def text(self, name: str) -> str:
-        """The SQL text of a named statement."""
+        """Return the SQL text of a named statement."""
         return self._statements[name]
 
 
@@ -219,7 +220,7 @@ class Database(ABC):
         self.may_create = False
         """Whether connecting may create the database's file."""
         self.uuid = ""
-        """The store's identity, whichever URL leads to it; empty until it is known."""
+        """The store's identity, the same for every URL that leads to it; empty until it is known."""
         self.pool = Pool(self.connected, self.disconnect, str(url))
         self.storages = OpenedStorages()
 
@@ -227,7 +228,7 @@ class Database(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is something to connect to; True if that is not known without connecting."""
+        """Whether the database exists; True if that is not known without connecting."""
 
     @abstractmethod
     def _connect(self) -> Connection: ...
@@ -239,7 +240,7 @@ class Database(ABC):
     def _begin(self, connection: Connection, *, write: bool, durable: bool = True) -> Transaction: ...
 
     def _single(self, connection: Connection, *, write: bool) -> Transaction:
-        """A transaction for a single statement."""
+        """Begin a transaction for a single statement."""
         return self._begin(connection, write=write)
 
     @abstractmethod
@@ -250,14 +251,14 @@ class Database(ABC):
 
     @abstractmethod
     def _translated(self, error: Exception) -> PenstockError | None:
-        """The store error for a driver's error; None for an error that is not the driver's."""
+        """Return the store's error for a driver's error; None if the error is not the driver's."""
 
     @abstractmethod
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        """The error to raise when a commit failed with ``error``."""
+        """Return the error to raise when a commit failed with ``error``."""
 
     def _notified(self, connection: Connection, channels: Iterable[str]) -> bool:
-        """Wake listeners after a commit; False when the connection is no longer usable."""
+        """Wake listeners after a commit; return False when the connection is no longer usable."""
         return True
 
     def require_trusted_owner(self, tx: Transaction) -> None:  # noqa: B027
@@ -271,13 +272,13 @@ class Database(ABC):
 
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
-        """A lock that this process holds until it releases it or dies."""
+        """Return a lock that this process, once it has acquired it, holds until it releases it or dies."""
 
     @abstractmethod
     def borrowed(self, connection: Connection) -> AbstractContextManager[Transaction]:
-        """A part of a transaction on the caller's own connection, which the caller commits.
+        """Run the block as part of a transaction on the caller's connection, which the caller commits.
 
-        The whole block takes effect or, when it raises, nothing of it; the caller's transaction continues.
+        If the block raises, none of it takes effect, and the caller's transaction continues.
         """
 
     # What all dialects share.
@@ -286,12 +287,13 @@ class Database(ABC):
     def transaction(
         self, *, write: bool = True, single: bool = False, durable: bool = True
     ) -> Iterator[Transaction]:
-        """One transaction, committed when the block ends, rolled back when it raises.
+        """Run the block in a transaction, which is committed when the block ends, and rolled back when it
+        raises.
 
-        One that only reads sees the store as it was at one moment. ``single`` promises a single statement
-        which only reads or may be repeated; a server commits it at once, even if the block raises after it.
-        One that is not ``durable`` does not wait for the disk: until a durable one is committed after it, it
-        may be lost with the database's machine.
+        A read-only transaction sees the store as it was at one moment. ``single`` promises a single statement
+        that only reads or may be repeated; a server commits it immediately, even if the block raises after
+        it. A transaction that is not ``durable`` does not wait for the disk: it may be lost if the database's
+        machine fails before a later durable transaction is committed.
         """
         with self.pool.lease() as lease:
             connection = lease.connection
@@ -301,7 +303,7 @@ class Database(ABC):
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
-                # After a database error or an interrupt the state of the connection is unknown.
+                # After a database error or an interrupt, the state of the connection is unknown.
                 lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
                 raise
             try:
@@ -333,10 +335,10 @@ class Database(ABC):
     ) -> T:
         """Run ``work`` in a transaction, and again with back-off while the database is unavailable.
 
-        ``work`` may be called several times, only the last of which is committed; ``idempotent`` work also
-        when it is unknown whether a commit happened. ``timeout`` is in seconds, 20 by default; with 0, a
-        lock that is not free is not waited for a second time either. ``single`` and ``durable`` as for
-        :meth:`transaction`.
+        ``work`` may be called several times, and only the last call is committed. ``idempotent`` work is also
+        repeated when it is unknown whether a commit took effect. ``timeout`` is in seconds, 20 by default;
+        with 0, a lock that is not free is not waited for a second time either. ``single`` and ``durable`` are
+        as for :meth:`transaction`.
         """
 
         def once() -> T:
@@ -346,7 +348,7 @@ class Database(ABC):
         return self.retried(once, idempotent=idempotent or not write, timeout=timeout)
 
     def retried(self, once: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
-        """Call ``once``, and again with back-off while the database is unavailable; as :meth:`run`."""
+        """Call ``once``, and again with back-off while the database is unavailable, like :meth:`run`."""
         retries = _Retries(RETRY_SECONDS if timeout is None else timeout, self._lock_wait(timeout))
         while True:
             try:
@@ -365,11 +367,11 @@ class Database(ABC):
             retries.rest()
 
     def _lock_wait(self, timeout: float | None) -> float:
-        """For how many seconds to wait for locks, in all tries together."""
+        """Return how many seconds to wait for locks, in all tries together."""
         return RETRY_SECONDS if timeout is None else timeout
 
     def _waiting_again(self, waited: float) -> AbstractContextManager[None]:
-        """A block that tries a transaction again after ``waited`` seconds of waiting for a lock."""
+        """Wrap a block that retries a transaction after it has waited for a lock for ``waited`` seconds."""
         return nullcontext()
 
     def close(self) -> None:
@@ -377,13 +379,13 @@ class Database(ABC):
         self.pool.close()
 
     def connected(self) -> Connection:
-        """A new connection; the caller closes it with :meth:`disconnect`."""
+        """Return a new connection; the caller closes it with :meth:`disconnect`."""
         with self.translating():
             return self._connect()
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """A block in which the driver's errors become the store's."""
+        """Turn errors of the driver in the block into the store's errors."""
         try:
             yield
         except PenstockError:
@@ -398,9 +400,9 @@ class Database(ABC):
 class _Retries:
     """The tries of one piece of work, with growing pauses.
 
-    An unavailable store is tried again for ``away`` seconds after the first failure: what that try did
-    before does not count, nor does time for which the process was suspended. For a lock only the waiting
-    counts (``locked`` seconds), so that work of minutes is repeated too.
+    An unavailable store is retried for ``away`` seconds after the first failure; the time before that failure
+    does not count. For a lock, only time spent waiting counts (``locked`` seconds, without time during which
+    the process was suspended), so that work that takes minutes is repeated too.
     """
 
     def __init__(self, away: float, locked: float) -> None:
@@ -418,7 +420,7 @@ class _Retries:
         """Whether there is time for another try after this error."""
         now = time.monotonic()
         if isinstance(error, StoreLockedError):
-            # Several waiters each wait twice: for the head of the line, and then for the lock.
+            # If there are several waiters, each waits twice: for the head of the line, then for the lock.
             self.waited += min(now - self._began, 2 * error.parameters.get("seconds", self._locked))
             left = self.waited + self._pause < self._locked * 0.99
             self.waited += self._pause

@@ -1,9 +1,9 @@
 """Keep connections, locks and threads out of forked child processes.
 
-A child that uses its parent's SQLite connection loses the file locks that the connection believes it has,
-and one that closes its parent's PostgreSQL connection ends the parent's session. A child whose parent was in
-the middle of a call into SQLite in another thread waits for ever for a lock that this call holds. So a fork
-waits for running transactions, pools are emptied before it, and the child begins with nothing.
+A child that uses its parent's SQLite connection loses the file locks that the connection believes it has, and
+a child that closes its parent's PostgreSQL connection ends the parent's session. If another thread of the
+parent is inside a call into SQLite during the fork, the child waits for ever for a lock that this call holds.
+So a fork waits for running transactions, pools are emptied before it, and the child begins with empty pools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Forkable:
     """An object that holds what a child process must not inherit."""
 
     def before_fork(self) -> None:
-        """Release, in the parent, what can be made again."""
+        """Release, in the parent, what can be recreated."""
 
     def after_fork_in_parent(self) -> None:
         """Resume in the parent."""
@@ -27,7 +27,7 @@ class Forkable:
 
 
 class Guard(Forkable):
-    """A lock that is free in a child, whoever held it in the parent."""
+    """A lock that is free in a child, even if it was held in the parent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ def watch(thing: Forkable) -> None:
 
 
 def keep(inherited: object) -> None:
-    """Keep what belongs to the parent from being closed or collected in this child."""
+    """Keep an object that belongs to the parent from being closed or collected in this child."""
     _kept.append(inherited)
 
 
@@ -69,7 +69,7 @@ def _before() -> None:
         if not new:
             # No object can be added until this fork has happened.
             return
-        # A thread that a fork waits for may have to add an object first.
+        # A thread that the fork waits for may have to add an object first.
         _guard.release()
         for thing in new:
             thing.before_fork()

@@ -1,4 +1,4 @@
-"""Columns of integers, one after the other in a string of bytes: little-endian, 8 bytes each."""
+"""Columns of integers packed into bytes, one column after the other: little-endian, 8 bytes per integer."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _SIZE = 8
 
 
 def pack_columns(columns: Sequence[Sequence[int]]) -> bytes:
-    """Return the bytes of equally long columns."""
+    """Return columns of equal length as bytes."""
     return struct.pack(f"<{sum(map(len, columns))}q", *chain.from_iterable(columns))
 
 
 def count_rows(packed: bytes, width: int) -> int:
-    """Return how many rows ``width`` packed columns have."""
+    """Return the number of rows of ``width`` packed columns."""
     return len(packed) // _SIZE // width
 
 
 def unpack_columns(packed: Iterable[bytes], width: int) -> list[list[int]]:
-    """Return the ``width`` columns of several strings, whose rows follow one another."""
+    """Return the ``width`` columns of several packed values, with their rows one after the other."""
     found: list[list[int]] = [[] for _ in range(width)]
     for each in packed:
         count = count_rows(each, width)
@@ -31,6 +31,6 @@ def unpack_columns(packed: Iterable[bytes], width: int) -> list[list[int]]:
 
 
 def sort_by_first(columns: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the columns in the order of the first one; equal rows keep theirs."""
+    """Return the columns sorted by the first one; the sort is stable."""
     order = sorted(range(len(columns[0])), key=columns[0].__getitem__)
     return [[*map(column.__getitem__, order)] for column in columns]

@@ -19,10 +19,10 @@ Connection: TypeAlias = Any
 """A connection of the database's driver; each dialect has a type of its own."""
 SIZE = 16
 FORK_SECONDS = 5.0
-"""For how many seconds a fork waits for transactions of other threads."""
+"""How many seconds a fork waits for transactions of other threads."""
 IDLE_SECONDS = 30.0
-"""A connection that is not used for this long is closed, at the latest after twice as long: a query that has
-ended is kept by Spark, and with it its stores.
+"""A connection is closed after it has been idle for this long, or for twice as long at most. Spark keeps
+queries that have ended, and with them their stores.
 """
 
 
@@ -36,8 +36,8 @@ class Lease:
 
 
 class Pool(Forkable):
-    """Connections that are made when needed and kept for the next transaction; ``name`` is the store's, for
-    messages.
+    """Connections that are opened when needed and kept for the next transaction; messages show ``name``, the
+    store's name.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Pool(Forkable):
         forks.watch(self)
 
     def _reset(self) -> None:
-        # The last one returned is used first, so those that are never used stay in front.
+        # The connection returned last is used first, so unused ones stay at the front.
         self.idle: list[Connection] = []
         self._unused = 0
         # For a store that is never closed, and at the program's end.
@@ -64,8 +64,8 @@ class Pool(Forkable):
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        """A connection for the block; it returns to the pool if the lease is marked as sound."""
-        # A thread that takes one slot after the other would keep a fork waiting.
+        """Lend a connection to the block; it returns to the pool if the lease is marked as sound."""
+        # While a fork waits, no thread may take another slot.
         self._open.wait()
         with self._slots:
             lease = Lease(self._checkout())
@@ -96,7 +96,7 @@ class Pool(Forkable):
             return
         self.disconnect(lease.connection)
         if not lease.sound:
-            # The idle ones are usually broken too: a server that went away took them all.
+            # The idle ones are usually broken too, since a server that went away closed them all.
             self.drain()
 
     def drain(self) -> None:
@@ -109,7 +109,7 @@ class Pool(Forkable):
             self.disconnect(connection)
 
     def close_unused(self) -> bool:
-        """Close the connections that were idle since the last call; return whether others are left."""
+        """Close the connections that have been idle since the last call; return whether others are left."""
         self._open.wait()
         with self._slots:  # so that a fork waits until they are closed
             with self._guard:
@@ -117,7 +117,7 @@ class Pool(Forkable):
                 del self.idle[: self._unused]
                 self._unused = len(self.idle)
             for connection in unused:
-                # One that cannot be closed is of no use either.
+                # A connection that cannot be closed is of no use either.
                 with suppress(Exception):
                     self.disconnect(connection)
         return self._unused > 0
@@ -130,7 +130,7 @@ class Pool(Forkable):
             self.drain()
 
     def before_fork(self) -> None:
-        """Wait until no connection is in use, but not for ever: one may be the forking thread's own."""
+        """Wait until no connection is in use, up to a limit: the forking thread itself may use one."""
         self._open.clear()
         deadline = time.monotonic() + FORK_SECONDS
         while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -144,7 +144,7 @@ class Pool(Forkable):
         self._open.set()
 
     def after_fork_in_child(self) -> None:
-        # Connections that were returned since belong to the parent.
+        # Connections that were returned since then belong to the parent.
         self._finalizer.detach()
         forks.keep(self.idle)
         self._reset()
@@ -163,14 +163,14 @@ class Cleaner(Forkable):
         self.running = False
 
     def watch(self, pool: Pool) -> None:
-        """Close what the pool does not use."""
+        """Close the pool's unused connections from now on."""
         if self.running and pool in self._pools:
             return
         with self._guard:
             self._pools.add(pool)
             if self.running:
                 return
-            # At the program's end no thread can be started, and none is needed.
+            # When the program ends, no thread can be started, and none is needed.
             with suppress(RuntimeError):
                 threading.Thread(target=self._run, name="penstock-idle-connections", daemon=True).start()
                 self.running = True
@@ -197,6 +197,6 @@ cleaner = Cleaner()
 
 
 def _close_all(connections: list[Connection]) -> None:
-    # At the program's end other exit functions may still use the pool, which then connects anew.
+    # When the program ends, other exit functions may still use the pool, which then connects again.
     while connections:
         connections.pop().close()

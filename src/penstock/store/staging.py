@@ -1,4 +1,4 @@
-"""Staging: segments that a task has written and that no reader sees until the micro-batch is committed."""
+"""Staging: segments that tasks have written, and that no reader sees until the micro-batch is committed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Attempt:
 
 
 class StagingLost(CommitRefusedError):
-    """Rows that were staged for a micro-batch are gone, and nothing of it is visible."""
+    """Rows that were staged for a micro-batch are gone; none of the micro-batch is visible."""
 
     condition = "COMMIT_REFUSED.STAGING_LOST"
 
@@ -47,11 +47,10 @@ def stage_segments(
     *,
     durable: bool = True,
 ) -> int:
-    """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how
-    many.
+    """Stage segments of an attempt, numbered from ``first``, in a separate transaction; return how many.
 
-    Those that are not ``durable`` become so with the commit of their micro-batch, which finds them lost if
-    the database's machine fails before it.
+    Segments that are not ``durable`` become durable with the commit of their micro-batch. If the database's
+    machine fails before, that commit finds that they are lost.
     """
     put_away(database, home, segments)
     tries = count()
@@ -66,7 +65,7 @@ def stage_segments(
 
 
 def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
-    """Drop the segments of an attempt from a number on: it is unknown whether a try has staged them."""
+    """Drop segments of an attempt from a number on, which an earlier try may or may not have staged."""
     before = tx.all(
         "delete_staged_from",
         app_id=attempt.app_id,
@@ -94,7 +93,7 @@ def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segm
 def promote(
     tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, attempts: Mapping[str, int]
 ) -> Appended:
-    """Make the listed attempts visible as one append and drop everything else staged up to the batch.
+    """Make the listed attempts visible as one append, and drop everything else staged up to the batch.
 
     ``attempts`` has the number of segments that each acknowledged attempt staged.
     """
@@ -121,8 +120,8 @@ def promote(
 def publish_written(
     tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, written: Sequence[Written]
 ) -> Appended:
-    """Make segments that tasks have written without the database visible as one append, in the order of the
-    tasks, and drop everything staged up to the batch.
+    """Make segments that tasks have written without using the database visible as one append, in the order of
+    the tasks, and drop everything staged up to the batch.
     """
     discard(tx, queue, app_id, batch_id)
     index = Index.of(written)
@@ -137,8 +136,8 @@ def find(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
 
 
 def take(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
-    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the
-    caller's now.
+    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, for which the
+    caller is now responsible.
     """
     return tx.all("delete_staged_batch", app_id=app_id, queue_id=home.queue_id, batch_id=batch_id)
 
@@ -149,11 +148,11 @@ def discard(tx: Transaction, home: Home, app_id: str, batch_id: int) -> None:
 
 
 def clean_up(database: Database, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number
-    of segments and relations.
+    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; return the
+    number of segments and relations dropped.
 
-    A query is known to run by the consumer that it owns, or by what it has staged since then. One without a
-    consumer whose last task takes longer than that loses its staged rows, is refused when it commits, and
+    A query counts as running if it owns a consumer, or has staged something since then. A query without a
+    consumer whose last task takes longer than that loses its staged rows: its commit is refused, and it
     repeats the micro-batch.
     """
 
@@ -161,7 +160,7 @@ def clean_up(database: Database, *, older_than: int) -> int:
         now = tx.now()
         # A timedelta may exceed a database's integers.
         before = min(max(now - older_than, 0), 2**62)
-        # What was staged under a clock that was far ahead would not become old for long.
+        # Rows that were staged under a clock that was far ahead would not become old for a long time.
         ahead = now + _FAR_AHEAD
         relations, apps = staging_relations.listed(tx), tx.all("staged_apps")
         aged = [each for each in relations if each.droppable and not before <= each.used_at <= ahead]
@@ -186,7 +185,7 @@ def clean_up(database: Database, *, older_than: int) -> int:
 
 
 def _running(tx: Transaction, store_uuid: str) -> set[str]:
-    """The apps that own a consumer."""
+    """Return the apps that own a consumer."""
     return {
         each.app_id
         for each in list_registrations(tx)

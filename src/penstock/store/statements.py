@@ -1,4 +1,4 @@
-"""The named SQL of the store: `sql/common.sql` plus one file for what a database says differently."""
+"""The store's named SQL statements: `sql/common.sql`, and one file per database for what differs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def read(folder: str, file: str) -> str:
 
 @cache
 def statements(dialect: str, schema: str) -> dict[str, str]:
-    """All statements of a dialect, by name; ``schema`` is the quoted name of the schema of the store's
-    tables.
-    """
+    """Return all statements of a dialect by name; ``schema`` is the quoted name of the store's schema."""
     quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")
     return {name: qualify(text, dialect, quoted) for name, text in _bound(dialect).items()}
 
@@ -43,10 +41,10 @@ def _bound(dialect: str) -> dict[str, str]:
 
 
 def qualify(text: str, dialect: str, schema: str) -> str:
-    """Put the schema in the place of ``penstock``.
+    """Replace ``penstock`` by the schema.
 
-    A SQLite store may share its file with other tables, where there are no schemas to keep them apart: its
-    own have names that begin with ``penstock_``.
+    A SQLite store may share its file with other tables, and SQLite has no schemas to separate them, so the
+    names of the store's tables begin with ``penstock_``.
     """
     if dialect == "sqlite":
         return _SCHEMA.sub(lambda found: f"{schema}.{found[2] or 'penstock_'}", text)
@@ -57,18 +55,18 @@ def qualify(text: str, dialect: str, schema: str) -> str:
 def bind(text: str, dialect: str) -> str:
     if dialect == "sqlite":
         return text
-    # As text a binary value would be twice as long.
+    # Sent as text, a binary value would be twice as long.
     text = _BINARY.sub(r"%(\1)b", text.replace("%", "%%"))
     return _PARAMETER.sub(r"%(\1)s", text)
 
 
 def create_statements(dialect: str, schema: str) -> list[str]:
-    """The statements that create a store's tables; for PostgreSQL as one text, in one round trip."""
+    """Return the statements that create a store's tables; for PostgreSQL one text, for one round trip."""
     script = qualify(_COMMENT.sub("", read("sql", f"{dialect}_schema.sql")), dialect, schema)
     return [part for part in script.split(";") if part.strip()] if dialect == "sqlite" else [script]
 
 
 @cache
 def own_relations() -> frozenset[str]:
-    """The names of a PostgreSQL store's tables, sequences and indexes."""
+    """Return the names of a PostgreSQL store's tables, sequences and indexes."""
     return frozenset(_CREATED.findall(read("sql", "postgres_schema.sql")))

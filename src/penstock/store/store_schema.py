@@ -36,8 +36,8 @@ def open_database(
 ) -> Database:
     """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
-    ``timeout`` is for how many seconds to try again while the database does not answer. ``as_it_is`` is
-    for a reader that changes nothing: the journal mode of a SQLite file stays, and text in it may be damaged.
+    ``timeout`` is how many seconds to keep trying while the database does not answer. ``as_it_is`` is for a
+    reader that changes nothing: it does not switch the journal mode of a SQLite file.
     """
     parsed = parse_url(url)
     database: Database
@@ -100,7 +100,7 @@ def _use_wal(database: SqliteDatabase, new: bool, timeout: float | None) -> None
     if new:
         database.retried(database.use_wal, timeout=timeout)
         return
-    # A copy of a store may have lost the mode; the store works even if it cannot be set now.
+    # A copy of a store may have lost the journal mode; the store works even if it cannot be set now.
     with contextlib.suppress(StoreReadOnlyError, StoreUnavailableError):
         database.use_wal()
 
@@ -114,19 +114,19 @@ def missing(database: Database) -> StoreNotFoundError:
 
 
 def _identity(tx: Transaction, database: Database) -> str | None:
-    """The identity of the store that the database has; None if it has none."""
+    """Return the identity of the store in the database; None if there is no store."""
     database.require_trusted_owner(tx)
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
     row = tx.one("read_store")
     if row is None:
         raise StoreError(
-            f"{database.url} has a store's tables and no identity: it is damaged; restore a backup",
+            f"{database.url} has a store's tables but no identity: it is damaged; restore a backup",
             condition="STORE_ERROR.DAMAGED",
         )
     require_version(database, row.version)
     if not _UUID.fullmatch(row.uuid):
-        # It is a part of the names of objects and locks.
+        # Checked because it is part of the names of objects and locks.
         raise StoreError(
             f"the identity of {database.url} is not a UUID: the store is damaged; restore a backup",
             condition="STORE_ERROR.DAMAGED",
@@ -135,7 +135,7 @@ def _identity(tx: Transaction, database: Database) -> str | None:
 
 
 def require_version(database: Database, version: int) -> None:
-    """Refuse a store whose schema this Penstock does not know."""
+    """Refuse a store whose schema version this Penstock cannot read."""
     if version > VERSION:
         raise StoreTooNewError(
             f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: "

@@ -18,7 +18,7 @@ _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@hos
 _LONGEST_PASSWORD = 65_535
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
 CONNECTION_OPTIONS = ("direct", "password_env", "password_file")
-"""Options of ours that say how to connect to the server, whatever is read there."""
+"""Penstock's own options about how to connect to the server."""
 _POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", *CONNECTION_OPTIONS)
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
@@ -29,10 +29,10 @@ _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"
 _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
 _LINE_END = re.compile(r"(?<=[^\s.:,;?!])\s*\n")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# A libpq keyword string may have a password anywhere: with blanks around its =, quoted, with escapes.
+# A libpq keyword string may have a password anywhere, with blanks around the =, quoted, or with escapes.
 _KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
 _PLAIN = re.compile(r"[\w./\\~-]*")
-# The query parameters that may be shown: no secrets.
+# The query parameters that may be shown, since they hold no secrets.
 _SHOWN = (
     "host",
     "hostaddr",
@@ -62,23 +62,23 @@ class StoreUrl:
     owners: tuple[str, ...] = ()
     """Other roles that are trusted with the schema, and with tables that are written."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """The texts that no message may contain."""
+    """Texts that must not appear in any message."""
 
     def __str__(self) -> str:
         return self.redacted
 
     @property
     def pooled(self) -> bool:
-        """Whether the host is a pooler, which gives a connection of the server to each transaction."""
+        """Whether the host is a pooler that shares connections between transactions."""
         return "direct" in self.options
 
     def password(self) -> dict[str, Any]:
-        """The connection parameter for a password that is kept elsewhere, as it is there now.
+        """Return the connection parameter for a password that is kept in a variable or file, read now.
 
         Raises
         ------
         StoreError
-            ``STORE_ERROR.NO_PASSWORD`` if there is none.
+            ``STORE_ERROR.NO_PASSWORD`` if there is no password.
         StoreUnsafeError
             If others can read or write its file.
         """
@@ -89,7 +89,7 @@ class StoreUrl:
         elif file is not None:
             place = f"the file {in_quotes(file)}"
             try:
-                # Editors end the last line.
+                # Editors end the last line with a newline.
                 with open(file, encoding="utf-8", opener=_without_waiting) as opened:
                     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                         raise _no_password(self, f"{place} is not a regular file")
@@ -100,13 +100,13 @@ class StoreUrl:
         else:
             return {}
         if not found:
-            raise _no_password(self, f"{place} is empty, or is not there")
+            raise _no_password(self, f"{place} is empty or does not exist")
         if len(found) > _LONGEST_PASSWORD or "\0" in found:
-            raise _no_password(self, f"{place} has something else than a password")
+            raise _no_password(self, f"{place} has something other than a password")
         return {"password": found}
 
     def direct(self) -> dict[str, Any]:
-        """Connection parameters that lead past the pooler."""
+        """Return connection parameters that bypass the pooler."""
         if not self.pooled:
             return {}
         match = _HOST.fullmatch(self.options["direct"])
@@ -115,7 +115,7 @@ class StoreUrl:
         return {"host": match[1].strip("[]"), "hostaddr": None, "port": port}
 
     def scrubbed(self, text: str) -> str:
-        """The text on one line, with a full stop after each line, and without the URL's secrets."""
+        """Return the text on one line, with a full stop after each former line, without the URL's secrets."""
         for secret in self.secrets:
             text = without(text, secret)
         return " ".join(_LINE_END.sub(". ", text.strip()).split())
@@ -126,12 +126,12 @@ def parse_url(url: str) -> StoreUrl:
 
     ``sqlite:///file`` has the options ``synchronous`` (``full``, the default, or ``normal``),
     ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust`` (``own``, the
-    default, or ``folder``, which trusts everybody who may write in the store's folder). ``postgresql://…``
-    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it, and with the tables of
-    sinks; several times for several roles), ``lock_wait`` (``60s``) and, where its host is a pooler that
-    shares connections between transactions, ``direct``, the server's own ``host:port``. ``password_env``
-    names an environment variable that has the password, and ``password_file`` a file that others cannot
-    read; both are read when a connection is made. Its other query parameters are libpq's.
+    default, or ``folder``, which trusts everyone who may write in the store's folder). ``postgresql://…`` has
+    ``schema`` (``penstock``), ``owner`` (another role that is trusted with the schema and with the tables of
+    sinks; may be repeated), ``lock_wait`` (``60s``) and, where the host is a pooler that shares connections
+    between transactions, ``direct``, the server's own ``host:port``. ``password_env`` names an environment
+    variable that has the password, and ``password_file`` a file that others cannot read; both are read when a
+    connection is made. All other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
@@ -212,17 +212,17 @@ def _require_mode(mode: str) -> None:
 
 
 def file_mode(url: StoreUrl) -> int:
-    """The mode of a SQLite file that is created for a store."""
+    """Return the mode with which a store's SQLite file is created."""
     return int(url.options.get("mode", "0600"), 8)
 
 
 def is_trusting(url: StoreUrl) -> bool:
-    """Whether everybody who may write in a SQLite store's folder is trusted."""
+    """Whether everyone who may write in a SQLite store's folder is trusted."""
     return url.options.get("trust") == "folder"
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a named pipe too, which would wait for a writer otherwise."""
+    """Open a file without waiting: opening a named pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -234,9 +234,9 @@ def _no_password(url: StoreUrl, why: str) -> StoreError:
 
 
 def _require_private(url: StoreUrl, path: str, file: int) -> None:
-    """Refuse a file with a password that its group can write, or that others can use."""
+    """Refuse a password file that its group can write or that others can access."""
     mode = stat.S_IMODE(os.fstat(file).st_mode)
-    # A group may read it: so are secrets mounted for a user who is not root.
+    # The group may read it, since secrets are mounted that way for a user other than root.
     if not mode & (stat.S_IWGRP | stat.S_IRWXO):
         return
     raise StoreUnsafeError(
@@ -250,7 +250,7 @@ def _require_private(url: StoreUrl, path: str, file: int) -> None:
 
 
 def with_options(url: StoreUrl, **options: str) -> str:
-    """The URL of a SQLite store with its options and ``options``."""
+    """Return the URL of a SQLite store with its own options and ``options``."""
     query = urlencode({**url.options, **options})
     return f"{url.redacted}?{query}" if query else url.redacted
 
@@ -267,7 +267,7 @@ def _postgres(url: str) -> StoreUrl:
         )
     user, _, password = credentials.partition(":")
     if "@" in user:
-        # Most likely a password: the @ was typed in the place of a colon.
+        # Most likely a password, with an @ typed instead of a colon.
         _refuse_unencoded()
     parameters = parse_qsl(query, keep_blank_values=True)
     schema = dict(parameters).get("schema") or "penstock"
@@ -348,7 +348,7 @@ def _password_place(parameters: dict[str, str], password: str) -> dict[str, str]
 
 
 def seconds(text: str) -> float:
-    """The seconds of a time such as ``30s``, ``500ms`` or ``2min``."""
+    """Return the seconds in a time such as ``30s``, ``500ms`` or ``2min``."""
     match = _TIME.fullmatch(text)
     assert match is not None
     return int(match[1]) * _UNITS[match[2]]

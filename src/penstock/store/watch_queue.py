@@ -1,5 +1,6 @@
-"""Watch a queue of either database: the two watches know their databases, so no database can offer this
-itself.
+"""Watch a queue of either database.
+
+A separate module, because the two kinds of watch import the modules of their databases.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ _ALL = (0, 2**31)
 
 @dataclass(frozen=True)
 class Wake:
-    """Why a wait has ended; false after a timeout."""
+    """Why a wait ended; falsy after a timeout."""
 
     ends: dict[int, int]
     """The end of each partition that has rows at or after the position."""
     ready: tuple[Any, ...]
-    """The other files that can be read, were closed, or are broken."""
+    """The other files that are readable, closed or broken."""
 
     def __bool__(self) -> bool:
         return bool(self.ends or self.ready)
@@ -39,8 +39,8 @@ class Wake:
 class Watch(Forkable, ABC):
     """Notices soon when any process has appended rows to a queue.
 
-    One thread uses it at a time. It has a connection of its own, and after a fork it belongs to the parent
-    alone.
+    Only one thread may use it at a time. It has its own connection, and after a fork only the parent can use
+    it.
 
     Parameters
     ----------
@@ -82,15 +82,15 @@ class Watch(Forkable, ABC):
     def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
         """Wait for rows, for one of ``also``, or until the timeout.
 
-        It returns at once if there are rows, and never for other queues or for rows before the positions. A
-        store that does not answer is waited for.
+        Return immediately if there are rows, and never for other queues or for rows before the positions. If
+        the store does not answer, keep waiting for it.
 
         Parameters
         ----------
         positions
             The first row index that the caller has not read, by partition.
         timeout
-            Seconds; with 0 it only looks. While the server is away a look may take as long as connecting.
+            Seconds; 0 only looks. While the server is down, a look may take as long as a connection attempt.
         also
             File descriptors, or objects with one, such as sockets.
 
@@ -151,7 +151,7 @@ class Watch(Forkable, ABC):
             self._due = time.monotonic() + self._pause(changed)
 
     def _take(self, rows: Sequence[tuple[int, int, int]]) -> bool:
-        """Note where the partitions end; whether that has changed."""
+        """Remember where the partitions end; return whether that has changed."""
         if not rows:
             raise self._missing()
         before, self._total = self._ends, rows[0][2]
@@ -186,17 +186,15 @@ class Watch(Forkable, ABC):
 
     @abstractmethod
     def _descriptors(self) -> Sequence[int]:
-        """Files that can be read when rows may have been appended."""
+        """Return the files that become readable when rows may have been appended."""
 
     @abstractmethod
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
-        """Partition, end and number of partitions, for each partition; None if nothing has changed."""
+        """Return partition, end and total number of partitions for each partition; None if unchanged."""
 
     @abstractmethod
     def _pause(self, changed: bool) -> float:
-        """Seconds until the next look unless something wakes the watch; ``changed`` if there were more
-        rows.
-        """
+        """Return the seconds until the next look if nothing wakes the watch; ``changed`` after new rows."""
 
     @abstractmethod
     def _disconnect(self) -> None: ...
@@ -208,7 +206,7 @@ class Watch(Forkable, ABC):
         self.close()
 
     def close(self) -> None:
-        """Close the connection; does nothing the second time."""
+        """Close the connection; a second call does nothing."""
         with self._guard:
             self._closed = True
             self._disconnect()

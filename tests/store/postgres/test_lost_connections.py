@@ -41,7 +41,7 @@ def test_a_commit_without_an_answer_is_not_retried(
     store, proxy = behind_proxy
     queue = store.create_queue("q", SCHEMA)
     proxy.lose(b"COMMIT\0", deliver=happened)
-    with pytest.raises(CommitOutcomeUnknownError, match="or use a producer session, which knows"):
+    with pytest.raises(CommitOutcomeUnknownError, match="or use a producer session, which checks this"):
         queue.append([{"n": 1}])
     assert queue.info().rows == int(happened)
     assert queue.append([{"n": 2}]).ranges == {0: (int(happened), int(happened) + 1)}

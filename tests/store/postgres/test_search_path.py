@@ -223,7 +223,7 @@ def test_a_trigger_that_cannot_resolve_its_names_is_reported(planted: str, store
             create trigger note after insert on public.t for each row execute function public.note();
             """
         )
-        with pytest.raises(StoreError, match=r"pg_catalog alone.*alter function") as caught:
+        with pytest.raises(StoreError, match=r"only in pg_catalog.*alter function") as caught:
             store.database.run(lambda tx: tx.change("insert into public.t values (1)"))
         assert caught.value.condition == "STORE_ERROR.UNQUALIFIED_NAME"
         connection.execute("alter function public.note() set search_path = public")

@@ -81,7 +81,7 @@ def test_a_lock_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest
         queue = store.create_queue("q", SCHEMA)
         other = WriteLock(f"{tmp_path}/x.db-lock", StoreFiles())
         assert other.acquire(1, _ignore)
-        with pytest.raises(StoreUnavailableError, match=r"other writers were before this one for 0.1 s"):
+        with pytest.raises(StoreUnavailableError, match=r"other writers were ahead of this one for 0.1 s"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
         other.release()

@@ -1,6 +1,6 @@
-"""Commits of epochs through the ledger of a store.
+"""Commit epochs through the ledger of a store.
 
-Each epoch becomes visible as a whole and once, in one transaction with the move of the consumer.
+Each epoch becomes visible atomically and once, in one transaction that also moves the consumer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Commits:
     new_sink: bool
 
     def commit(self, target: Target[T], epoch: Epoch, offset: JsonValue) -> T | None:
-        """Make an epoch visible; return what its target says of it, or None if it was visible before."""
+        """Make an epoch visible; return the target's result, or None if it was visible already."""
         queue_offset = QueueOffset.of(offset)
         store = open_store(self.url)
         return commit_batch(
@@ -55,7 +55,7 @@ class Commits:
         )
 
     def note(self, ledger_name: str, epoch: Epoch, offset: JsonValue) -> None:
-        """Enter an epoch whose rows are visible already."""
+        """Record an epoch whose rows are already visible."""
         note_batch(
             open_store(self.url).database,
             LedgerKey(ledger_name, self.app_id, epoch.number),
@@ -66,7 +66,7 @@ class Commits:
         )
 
     def newest(self, ledger_name: str) -> SinkEpoch:
-        """Return the last epoch that the ledger has."""
+        """Return the last epoch in the ledger."""
 
         def last_two(tx: Transaction) -> tuple[LedgerEntry | None, LedgerEntry | None]:
             entry = ledger.newest(tx, ledger_name, self.app_id)

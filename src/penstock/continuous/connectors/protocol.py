@@ -37,13 +37,13 @@ class Epoch:
     offsets: dict[int, int]
     """The offset of each partition of the source at its end."""
     attempts: Json
-    """What each attempt of a task reports to the sink's driver, such as how much it staged."""
+    """What each attempt of a task reports to the sink's driver, such as how many rows it staged."""
     rows_in: int
     rows_out: int
     times: tuple[Times, ...] = ()
     """When some of its rows were created, read and written."""
     last_times: dict[int, int] = field(default_factory=dict)
-    """When the last row that was read of each partition was created, in microseconds since 1970."""
+    """When the last row read from each partition was created, in microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Times:
     made: int
     read: int
     written: int
-    """When they were in the sink, whether visible or staged."""
+    """When the rows were in the sink, visible or staged."""
     rows: int
 
 
@@ -62,7 +62,7 @@ class ContinuousSource(ABC):
 
     @abstractmethod
     def continuous_driver(self, spark: SparkSession) -> SourceDriver:
-        """Return its driver side for one query, or raise ContinuousRefusedError."""
+        """Return the source's driver side for one query, or raise ContinuousRefusedError."""
 
 
 class ContinuousSink(ABC):
@@ -72,10 +72,10 @@ class ContinuousSink(ABC):
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> SinkDriver:
-        """Return its driver side for one query, or raise ContinuousRefusedError."""
+        """Return the sink's driver side for one query, or raise ContinuousRefusedError."""
 
     def record(self, spark: SparkSession, query_id: str) -> SinkRecord | None:
-        """Return its record of a query's commits, for a query of micro-batches; None if it keeps none."""
+        """Return the sink's record of a micro-batch query's commits; None if it keeps none."""
         return None
 
 
@@ -85,14 +85,14 @@ class SourceDriver(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What progress calls it."""
+        """The source's name in progress reports."""
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema: ...
 
     def own(self) -> None:  # noqa: B027 - a source may have no other owner
-        """Take ownership before each run, or raise OwnerFencedError if another query has taken over since."""
+        """Take ownership before each run, or raise OwnerFencedError if another query has taken over."""
 
     @abstractmethod
     def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
@@ -103,21 +103,21 @@ class SourceDriver(ABC):
         logged
             The offset of the last committed epoch; None if there is none.
         begun
-            Reads the offset of the first epoch, if an earlier run has begun and not committed it: a source
-            without a position of its own starts where that epoch started, and not where the options say now.
+            Reads the offset of the first epoch if an earlier run has begun but not committed it: a source
+            that keeps no position starts where that epoch started, not where the options now say.
         """
 
     @abstractmethod
     def ends(self) -> Positions:
-        """Return where the partitions end now."""
+        """Return the current ends of the partitions."""
 
     @abstractmethod
     def readers(self) -> ReaderFactory: ...
 
     @property
     def advanced_by_sink(self) -> bool:
-        """Whether the transaction of the sink records an epoch here as well, or refuses it if another
-        query has taken over; the checkpoint may then be written later, and :meth:`logged` called seldom.
+        """Whether the sink's transaction also records an epoch in the source, or refuses it if another query
+        has taken over. The checkpoint may then be written later, and :meth:`logged` is called rarely.
         """
         return False
 
@@ -125,17 +125,17 @@ class SourceDriver(ABC):
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         """Return the offset to log for an epoch, and record that the epoch is in flight.
 
-        ``last_times`` says when the last row read of each partition was created, in microseconds since 1970,
-        as far as its reader knows: the source may have other rows by now.
+        ``last_times`` says when the last row read from each partition was created, in microseconds since
+        1970, if its reader knows: the source may have other rows by now.
         """
 
     def follow(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
-        """Record, before a run, the last epoch that the sink has: a driver that died may not have done so."""
+        """Record, before a run, the last epoch in the sink: a driver that died may not have done so."""
 
     def logged(self, offset: JsonValue) -> bool:
         """Record that an epoch is committed and logged; return whether the source asks the query to end.
 
-        Also called now and then while nothing is committed. Raises OwnerFencedError.
+        Also called from time to time while nothing is committed. Raises OwnerFencedError.
         """
         return False
 
@@ -143,37 +143,37 @@ class SourceDriver(ABC):
         """Check, while no epoch is committed, that the source was not restored to before the run's start."""
 
     def release(self, ended: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
-        """Give up ownership after the last run; everything up to this offset is committed."""
+        """Give up ownership after the last run; everything up to the offset ``ended`` is committed."""
 
 
 class SourceReader(ABC):
     """Reader of some partitions of a source, in one task."""
 
     skipped: bool = False
-    """Whether it has skipped lost rows since its offsets were last asked for, and has read none."""
+    """Whether it has only skipped lost rows, and read none, since ``offsets`` was last called."""
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """Return rows that have come; None if there are none."""
+        """Return rows that have arrived; None if there are none."""
 
     @abstractmethod
     def offsets(self) -> dict[int, int]:
-        """Return the offset of each partition after the rows that were read."""
+        """Return the offset of each partition after the rows read."""
 
     @abstractmethod
     def wait(self, channel: Channel) -> None:
         """Return when there may be rows, or the driver has sent a message."""
 
     def last_times(self) -> dict[int, int]:
-        """Return when the last row that was read of each partition was created, if that is known."""
+        """Return when the last row read from each partition was created, if that is known."""
         return {}
 
     def times(self) -> list[tuple[int, int]]:
-        """Return when the last rows were created: instants in microseconds with their numbers of rows."""
+        """Return when the last rows were created: instants in microseconds, each with its number of rows."""
         return []
 
     def behind(self) -> int:
-        """Return how many rows there are that were not read yet, as far as it is known."""
+        """Return the number of unread rows, as far as it is known."""
         return 0
 
     @property
@@ -186,29 +186,30 @@ class SourceReader(ABC):
 
 
 class ReaderFactory(ABC):
-    """Factory of readers for a source, carried to the tasks of a continuous query."""
+    """Factory of readers for a source, sent to the tasks of a continuous query."""
 
     schema: pa.Schema
 
     @abstractmethod
     def open(self, positions: Mapping[int, int]) -> SourceReader:
-        """Open a reader of some partitions, from these offsets on, in a task."""
+        """Open a reader, in a task, of some partitions from these offsets on."""
 
 
 @dataclass(frozen=True)
 class SinkEpoch:
-    """The last epoch or micro-batch of a query that a sink has, by the sink's own record."""
+    """The last epoch or micro-batch of a query in a sink, by the sink's own record."""
 
     number: int
-    """-1 when it has none."""
+    """The number of the epoch or micro-batch; -1 when the sink has none."""
     offset: JsonValue = None
-    """What the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
+    """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the
+    commit."""
     rows: int = 0
     before: JsonValue = None
-    """The offset of the epoch before it, if the sink keeps that: a checkpoint may then lack several."""
+    """The offset of the epoch before it, if the sink keeps it; the checkpoint may then lack several."""
     identified: bool = True
-    """Whether the record says which rows they are. False for a micro-batch of a sink that may repeat rows:
-    another copy of the checkpoint may have written it, with other rows."""
+    """Whether the record identifies the rows. False for a micro-batch in a sink that may repeat rows: another
+    copy of the checkpoint may have written it, with other rows."""
 
 
 class SinkRecord(ABC):
@@ -217,10 +218,10 @@ class SinkRecord(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What progress and messages call the sink."""
+        """The sink's name in progress reports and messages."""
 
     def newest(self) -> SinkEpoch | None:
-        """Return the last epoch that the sink has; None when it keeps no record.
+        """Return the last epoch in the sink; None when it keeps no record.
 
         Raises CheckpointMismatchError when another checkpoint wrote the record.
         """
@@ -228,7 +229,7 @@ class SinkRecord(ABC):
 
     @property
     def may_be_new(self) -> bool:
-        """Whether the sink may have nothing of the query although the checkpoint is not new."""
+        """Whether the sink may have no commits of the query although the checkpoint is not new."""
         return False
 
 
@@ -246,8 +247,8 @@ class SinkDriver(SinkRecord):
 
     @property
     def keeps_offsets(self) -> bool:
-        """Whether ``commit`` records the offset in its transaction, and ``newest`` returns the last two: the
-        checkpoint may then follow later.
+        """Whether ``commit`` records the offset in its transaction, and ``newest`` returns the last two
+        offsets; the checkpoint may then be written later.
         """
         return False
 
@@ -255,14 +256,14 @@ class SinkDriver(SinkRecord):
         """Refuse rows that the sink cannot take."""
 
     def clear(self) -> None:
-        """Drop what earlier runs have staged; called when none of their tasks is active."""
+        """Drop what earlier runs have staged; called when none of their tasks is still active."""
 
     @abstractmethod
     def writers(self) -> WriterFactory: ...
 
     @abstractmethod
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        """Make an epoch of tasks with these writers visible, once, before the checkpoint logs its offset."""
+        """Make an epoch that these writers wrote visible, once, before the checkpoint logs its offset."""
 
 
 class SinkWriter(ABC):
@@ -270,21 +271,21 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        """Write rows of an epoch, visible at once or staged for its end."""
+        """Write rows of an epoch, visible immediately or staged for its end."""
 
     @abstractmethod
     def end(self, epoch: int) -> Json:
-        """End an epoch whose rows are all written; return what its commit has to know, by attempt."""
+        """End an epoch whose rows are all written; return what its commit needs, by attempt."""
 
     def close(self) -> None:  # noqa: B027 - it may hold none
         """Release its resources."""
 
 
 class WriterFactory(ABC):
-    """Factory of writers to a sink, carried to the tasks of a continuous query."""
+    """Factory of writers to a sink, sent to the tasks of a continuous query."""
 
     def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
-        """Return the rows as the writers take them; Spark does this last."""
+        """Return the rows in the form that the writers take, as the last step in Spark."""
         return frame
 
     @abstractmethod

@@ -60,9 +60,9 @@ class QueueSourceDriver(SourceDriver):
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
     _pinned: QueueRecord | None = field(default=None, init=False)
-    """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
+    """The queue that the current run reads: when an epoch is planned, another queue may have its name."""
     _last: QueueOffset | None = field(default=None, init=False)
-    """The last offset, or where a query without a consumer has begun."""
+    """The last offset, or the start of a query without a consumer."""
     _source_rows: SourceRows = field(default_factory=SourceRows, init=False, repr=False)
 
     @property
@@ -78,7 +78,7 @@ class QueueSourceDriver(SourceDriver):
         self._pinned = None
         if self.options.consumer is not None:
             if self._owner is not None:
-                # A driver that was suspended and repeats its run does not take the consumer back from its
+                # So that a suspended driver that repeats its run does not take the consumer back from its
                 # successor.
                 self._owner.require()
             self._release_owner()
@@ -105,7 +105,7 @@ class QueueSourceDriver(SourceDriver):
             self._source_rows.require(tx, queue.queue_id, offset)
             self._last = offset
             offsets = pad(offset.start if logged is None else offset.end, len(partitions))
-            # Tasks skip lost rows: the next epoch begins where the last one has ended.
+            # Tasks skip lost rows themselves: the next epoch begins where the last one ended.
             skip_trimmed(self.options, partitions, offsets)
             return dict(enumerate(offsets))
 
@@ -129,7 +129,7 @@ class QueueSourceDriver(SourceDriver):
             if not self.advanced_by_sink:
                 owner.plan(offset)
             return offset.to_dict()
-        # No consumer shows that the queue is older than the last epoch.
+        # Without a consumer, nothing else shows that the queue is older than the last epoch.
         assert self._last is not None, "`start` has set it"
         offset = self._offset(begins, ends, self._with_earlier_times(self._last, ends, times))
         self._require_rows(self._last, offset)
@@ -139,7 +139,7 @@ class QueueSourceDriver(SourceDriver):
     def _with_earlier_times(
         self, last: QueueOffset, ends: Sequence[int], times: Sequence[int | None]
     ) -> Sequence[int | None]:
-        """Add the times of partitions of which an epoch has read nothing: they are known from before, or
+        """Add the times of partitions from which an epoch has read no rows: they are known from before, or
         the epoch has skipped lost rows.
         """
         known = dict(zip(enumerate(last.end), last.times, strict=False))
@@ -255,8 +255,8 @@ class QueueSinkDriver(SinkDriver):
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         assert isinstance(writers, QueueWriterFactory), "`writers` has made it"
-        # The queue as the tasks placed the rows in it: the store refuses them where it has got more
-        # partitions since.
+        # The queue for which the tasks placed the rows: the store refuses them if it has more partitions by
+        # now.
         queue = writers.queue
         if not self.exactly_once:
             self._commits.note(queue_sink(queue), epoch, offset)
@@ -313,7 +313,7 @@ class QueueReader(SourceReader):
         self._held: deque[_Ahead] = deque()
         """Rows that were read ahead."""
         self._pages: dict[tuple[int, int], int] = {}
-        """When the last row of each transaction that has read rows was appended, by partition and end."""
+        """When the last row of each page of rows was appended, by partition and end."""
         self._times: list[tuple[int, int]] = []
         self._last_times: dict[int, int] = {}
 
@@ -348,7 +348,7 @@ class QueueReader(SourceReader):
                 if chunk.ends_page:
                     self._pages[partition, chunk.end] = chunk.timestamp_of(chunk.end - 1)
             if not self._held or self._held[-1].partition != partition:
-                # All of them are lost; the next rows come after them.
+                # All of these rows are lost; the next rows come after them.
                 self._positions[partition], self.skipped = upto, True
                 self._last_times.pop(partition, None)
             if upto < end:
@@ -374,8 +374,8 @@ class QueueReader(SourceReader):
         return dict(self._positions)
 
     def _require_pages(self) -> None:
-        """Check at the end of an epoch that no other store was restored between two reads of its rows: its
-        commit checks the last row alone.
+        """Check at the end of an epoch that the store was not restored between two reads of its rows, since
+        the commit checks only the last row.
         """
         inner = {place: time for place, time in self._pages.items() if place[1] < self._positions[place[0]]}
         if inner:
@@ -397,12 +397,12 @@ class QueueReader(SourceReader):
 
 @dataclass(frozen=True)
 class QueueWriterFactory(WriterFactory):
-    """Factory of writers to a queue: their rows are visible at once, or staged for the end of their epoch."""
+    """Factory of writers to a queue, whose rows are visible immediately, or staged until their epoch ends."""
 
     url: str = field(repr=False)
     queue: QueueRecord
     app_id: str | None
-    """For rows that are staged; None for rows that are visible at once."""
+    """Set if rows are staged; None if they are visible immediately."""
     max_rows: int = 65_536
 
     def open(self, task: int) -> SinkWriter:
@@ -420,7 +420,7 @@ class _Segments:
         self._placement = placement_of(self.store.database, sink.queue)
 
     def of(self, rows: Sequence[pa.RecordBatch]) -> Iterator[Sequence[Segment]]:
-        """Yield the segments of rows, in groups for one transaction each."""
+        """Yield the segments of rows in groups, each for one transaction."""
         return SegmentGroups(self.queue, self._placement, self._task, self._max_rows).groups(iter(rows))
 
 

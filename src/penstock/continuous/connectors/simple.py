@@ -26,7 +26,7 @@ from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json, JsonValue
 
 _MAX_CHARACTERS = 4 << 20
-"""Of all rows that are printed of an epoch."""
+"""The largest number of characters for all printed rows of an epoch."""
 _RULE = "-" * 43
 
 
@@ -36,7 +36,7 @@ class ConsoleWriterFactory(WriterFactory):
 
     rows: int
     truncate: int
-    """Characters of a cell; 0 for all."""
+    """The largest number of characters in a cell; 0 for all."""
 
     def open(self, task: int) -> SinkWriter:
         return _ConsoleWriter(self, task)
@@ -64,7 +64,7 @@ class _ConsoleWriter(SinkWriter):
 
 @dataclass
 class ConsoleDriver(SinkDriver):
-    """Driver side of the console: it prints what the tasks have sent."""
+    """Driver side of the console: prints the rows that the tasks have sent."""
 
     rows: int = 20
     truncate: int = 20
@@ -139,7 +139,7 @@ class FunctionDriver(SinkDriver):
         return FunctionWriter(self.function)
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        """Do nothing: the function has got the rows."""
+        """Do nothing, since the function already has the rows."""
 
 
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
@@ -149,12 +149,12 @@ _MAX_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RateReaderFactory(ReaderFactory):
-    """Factory of readers: value v comes v / rate seconds after the beginning, in partition v % partitions."""
+    """Factory of readers: value v arrives v / rate seconds after the start, in partition v % partitions."""
 
     rows_per_second: int
     partitions: int
     began: float
-    """When value 0 came, or would have come, in seconds since 1970."""
+    """When value 0 arrived, or would have arrived, in seconds since 1970."""
     schema: pa.Schema = SCHEMA
 
     def open(self, positions: Mapping[int, int]) -> SourceReader:
@@ -179,7 +179,7 @@ class RateReader(SourceReader):
         return pa.RecordBatch.from_arrays([at, values], schema=SCHEMA)
 
     def _values(self, partition: int, due: int, max_rows: int) -> pa.Array:
-        """Return the values below ``due`` that the partition has not produced yet."""
+        """Return the values below ``due`` that the partition has not yet produced."""
         start, every = self._positions[partition], self._source.partitions
         end = min(max((due - partition + every - 1) // every, start), start + max_rows)
         self._positions[partition] = end
@@ -221,7 +221,7 @@ class RateDriver(SourceDriver):
         counts = logged.get(_KIND) if isinstance(logged, Mapping) else None
         if not isinstance(counts, list) or len(counts) != self.partitions:
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source "
+                f"the checkpoint has the offset {str(logged)[:200]!r}, which does not fit a rate source "
                 f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             )

@@ -1,4 +1,4 @@
-"""The writer of a sink whose rows are staged for the end of their epoch."""
+"""Writer for sinks that stage rows until their epoch ends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.continuous.connectors.protocol import SinkWriter
 from penstock.store.staging import Attempt
 
 MOST_ROWS, MOST_BYTES = 50_000, 4 << 20
-"""How many rows, or bytes of them, wait for the end of their epoch: staging takes as long for one as for
-hundreds, and these do not hold the commit up for much longer.
+"""How many rows or bytes may wait for the end of their epoch. Staging one row takes as long as staging
+hundreds, and this many do not delay the commit much.
 """
 
 
 class StagingWriter(SinkWriter):
-    """Writer of a task that gathers rows, and stages them when they are many or their epoch ends."""
+    """Writer of a task that gathers rows, and stages them when there are many or when their epoch ends."""
 
     def __init__(self, app_id: str, task: int, *, most_rows: int, most_bytes: int) -> None:
         self._app_id, self._task, self._attempt = app_id, task, str(uuid.uuid4())
@@ -30,7 +30,7 @@ class StagingWriter(SinkWriter):
     def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
         """Stage rows of an attempt that has ``staged`` parts already; return how many were added.
 
-        They need not be durable before their epoch is: a run whose staged rows are gone repeats them.
+        They need not be durable before their epoch is: if staged rows are lost, the run is repeated.
         """
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:

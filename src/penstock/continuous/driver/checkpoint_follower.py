@@ -1,4 +1,4 @@
-"""The checkpoint of a query whose sink keeps its offsets too: its files follow a moment after the commits.
+"""Write the checkpoint a moment after the commits, for a query whose sink keeps its offsets too.
 
 The sink's transaction is then the only durable step of an epoch. What the checkpoint lacks after a crash, the
 next driver finds in the sink (``checkpoint_log.catch_up``).
@@ -14,13 +14,13 @@ from penstock.continuous.driver.checkpoint_log import CheckpointLog, log_epoch, 
 from penstock.json_text import JsonValue
 
 FOLLOW_SECONDS = 0.1
-"""Between two epochs that are logged; those in between are skipped."""
+"""Seconds between two logged epochs; epochs in between are skipped."""
 
 
 class CheckpointFollower:
-    """Logs the newest epoch that the sink has, in a thread of its own.
+    """Logs the newest epoch in the sink, in a separate thread.
 
-    The offset of the epoch before is logged as well: Spark resumes from two that follow each other.
+    The offset of the epoch before is logged too, since Spark resumes from two consecutive offsets.
     """
 
     def __init__(self, logs: CheckpointLog, retain: int) -> None:
@@ -34,7 +34,7 @@ class CheckpointFollower:
         self.thread: threading.Thread | None = None
 
     def add(self, number: int, offset: JsonValue) -> None:
-        """Have an epoch logged that the sink has committed; raise the error that an earlier one has met."""
+        """Queue an epoch that the sink has committed for logging; raise the error of an earlier one."""
         with self._changed:
             self._raise_failure()
             self._waiting.append((number, offset))
@@ -50,15 +50,13 @@ class CheckpointFollower:
             return self._logged
 
     def newest(self) -> tuple[int, JsonValue] | None:
-        """Return the last epoch that was logged, and its offset; raise the error that a later one has met,
-        once.
-        """
+        """Return the last epoch that was logged, and its offset; raise the error of a later one, once."""
         with self._changed:
             self._raise_failure()
             return self._logged
 
     def flush(self) -> None:
-        """Return when everything is logged; raise the error that this has met."""
+        """Wait until everything is logged; raise any error."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -101,7 +99,7 @@ class CheckpointFollower:
                 self._changed.notify_all()
 
     def _log(self, epochs: list[tuple[int, JsonValue]]) -> Exception | None:
-        """Log epochs, of which only the last one gets a commit; return the error that this has met."""
+        """Log epochs, only the last of which gets a commit; return the error, if any."""
         try:
             for number, offset in epochs[:-1]:
                 log_offset(self._logs, number, offset)

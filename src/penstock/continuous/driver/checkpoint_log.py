@@ -1,12 +1,13 @@
 """Writer for checkpoints in Spark's format, so that either engine resumes from them.
 
-``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each
-source; ``commits/N`` a version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log
-(HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. The
-offset of an epoch that was begun and never committed is replaced in one step by the one that is, and stays
-until then: no checkpoint has a commit without its offset, whichever driver dies, or wakes, in between. Right
-before it is replaced, it is checked that nobody has committed it. In a local folder an entry is synced to
-disk when it is written.
+``metadata`` has the query's id. ``offsets/N`` has a version line, a line of metadata, and a line of JSON for
+each source. ``commits/N`` has a version line and a line of metadata (format 1, Spark 4.2 and 4.3).
+
+As in Spark's log (HDFSMetadataLog), an entry is written once: a driver that finds it already written is not
+the only one. The offset of an epoch that was begun and never committed stays until the offset of the
+committed epoch replaces it atomically. So no checkpoint has a commit without its offset, whichever driver
+dies or wakes up in between. Right before the replacement, the driver checks that no other one has committed
+the epoch. In a local folder, entries are synced to disk when they are written.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class CheckpointLog(Checkpoint):
             self._create_folder(f"{self.root}/{folder}")
         self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
         if self.files.get_file_info(f"{self.root}/metadata").type == fs.FileType.NotFound:
-            # If another driver is first, the query has the id that it wrote.
+            # If another driver was first, the query uses the id that it wrote.
             with suppress(FileExistsError):
                 self._create("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
@@ -64,12 +65,12 @@ class CheckpointLog(Checkpoint):
     def committed_before(self) -> int:
         """Return the number before which everything is committed: an epoch begins after the one before it.
 
-        A driver that died while it logged what its sink has may have left an offset without its commit.
+        A driver that died while it logged a committed epoch may have left an offset without its commit.
         """
         return max(_next(self.last_commit()), self.last_planned() or 0)
 
     def begun(self) -> dict[int, bytes]:
-        """Return the entries of epochs that were begun and not committed, by number: one, as a rule."""
+        """Return the entries of epochs that were begun and not committed, by number; usually one."""
         following = _next(self.last_commit())
         entries = {number: self.offset_entry(number) for number in self.numbers("offsets", following)}
         return {number: entry for number, entry in entries.items() if entry is not None}
@@ -79,7 +80,7 @@ class CheckpointLog(Checkpoint):
         return self.read(f"offsets/{number}")
 
     def only_offset(self, number: int) -> JsonValue:
-        """Return the offset of the one source."""
+        """Return the offset of the only source."""
         offsets = self.offsets(number)
         if len(offsets) != 1:
             raise CommitRefusedError(
@@ -90,7 +91,7 @@ class CheckpointLog(Checkpoint):
         return offsets[0]
 
     def passed(self, number: int | None) -> int:
-        """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet."""
+        """Return how many rows a limit had let through at the end of an epoch; 0 if there is no epoch yet."""
         if number is None:
             return 0
         rows = self.limit_passed(number)
@@ -116,7 +117,7 @@ class CheckpointLog(Checkpoint):
     ) -> None:
         """Log the offset of an epoch that the sink has, and the rows that a limit has let through.
 
-        ``instead`` is the entry which this one replaces, of an epoch that was begun and never committed, or
+        ``instead`` is the entry to replace: of an epoch that was begun and never committed, or that was
         ``committed`` to a sink that is gone.
         """
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
@@ -141,7 +142,7 @@ class CheckpointLog(Checkpoint):
     def prune(self, last: int, keep: int) -> None:
         for folder, oldest in self._oldest.items():
             end = last - keep + 1
-            # Of a checkpoint that lacks very many numbers, only the files that are there.
+            # If very many numbers are missing, list the files that exist instead of trying each number.
             numbers = range(oldest, end) if end - oldest <= _MOST_NUMBERS else self.numbers(folder, oldest)
             for number in numbers:
                 if number < end:
@@ -183,7 +184,7 @@ class CheckpointLog(Checkpoint):
             self._drop_checksum(name)
             create_durably(path, text.encode())
             return
-        # Object stores show a file once it is complete, and few can refuse to replace one.
+        # Object stores show a file only when it is complete, and few can refuse to replace one.
         if self.files.get_file_info(path).type != fs.FileType.NotFound:
             raise FileExistsError(path)
         with self.files.open_output_stream(path) as stream:
@@ -219,25 +220,25 @@ def is_local(files: fs.FileSystem) -> bool:
 
 
 def _link(temporary: str, path: str) -> None:
-    """Give a file its name; unlike a rename, a link does not replace an existing file."""
+    """Give a file its name by a link, which, unlike a rename, does not replace an existing file."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
     except OSError:
-        # A file system without links: only a check can tell whether another driver was first.
+        # A file system without links: only this check shows whether another driver was first.
         if os.path.exists(path):
             raise FileExistsError(path) from None
         os.rename(temporary, path)
 
 
 def create_durably(path: str, content: bytes) -> None:
-    """Create a local file, whole or not at all; when this returns, it survives a loss of power."""
+    """Create a local file atomically; when this returns, it survives a loss of power."""
     _write_durably(path, content, _link)
 
 
 def replace_durably(path: str, content: bytes, allowed: Callable[[], bool]) -> bool:
-    """Replace a local file, as a whole or not at all, if it is allowed right before; return whether it was.
+    """Replace a local file atomically if ``allowed`` returns True right before; return whether it did.
 
     When this returns, the file survives a loss of power.
     """
@@ -258,7 +259,7 @@ def _write_durably(path: str, content: bytes, name_it: Callable[[str, str], None
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # Unlike os.write, this does not stop silently after a part of the content when the disk is full.
+        # Unlike os.write, this raises an error if the disk is full after a part of the content.
         with open(file, "wb") as stream:
             stream.write(content)
             stream.flush()
@@ -280,14 +281,14 @@ def create_folder_durably(path: str) -> None:
         try:
             os.mkdir(folder)
         except FileExistsError:
-            # Another driver may have created it; a file of that name is an error.
+            # Another driver may have created the folder; a file of that name is an error.
             if not os.path.isdir(folder):
                 raise
         _sync_folder(os.path.dirname(folder))
 
 
 def _sync_folder(path: str) -> None:
-    """Wait until the disk has the names in a folder."""
+    """Sync a folder, so that the names in it are on disk."""
     folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -301,8 +302,8 @@ Follow = Callable[[JsonValue], None]
 def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
     """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
 
-    An epoch that was logged and not committed, as by the micro-batch engine, is committed if the sink has
-    exactly its rows. Otherwise another one with the same number replaces it later.
+    An epoch that was logged but not committed, for example by the micro-batch engine, is committed if the
+    sink has exactly its rows. Otherwise another epoch with the same number replaces it later.
     """
     newest = catch_up(logs, sink, follow, limited=limited)
     begun = logs.unsettled()
@@ -314,13 +315,14 @@ def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: b
 def catch_up(
     logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False
 ) -> SinkEpoch | None:
-    """Log the epoch or micro-batch that the checkpoint lacks; return the last one that the sink has.
+    """Log the epoch or micro-batch that the checkpoint lacks; return the last one in the sink.
 
-    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes. Where
-    the sink does not know the offset, as for a query with several sources or with state, a micro-batch that
-    Spark has begun is left to Spark, which repeats it.
+    The checkpoint may have lost it in a power failure, since Spark does not sync what it writes. If the sink
+    does not know the offset, as for a query with several sources or with state, a micro-batch that Spark has
+    begun is left to Spark, which repeats it.
 
-    ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
+    ``follow`` is called with the offset before it is logged, for a source whose consumer the sink does not
+    move.
     """
     newest = sink.newest()
     drop_commit_without_offset(logs, newest)
@@ -335,8 +337,8 @@ def catch_up(
     lacking = number > _last(last) or logs.offset_entry(number) is None
     other = not lacking and number == last and logs.only_offset(number) != newest.offset
     if other and not newest.identified:
-        # Of several drivers, a sink that may repeat rows keeps the first one's offset, which may end before
-        # the one that the checkpoint has committed.
+        # If there were several drivers, a sink that may repeat rows keeps the offset of the first, which may
+        # end before the offset that the checkpoint has committed.
         return newest
     follow(newest.offset)
     if lacking:
@@ -349,17 +351,19 @@ def catch_up(
 
 
 def _passed(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> int | None:
-    """The rows that a limit has let through at the end of the sink's last epoch; None without a limit."""
+    """Return the rows that a limit has let through up to the sink's last epoch; None without a limit."""
     return logs.passed(newest.number - 1 if newest.number else None) + newest.rows if limited else None
 
 
 def _follow_new_sink(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> None:
-    """Replace the last committed offset with the sink's: the driver that logged it had committed to a sink
-    that was dropped right then, and its successor the same number to the new one.
+    """Replace the last committed offset with the sink's.
+
+    The driver that logged it had committed to a sink that was dropped at that moment, and its successor has
+    committed the same number to the new sink.
     """
     log_offset(logs, newest.number, newest.offset, _passed(logs, newest, limited=limited), committed=True)
     log.warning(
-        "epoch %d of the checkpoint at %r had other rows than the sink, which counts: the sink was recreated",
+        "epoch %d of the checkpoint at %r had other rows than the sink, which was recreated; its rows count",
         newest.number,
         logs.shown,
         extra={"action": "offset_replaced", "checkpoint": logs.shown, "epoch": newest.number},
@@ -369,9 +373,9 @@ def _follow_new_sink(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -
 def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) -> None:
     """Drop the last commit if its offset is missing, so that the query repeats that micro-batch.
 
-    Spark does not sync what it writes, so after a loss of power the disk may have only one of the two. What a
-    sink keeps exactly is never dropped, and nothing is if the offset before is missing too: then somebody has
-    deleted them.
+    Spark does not sync what it writes, so after a loss of power the disk may have only one of the two files.
+    A commit that the sink's own record confirms is never dropped. If the offset before is missing too,
+    nothing is dropped, since the files must have been deleted.
     """
     last = logs.last_commit()
     if not last or logs.offset_entry(last) is not None or logs.offset_entry(last - 1) is None:
@@ -381,15 +385,15 @@ def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) ->
 
 
 def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
-    """Refuse a sink that lacks what the checkpoint has committed: its store is an older backup.
+    """Refuse a sink that lacks what the checkpoint has committed, because its store is an older backup.
 
-    For a query that may repeat rows, whose sink may be ahead.
+    For a query that may repeat rows; its sink may be ahead of the checkpoint.
     """
     drop_commit_without_offset(logs, None)
     try:
         newest = sink.newest()
     except CheckpointMismatchError:
-        # Another checkpoint has written under the same id: rows are repeated, and none are lost.
+        # Another checkpoint has written under the same id: rows are repeated, but none are lost.
         return
     if newest is not None:
         _require_not_behind(sink, newest, logs.committed_before())
@@ -409,12 +413,12 @@ def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> 
 
 
 def _require_not_rewound(sink: SinkRecord, newest: SinkEpoch, following: int, *, limited: bool) -> None:
-    """Refuse a checkpoint that lacks more than the sink knows: it is an old copy."""
+    """Refuse a checkpoint that lacks more epochs than the sink can supply: it is an old copy."""
     known = newest.offset is not None and newest.before is not None and not limited
     if newest.number > following and not known:
         raise CheckpointRewoundError(
             f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
-            f"{following - 1}: it is an old copy; use the newest one",
+            f"{following - 1}: the checkpoint is an old copy; use the newest one",
             batch_id=following,
             last=newest.number,
         )
@@ -435,10 +439,10 @@ def log_offset(
     *,
     committed: bool = False,
 ) -> None:
-    """Log the offset of an epoch that the sink has, in place of one that was begun with other rows and never
-    committed, or ``committed`` to a sink that is gone.
+    """Log the offset of an epoch that the sink has, replacing one that was begun with other rows and never
+    committed, or was ``committed`` to a sink that is gone.
 
-    A driver that was suspended after its commit to the sink may just have logged it itself.
+    A driver that was suspended after its commit to the sink may have just logged it itself.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How far a continuous query has come, over all its runs."""
+"""The committed epochs of a continuous query, over all its runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.json_text import JsonValue
 
 Clock = Callable[[], float]
 Logged = tuple[int, JsonValue]
-"""An epoch that the checkpoint has, and its offset."""
+"""An epoch in the checkpoint, and its offset."""
 
 
 class CommittedEpochs:
@@ -24,9 +24,9 @@ class CommittedEpochs:
 
         source's plan -> sink's transaction -> offsets/e -> commits/e -> the source is notified
 
-    The sink comes before the checkpoint: after a driver dies in between, the next one finds there what the
-    checkpoint lacks. Where the sink's transaction does everything that keeps epochs apart, the checkpoint
-    follows in a thread of its own, which skips epochs; the source is notified of those that are logged.
+    The sink comes before the checkpoint: if a driver dies in between, the next one finds in the sink what the
+    checkpoint lacks. If the sink's transaction alone prevents lost and repeated epochs, a separate thread
+    writes the checkpoint later and skips epochs; the source is notified of the epochs that are logged.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CommittedEpochs:
     ) -> None:
         self._source, self._sink, self._logs = source, sink, logs
         self._clock, self._limited, self._retain = clock, limited, retain
-        # Else only the checkpoint tells that another driver has taken over, or what a limit has let through.
+        # Otherwise only the checkpoint shows whether another driver took over or what a limit let through.
         may_lag = sink.keeps_offsets and source.advanced_by_sink and not limited
         self._follower = CheckpointFollower(logs, retain) if may_lag else None
         self.last = -1
@@ -50,15 +50,15 @@ class CommittedEpochs:
         self.rows = 0
         """The rows of committed epochs, which count towards the limit."""
         self._logged: Logged | None = None
-        """The last epoch that the checkpoint has, and its offset."""
+        """The last epoch in the checkpoint, and its offset."""
         self._begun: dict[int, bytes] = {}
         """The entries of epochs that earlier runs have begun and not committed, by number."""
         self._notified_at = clock()
         self._told = -1
-        """The last epoch of which the source was notified."""
+        """The last epoch that the source was notified of."""
 
     def settle(self, *, first_run: bool) -> None:
-        """Find out where the last run has ended: the sink has its last epoch as a whole, or not at all."""
+        """Find out where the last run ended: the sink has all of its last epoch, or nothing of it."""
         if self._follower is not None:
             self._follower.flush()
         if not first_run:
@@ -76,7 +76,7 @@ class CommittedEpochs:
             self._source.logged(offset)
 
     def _require_own_checkpoint(self) -> None:
-        """Refuse to repeat a run after another driver has committed; only the checkpoint may show that."""
+        """Refuse to repeat a run after another driver has committed; perhaps only the checkpoint shows it."""
         last = self._logs.last_commit()
         if last is not None and last > self.last:
             raise OwnerFencedError(
@@ -106,7 +106,7 @@ class CommittedEpochs:
         self._logs.prune(number, self._retain)
 
     def _newest_logged(self) -> Logged | None:
-        """Return the last epoch that the checkpoint has, and its offset."""
+        """Return the last epoch in the checkpoint, and its offset."""
         if self._follower is not None:
             self._logged = _later(self._logged, self._follower.newest())
         return self._logged
@@ -120,7 +120,7 @@ class CommittedEpochs:
 
     @property
     def untold(self) -> bool:
-        """Whether the checkpoint has epochs of which the source has not been notified."""
+        """Whether the checkpoint has epochs that the source has not been notified of."""
         logged = self._newest_logged()
         return logged is not None and logged[0] > self._told
 
@@ -135,16 +135,16 @@ class CommittedEpochs:
 
     @property
     def silent_seconds(self) -> float:
-        """The seconds since the source was last notified."""
+        """Seconds since the source was last notified."""
         return self._clock() - self._notified_at
 
     def log_all(self) -> None:
-        """Return when the checkpoint has all epochs."""
+        """Wait until the checkpoint has all epochs."""
         if self._follower is not None:
             self._follower.flush()
 
     def release(self) -> None:
-        """Give up the source, at the last epoch that the checkpoint has."""
+        """Give up the source, at the last epoch in the checkpoint."""
         try:
             if self._follower is not None:
                 self._follower.end()
@@ -154,6 +154,6 @@ class CommittedEpochs:
 
 
 def _later(one: Logged | None, other: Logged | None) -> Logged | None:
-    """Return the later of two epochs: a run begins after one that the checkpoint got otherwise."""
+    """Return the later of two epochs; the checkpoint may have one that this driver did not log."""
     known = [each for each in (one, other) if each is not None]
     return max(known, key=itemgetter(0), default=None)

@@ -1,9 +1,9 @@
 """The coordinator of one run's epochs: the driver's end of the connections to its tasks.
 
-It also shares out a row limit. A writer asks for as many rows as it is about to write, so that no task holds
-back a share that another one could write. Epochs are served in order: where one task's rows were dropped, no
-other task's of a later epoch have been counted in their place. What a run was granted and has not committed
-is void with the run; the next one begins with what was committed.
+It also distributes a row limit among the writers. A writer requests as many rows as it is about to write, so
+that no task holds a share that another one could use. Epochs are served in order, so rows of a later epoch
+never count before those of an earlier one. Rows that a run was granted and has not committed are forfeited
+when it ends; the next run starts from what was committed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from penstock.spark.driver_endpoint import AuthenticatedListener, DriverNetwork
 log = logging.getLogger("penstock.continuous")
 
 _MAX_MESSAGE_BYTES = 16 << 20
-"""Far more than the offsets of all partitions, or the rows for a console, need."""
+"""Far more than needed for the offsets of all partitions or the rows for a console."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the rows that a query writes over all its runs."""
+    """A limit on the rows that a query writes over all its runs."""
 
     rows: int
     stops: bool = True
-    """Whether the query ends at the limit; else it drops further rows."""
+    """Whether the query ends at the limit; otherwise it drops further rows."""
 
 
 @dataclass
@@ -64,9 +64,9 @@ class EpochCoordinator:
         self.epochs = epochs
         self.tasks = epochs.tasks
         self.quota: Quota | None = None
-        """What a row limit leaves."""
+        """The rows that a row limit leaves."""
         self._wants: dict[int, tuple[int, int]] = {}
-        """Unanswered requests of writers by task: the epoch and how many rows."""
+        """Unanswered requests of writers by task: the epoch and the number of rows."""
         self._changed = threading.Condition()
         self._news = True
         """Whether anything has changed since the driver last asked for a complete epoch."""
@@ -74,11 +74,11 @@ class EpochCoordinator:
         self._done: set[tuple[str, int]] = set()
         self._failure: Exception | None = None
         self.grown = False
-        """Whether a reader reports that the source has got more partitions."""
+        """Whether a reader reports that the source has more partitions."""
         self.behind = False
         """Whether a reader reports that it is far behind."""
         self._paused: set[int] = set()
-        # Last, since a task may connect at once.
+        # Last, since a task may connect immediately.
         self._listening = AuthenticatedListener(network, self._serve, "penstock-epochs")
         at = self._listening.address
         self.address = CoordinatorAddress(at.host, at.port, at.secret, at.certificate, self.run)
@@ -100,7 +100,7 @@ class EpochCoordinator:
             raise ContinuousFailedError(
                 f"{len(missing)} of {len(wanted)} readers and writers of the query did not start"
                 + ("" if left > 0 else f" within {timeout:.0f} s")
-                + ": are there enough free task slots, and do executors reach spark.driver.host?",
+                + ": check that enough task slots are free, and that executors reach spark.driver.host",
                 condition="CONTINUOUS_FAILED.NOT_STARTED",
             )
 
@@ -125,12 +125,12 @@ class EpochCoordinator:
             self._send_to_readers(encode("pause"))
 
     def finish(self) -> None:
-        """Let the readers end when they have sent what they have read."""
+        """Let the readers end when they have sent all rows that they have read."""
         with self._changed:
             self._send_to_readers(encode("finish"))
 
     def complete(self, timeout: float) -> Epoch | None:
-        """Return the next epoch to commit; None after ``timeout`` seconds, or on any other change."""
+        """Return the next epoch to commit; None after ``timeout`` seconds or any other change."""
         with self._changed:
             if not self._news and timeout > 0:
                 self._changed.wait(timeout)
@@ -193,7 +193,7 @@ class EpochCoordinator:
                 while self.receive(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
                     pass
             except Exception as error:
-                # The connection has broken, or what it carried is no message.
+                # The connection has broken, or carried an invalid message.
                 role, task = who
                 log.debug(
                     "the connection of %s %d is closed: %s",
@@ -207,7 +207,7 @@ class EpochCoordinator:
                     self._notify()
 
     def _identify(self, line: Connection) -> tuple[str, int] | None:
-        """Return the role and task of a connection; None for one of another run."""
+        """Return the role and task of a connection; None if it belongs to another run."""
         try:
             hello = decode(line.recv_bytes(_MAX_MESSAGE_BYTES))
         except (OSError, EOFError, ValueError):
@@ -219,8 +219,8 @@ class EpochCoordinator:
             if who in self._lines:
                 self._fail(
                     ContinuousFailedError(
-                        f"Spark has started {who[0]} {who[1]} of the query a second time, as after the loss "
-                        "of an executor: the run begins again after the last committed epoch",
+                        f"Spark has started {who[0]} {who[1]} of the query a second time, for example after "
+                        "losing an executor: the run begins again after the last committed epoch",
                         condition="CONTINUOUS_FAILED.STARTED_TWICE",
                     )
                 )
@@ -269,7 +269,7 @@ class EpochCoordinator:
     def _grant(self) -> None:
         """Answer the writers of the first epoch.
 
-        What a later epoch got would be missing in this one, should this one be the last to be committed.
+        Rows granted to a later epoch would be missing from this one if it were the last to be committed.
         """
         if self.quota is None:
             return

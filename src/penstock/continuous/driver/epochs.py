@@ -1,10 +1,10 @@
-"""The order of epochs over the tasks of one run, without sockets, threads or time.
+"""The order of epochs in one run: the logic alone, without sockets, threads or time.
 
 An epoch begins when some reader has sent rows since the last one. Each reader that has sent rows ends the
-epoch with a marker in the stream of its rows, and the writer that meets the marker has all of them. An epoch
-is complete when every reader has reported its offsets, and the writer after each marker what it wrote;
-complete epochs are committed in order. (As in Chandy and Lamport's "Distributed Snapshots", 1985, with
-nothing in flight between the tasks, and in Spark's EpochCoordinator.)
+epoch with a marker in its stream of rows, and a writer that reaches the marker has all of these rows. An
+epoch is complete when every reader has reported its offsets, and the writer of every marker has reported what
+it wrote. Complete epochs are committed in order. (Compare Chandy and Lamport's "Distributed Snapshots", 1985,
+with nothing in flight between the tasks, and Spark's EpochCoordinator.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.json_text import Json
 
 
 def by_partition(values: Mapping[str, int]) -> dict[int, int]:
-    """Return what a task reports of each partition, whose numbers are texts in JSON."""
+    """Return a task's report by partition; in JSON, the partition numbers are strings."""
     return {int(partition): int(value) for partition, value in values.items()}
 
 
@@ -50,7 +50,7 @@ class TaskPart:
 
     @classmethod
     def of(cls, read: Json, wrote: Json) -> TaskPart:
-        """Return the part that a task's reader and writer report."""
+        """Return the part described by the reports of a task's reader and writer."""
         part = cls()
         last_times = by_partition(read["last_times"])
         part.read(by_partition(read["offsets"]), read["rows"], read["times"], last_times)
@@ -58,7 +58,7 @@ class TaskPart:
         return part
 
     def times(self) -> Iterator[Times]:
-        """Yield the times of rows: they were written at the writer's next write after they were read."""
+        """Yield the times of rows; each row was written by the writer's next write after it was read."""
         for made, read, rows in self.read_times:
             place = bisect_left(self.written, read)
             if place < len(self.written):
@@ -70,7 +70,7 @@ class TaskPart:
 
 
 def epoch_of(number: int, parts: Collection[TaskPart]) -> Epoch:
-    """Return the epoch that complete parts make."""
+    """Return the epoch that consists of complete parts."""
     return Epoch(
         number,
         {partition: end for part in parts for partition, end in (part.offsets or {}).items()},
@@ -84,7 +84,7 @@ def epoch_of(number: int, parts: Collection[TaskPart]) -> Epoch:
 
 @dataclass
 class Epochs:
-    """What the tasks of a run, numbered from 0, have reported; not thread-safe."""
+    """The reports of the tasks of a run, which are numbered from 0; not thread-safe."""
 
     tasks: int
     next_epoch: int
@@ -95,12 +95,12 @@ class Epochs:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that readers have sent is committed."""
+        """Whether all rows that readers have sent are committed."""
         return not self._open and not self._sent
 
     @property
     def first(self) -> int:
-        """The first epoch that may still get rows: all before it are complete."""
+        """The first epoch that may still get rows; all before it are complete."""
         unfinished = (n for n, parts in self._open.items() if not all(p.complete for p in parts.values()))
         return min(unfinished, default=self.next_epoch)
 
@@ -110,7 +110,7 @@ class Epochs:
         self._sent.add(task)
 
     def begin(self) -> int | None:
-        """Begin an epoch and return its number; None without rows, or while the one before is being read."""
+        """Begin an epoch and return its number; None without rows, or while the last one is being read."""
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
         ):
@@ -137,7 +137,7 @@ class Epochs:
         times: Sequence[Sequence[int]] = (),
         last_times: Mapping[int, int] | None = None,
     ) -> None:
-        """Record a reader's end of an epoch at these offsets; it has sent a marker if it has sent rows."""
+        """Record that a reader ended an epoch at these offsets; it has sent a marker if it has sent rows."""
         part = self._part(task, number)
         if part.offsets is not None:
             raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
@@ -146,7 +146,7 @@ class Epochs:
         self._sent.discard(task)
 
     def wrote(self, task: int, number: int, attempts: Json, rows: int, written: Sequence[int] = ()) -> None:
-        """Record that a writer has met the marker of an epoch, with everything before it written."""
+        """Record that a writer has reached the marker of an epoch and written all rows before it."""
         part = self._part(task, number)
         if part.attempts is not None:
             raise _broken(f"task {task} has written epoch {number} twice")

@@ -1,4 +1,4 @@
-"""A continuous query on the driver: successive runs, each a long Spark job, and the epochs of each run."""
+"""The driver side of a continuous query: successive runs, each a long Spark job, and their epochs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ _BACK_OFF = 0.1
 _LONGEST_BACK_OFF = 10.0
 _FINISH_SECONDS = 60.0
 _FINISHING_SECONDS = 0.02
-"""Between two attempts to begin the last epoch."""
+"""Seconds between two attempts to begin the last epoch."""
 _JOB_FAILURE_SECONDS = 2.0
 _LISTENER_SECONDS = 2.0
 LITTLE_LEFT = BEHIND_ROWS / 10
-"""So many rows at least are worth another job that catches up: a run of epochs takes a moment to begin."""
+"""With at least this many unread rows, another job that catches up pays off, since a run of epochs takes a
+moment to begin.
+"""
 _REST_SECONDS = 0.25
-"""Between two checks of the source and the job while no rows come."""
+"""Seconds between two checks of the source and the job while no rows arrive."""
 _IDLE_SECONDS = 5.0
 _NOTIFY_SECONDS = 1.0
-"""Between two checks of the source while nothing is committed."""
+"""Seconds between two checks of the source while nothing is committed."""
 
 
 class State(Enum):
@@ -59,11 +61,11 @@ class Settings:
     """Settings of a query."""
 
     interval: float
-    """The least number of seconds between the beginnings of two epochs."""
+    """The minimum number of seconds between the starts of two epochs."""
     retain: int = 100
-    """Epochs that the checkpoint keeps."""
+    """The number of epochs that the checkpoint keeps."""
     backlog: int = 10_000
-    """Epochs that may be in flight."""
+    """The number of epochs that may be in flight."""
     start_timeout: float = 60.0
     """Seconds within which all tasks have to connect."""
 
@@ -106,7 +108,7 @@ class ContinuousExecution:
         self._fresh = True
         """Whether the current run has committed nothing yet."""
         self._worth = float(BEHIND_ROWS)
-        """For how many unread rows the next run is a job that catches up."""
+        """The number of unread rows from which on the next run is a job that catches up."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
 
     # For the query's users.
@@ -207,7 +209,7 @@ class ContinuousExecution:
                 self._one_run()
             except Exception as error:
                 failures = failures + 1 if self._fresh else 1
-                # A query that does not even start fails: its user has to act.
+                # A query that does not even start fails, since its user has to act.
                 if not self._started or not _may_be_repeated(error) or failures > _RESTARTS:
                     raise
                 if self._stops_short(error):
@@ -224,7 +226,7 @@ class ContinuousExecution:
                     self._changed.wait_for(lambda: self.stopping, wait)
 
     def _stops_short(self, error: Exception) -> bool:
-        """Return whether the query is being stopped, so that its next start repeats what has failed."""
+        """Return whether the query is being stopped; its next start then repeats what has failed."""
         if self.stopping:
             log.warning(
                 "query %s stops after epoch %s, and its next start repeats the rest: %s",
@@ -249,10 +251,10 @@ class ContinuousExecution:
             self._run_epochs()
 
     def _backlogs(self) -> Sequence[Backlog]:
-        """Return what the tasks of a job that catches up are to read; nothing unless much is to be read."""
+        """Return what each task of a job that catches up should read; empty if there are few unread rows."""
         least, self._worth = self._worth, float(BEHIND_ROWS)
         if self._limit is not None:
-            # Few of the rows may be needed.
+            # With a limit, only few of the rows may be needed.
             return ()
         ends = self.source.ends()
         unread = {part: ends.get(part, at) - at for part, at in self.committed.positions.items()}
@@ -263,7 +265,7 @@ class ContinuousExecution:
         return [Backlog(group, sum(unread[part] for part in group)) for group in groups]
 
     def _catch_up(self, backlogs: Sequence[Backlog]) -> None:
-        """Commit a backlog, or what can be read of it in some seconds, as one epoch."""
+        """Commit a backlog, or as much of it as can be read in some seconds, as one epoch."""
         writers, before = self.sink.writers(), self.committed.positions
         job = self.job = self.engine.catch_up_job(backlogs, writers, self.committed.last + 1)
         try:
@@ -279,7 +281,7 @@ class ContinuousExecution:
                 self._commit(writers, epoch)
                 self._worth = LITTLE_LEFT
             else:
-                # A run of epochs may find more, or waits.
+                # A run of epochs may find more rows, or wait for them.
                 self._worth = math.inf
         finally:
             job.cancel()
@@ -306,12 +308,12 @@ class ContinuousExecution:
             if not job.join(_FINISH_SECONDS):
                 raise _not_finished("the tasks of the query have not ended")
         except ContinuousFailedError as error:
-            # A task's own failure says more than its broken connection; Spark does not notice the latter in
-            # an idle task.
+            # A task's own failure is more informative than its broken connection, which Spark does not notice
+            # in an idle task.
             job.join(_JOB_FAILURE_SECONDS)
             raise job.failure() or error from None
         finally:
-            # Whatever its tasks are doing.
+            # End the job whatever its tasks are doing.
             job.cancel()
             coordinator.close()
             job.join(_FINISH_SECONDS)
@@ -327,7 +329,8 @@ class ContinuousExecution:
     def _epochs(self, run: Run) -> None:
         """Begin epochs and commit each that is complete, until the run has to end.
 
-        An epoch begins with the first rows, but not before the interval since the last one began is over.
+        An epoch begins with the first rows, but not before the interval after the start of the last one is
+        over.
         """
         next_at, interval = self._clock(), self.settings.interval
         while not self._to_end(run):
@@ -336,11 +339,11 @@ class ContinuousExecution:
             self.check_source()
             late = self._clock() - next_at
             if late >= 0 and run.coordinator.begin() is not None:
-                # As many epochs a second on a busy source, although each begins a little late.
+                # This keeps the rate of epochs on a busy source, although each begins a little late.
                 next_at += interval + (late if late >= interval else 0.0)
             if not run.job.alive():
                 raise run.job.failure() or ContinuousFailedError(
-                    "the tasks of the query have ended without an error while it was running, as when "
+                    "the tasks of the query ended without an error while it was running, which happens when "
                     "Spark's job is cancelled: to end a query, call its stop()",
                     condition="CONTINUOUS_FAILED.TASKS_ENDED",
                 )
@@ -367,7 +370,7 @@ class ContinuousExecution:
             return False
         why = "is reached" if rows == limit.rows else f"is lower than the {rows:,} rows that have passed"
         self.ending = f"its limit of {limit.rows:,} rows {why}"
-        # A query that ends before it begins is more of a surprise.
+        # A warning if the query ends before it begins, which is unexpected.
         log.log(
             logging.INFO if self._started else logging.WARNING,
             "query %s ends: %s",
@@ -379,7 +382,7 @@ class ContinuousExecution:
         return True
 
     def _finish(self, run: Run) -> None:
-        """Commit a last epoch, of what has been read."""
+        """Commit a last epoch with the rows that have been read."""
         coordinator = run.coordinator
         coordinator.pause()
         deadline = self._clock() + _FINISH_SECONDS
@@ -409,8 +412,8 @@ class ContinuousExecution:
             self._changed.notify_all()
 
     def check_source(self) -> None:
-        """Notify the source of epochs that it has not been told of, and check it now and then without any:
-        another query may own it, or it may ask this one to end.
+        """Notify the source of committed epochs, and check it from time to time without any: another query
+        may own it, or it may ask this one to end.
         """
         if self.committed.silent_seconds >= (_NOTIFY_SECONDS if self.committed.untold else _IDLE_SECONDS):
             self._notify_source()
@@ -421,7 +424,7 @@ class ContinuousExecution:
 
 
 def _may_be_repeated(error: Exception) -> bool:
-    """Return whether the next run may succeed, as with a sink that has got more partitions."""
+    """Return whether the next run may succeed, for example after partitions were added to the sink."""
     if not isinstance(error, PenstockError) or error.condition == OTHER_INPUT:
         return True
     return isinstance(error, ContinuousFailedError | QueueGrown | StagingLost)
@@ -429,7 +432,7 @@ def _may_be_repeated(error: Exception) -> bool:
 
 def _not_finished(what: str) -> ContinuousFailedError:
     return ContinuousFailedError(
-        f"{what} {_FINISH_SECONDS:.0f} s after the run was to end: a function of the query or its sink "
-        "hangs, or is slow. See what the tasks do, on Spark's page; the next run repeats the epoch",
+        f"{what} {_FINISH_SECONDS:.0f} s after the run should have ended: a function of the query or its "
+        "sink hangs or is slow. Look at the tasks on Spark's page; the next run repeats the epoch",
         condition="CONTINUOUS_FAILED.NOT_FINISHED",
     )

@@ -1,6 +1,6 @@
 """Progress of a continuous query, in the form of Spark's query progress, and its dispatch to listeners.
 
-Listeners are called in a thread of their own, so that none delays an epoch.
+Listeners are called in a separate thread, so that none delays an epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("penstock.continuous")
 
 LATENCY = "latencyMs"
 MOST_WAITING = 100
-"""Epochs that wait for dispatch; beyond that the oldest one is dropped."""
+"""The number of epochs that may wait for dispatch; above it, the oldest one is dropped."""
 _KEPT = 100
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
@@ -62,9 +62,9 @@ class Progress:
         self._planning, self._since = self._clock() - self._since, self._clock()
 
     def committed(self, epoch: Epoch, offset: JsonValue, began: float, *, at_once: bool) -> Json:
-        """Record an epoch whose commit began at a time of the clock; return its progress as Spark's JSON.
+        """Record an epoch whose commit began at the time ``began``; return its progress as Spark's JSON.
 
-        With ``at_once`` rows were visible when they were written, and not only now.
+        With ``at_once``, rows became visible when they were written, not with the commit.
         """
         now, visible = self._clock(), now_micros()
         commit = now - began
@@ -76,7 +76,7 @@ class Progress:
         progress = self._progress(epoch, offset, now - self._since, phases, latencies)
         self._planning, self._since, self._offset = None, now, offset
         kept = StreamingQueryProgress.fromJson(progress)
-        # As numbers too; Spark's form takes text alone.
+        # Also as numbers; Spark's form only accepts text.
         kept[LATENCY] = latencies
         log.debug(
             "query %s: epoch %d is committed, with %d rows",
@@ -110,7 +110,7 @@ class Progress:
             "inputRowsPerSecond": _rate(epoch.rows_in, elapsed),
             "processedRowsPerSecond": _rate(epoch.rows_in, worked),
         }
-        # Nobody has asked where the source ends now.
+        # The source's current end has not been looked up.
         offsets = {"startOffset": self._offset, "endOffset": offset, "latestOffset": None}
         texts = {key: None if value is None else json.dumps(value) for key, value in offsets.items()}
         return {
@@ -144,7 +144,7 @@ class Progress:
 
 
 def timestamp() -> str:
-    """Return the time now in the form of Spark's progress."""
+    """Return the current time in the form of Spark's progress."""
     return moment_text(datetime.now(UTC), "milliseconds")
 
 
@@ -153,13 +153,13 @@ def _rate(rows: int, seconds: float) -> float:
 
 
 def _seconds_since_read(epoch: Epoch, now: int) -> float:
-    """Return the seconds since its first row was read; infinity if the source does not know."""
+    """Return the seconds since the epoch's first row was read; infinity if the source does not know."""
     read = min((times.read for times in epoch.times), default=None)
     return math.inf if read is None else (now - read) / 1_000_000
 
 
 def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
-    """Return the milliseconds from a row's creation until it was visible; by default, when it was written."""
+    """Return the milliseconds from a row's creation until it was visible: at ``visible``, or when written."""
     latencies = sorted(
         ((times.written if visible is None else visible) - times.made, times.rows) for times in epoch.times
     )
@@ -178,7 +178,7 @@ def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
 
 
 class QueryMonitor(Protocol):
-    """Reports for the monitor page, made at once; only ``terminated`` waits."""
+    """Reporter for the monitor page; its methods return immediately, except for ``terminated``."""
 
     def started(self) -> None: ...
 
@@ -190,7 +190,7 @@ class QueryMonitor(Protocol):
 class ListenerDispatch:
     """Dispatcher of one query's events, in order, to Spark's listeners and the monitor page.
 
-    ``original`` returns the error to report for the one that ended the query.
+    ``original`` returns the error to report for the error that ended the query.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The Spark jobs of a continuous query: its plan, session and task slots.
 
-A run is an endless job, whose tasks a coordinator tells where to begin and when epochs end. A job that
-catches up reads a backlog as one epoch, and ends.
+A run is an endless job; a coordinator sends its tasks the offsets to begin at and the ends of epochs. A job
+that catches up reads a backlog as one epoch, and ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Run:
     coordinator: EpochCoordinator
     job: SparkJob
     sink: WriterFactory
-    """What its tasks write with."""
+    """The factory of the writers in its tasks."""
 
 
 def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
@@ -52,13 +52,13 @@ def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
 
 
 _SETTINGS = {
-    # The list of supported operators has none of an adaptive plan.
+    # The list of supported operators does not include those of adaptive plans.
     "spark.sql.adaptive.enabled": "false",
-    # At its largest value Spark counts the rows of a batch for Python, and does not measure each of them.
+    # With the largest value, Spark counts the rows of a batch for Python instead of measuring each row.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
 _FOR_LATENCY = {
-    # Data for a Python worker is sent at once, in small batches.
+    # Send data to a Python worker immediately, in small batches.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
     "spark.sql.execution.python.udf.buffer.size": "64",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
@@ -80,7 +80,7 @@ class SparkEngine:
     ) -> None:
         self._spark, self._source, self._transforms, self._called = spark, source, transforms, called
         self._reports: Accumulator[list[str]] | None = None
-        """What readers of jobs that catch up report."""
+        """The reports of readers in jobs that catch up."""
         nowhere = CoordinatorAddress("", 0, b"")
         frame = self._frame(ReadTask(source.readers(), 1, nowhere, 0), {})
         self._plan = check_plan(frame.carried)
@@ -98,7 +98,7 @@ class SparkEngine:
         return EpochCoordinator(driver_network(self._spark), epochs)
 
     def tasks(self, partitions: int) -> int:
-        """Return how many tasks read so many partitions; one of several task slots is left for other jobs."""
+        """Return how many tasks read ``partitions``; if there are several task slots, one is left free."""
         return min(partitions, max(self.slots - 1, 1))
 
     @property
@@ -128,7 +128,7 @@ class SparkEngine:
         number, tasks = str(uuid.uuid4()), len(backlogs)
         read = CatchUpReader(source, backlogs, SECONDS, number, self._reports)
         frame = session.range(0, tasks, 1, tasks).mapInArrow(read, to_struct(source.schema))
-        # With micro-batches the same functions get a DataFrame.
+        # With micro-batches, the same functions get a DataFrame.
         for function in self._transforms:
             frame = cast(DataFrame, function(cast(ContinuousFrame, frame)))
         frame = cast(DataFrame, sink.shaped(cast(ContinuousFrame, frame)))
@@ -136,7 +136,7 @@ class SparkEngine:
         return CatchUpJob(frame.mapInArrow(write, WRITTEN), self._called, self._reports, number, epoch)
 
     def _frame(self, read: ReadTask, settings: Mapping[str, str]) -> ContinuousFrame:
-        """Return the transformed rows of a reader, in a session of their own."""
+        """Return the transformed rows of a reader, in a separate session."""
         schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
         readers = self._session(settings).range(0, read.tasks, 1, read.tasks)
         frame = begin_frame(readers.mapInArrow(read, schema, barrier=True))
@@ -152,7 +152,7 @@ class SparkEngine:
 
 
 class SparkJob:
-    """A Spark job of a query: that of a run ends when its readers do."""
+    """A Spark job of a query; the job of a run ends when its readers end."""
 
     def __init__(self, frame: DataFrame, called: str) -> None:
         self._frame, self._called = frame, called

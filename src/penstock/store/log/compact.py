@@ -1,12 +1,12 @@
-"""Compaction: replace small segments by large ones, next to appends and reads.
+"""Compaction: replace small segments by large ones while appends and reads continue.
 
-The segments are read and encoded outside any write transaction. The exchange is a short one, and does
-nothing if one of the segments is gone. A reader pages by row index, so it meets the old segments or the new
-one, never a gap.
+The segments are read and encoded outside any write transaction. A short transaction then replaces them, and
+does nothing if one of the segments is gone. A reader pages by row index, so it sees the old segments or the
+new one, never a gap.
 
 The newest segments are compacted when there are 64 of them that together have at least twice the rows of the
-largest: each compaction at least doubles the segment of a row, so a row is rewritten a logarithmic number of
-times, whatever the sizes of the appends (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+largest. Each compaction at least doubles the size of a row's segment, so a row is rewritten a logarithmic
+number of times, whatever the sizes of the appends (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 A compacted segment has the columns of the widest segment in it.
 """
@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Merged:
-    """Segments, and the one that replaces them; None if there is just one."""
+    """Segments, and the segment that replaces them; None if there is only one segment."""
 
     rows: Sequence[Row]
     segment: Segment | None = None
@@ -62,15 +62,15 @@ class _Merged:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Compacted segments that have not replaced the others yet."""
+    """Compacted segments that have not yet replaced the original ones."""
 
     database: Database
     queue: QueueRecord
     merged: Sequence[_Merged]
 
     def replace(self) -> list[tuple[int, int]]:
-        """Store them; how many segments of each run are done, and how many of these are gone. None is done of
-        a run that has changed.
+        """Store the compacted segments. Return for each run how many of its segments were processed, and how
+        many of those are gone; (0, 0) for a run that has changed.
         """
         segments = [each.segment for each in self.merged if each.segment is not None]
         put_away(self.database, self.queue, segments)
@@ -87,7 +87,7 @@ class Loaded:
 
 
 def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Compact the newest segments if many are small; the number of segments that are gone."""
+    """Compact the newest segments if many are small; return how many segments are gone."""
     newest = database.run(
         lambda tx: tx.all(
             "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=NEWEST
@@ -98,16 +98,16 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
 
 
 def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
-    """Compact every run of small segments of some partitions as far as segments may grow; the number of
-    segments that are gone.
+    """Compact every run of small segments in some partitions, up to the largest size of a segment; return how
+    many segments are gone.
 
-    Several partitions are compacted together: what they have in one object is read at once, and what is
-    written goes into shared objects.
+    Partitions are compacted together: payloads that share an object are read with one request, and new
+    payloads are written into shared objects.
 
     Raises
     ------
     PenstockError
-        When segments cannot be read; the others are compacted.
+        When segments cannot be read. The other segments are compacted.
     """
     gone = 0
     errors: dict[int, PenstockError] = {}
@@ -144,8 +144,8 @@ def _merge_group(
 
 
 def crowd(newest: Sequence[Row]) -> list[Row]:
-    """The longest run of small segments that is worth compacting, oldest first; ``newest`` has the newest
-    first.
+    """Return the longest run of small segments that is worth compacting, oldest first; ``newest`` is ordered
+    newest first.
     """
     length = rows = largest = 0
     for count, segment in enumerate(newest, 1):
@@ -181,7 +181,7 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
 
 
 def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
-    """Adjacent segments that fit into one."""
+    """Yield groups of adjacent segments that fit into one segment."""
     group: list[Row] = []
     rows = size = 0
     for segment in segments:
@@ -197,8 +197,8 @@ def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
-    """Compact adjacent segments, into several if one would take too much memory; the number of segments that
-    are gone.
+    """Compact adjacent segments, into several if one would take too much memory; return how many segments are
+    gone.
     """
     return _merge_whole(database, queue, [Run(partition, run)])
 
@@ -241,12 +241,12 @@ def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
         Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
     ]
     segment = Segment(run.partition, pa.concat_batches(batches), width)
-    _ = segment.payload  # compressed before anything is locked, and before the next run is decoded
+    _ = segment.payload  # compress before anything is locked and before the next run is decoded
     return _Merged(rows, segment, Runs.concat(parts).to_buffer())
 
 
 def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
-    """The decoded segments as far as they fit into memory together; the first one at least."""
+    """Return as many decoded segments as fit into memory together, at least the first one."""
     batches: list[pa.RecordBatch] = []
     size = without_bytes = 0
     width = queue.columns.width
@@ -261,7 +261,7 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
 
 
 def _first_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
-    """The first segment that cannot be read alone; all of them if only their runs cannot be joined."""
+    """Return the first segment that cannot be read alone; all of them if only their runs cannot be joined."""
     for place in range(len(rows)):
         try:
             within_memory(queue, rows[place : place + 1])
@@ -273,22 +273,22 @@ def _first_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
 def _payloads(
     database: Database, queue: QueueRecord, runs: Sequence[Run]
 ) -> tuple[QueueRecord, list[list[Row]]]:
-    """The queue with all columns of the segments, and the segments of each run with their payloads, as far as
-    they fit into memory together.
+    """Return the queue with all columns of the segments, and as many segments of each run, with their
+    payloads, as fit into memory together.
     """
 
     def work(tx: Transaction) -> tuple[QueueRecord, list[list[Row]]]:
         if queue.payloads is not None:
-            # A copy of the store may not write objects: asked before all that work.
+            # A copy of the store may not write objects: check this before doing the work.
             require_own_location(tx, database.uuid, queue.payloads)
         found: list[list[Row]] = []
         size = 0
         for run in runs:
-            # Of the payloads, whatever size the log says they have; one is read in any case.
+            # Count the payloads' real sizes, not those in the log. At least one run is read.
             rows = [] if size > TOGETHER_BYTES else _page(tx, queue, run)
             size += sum(map(stored_bytes, rows))
             found.append(rows)
-        # Columns added since the queue was looked up would be lost.
+        # Without this, columns added since the queue was looked up would be lost.
         return reread(tx, queue) if any(found) else queue, found
 
     queue, found = database.run(work, write=False)
@@ -309,14 +309,14 @@ def _page(tx: Transaction, queue: QueueRecord, run: Run) -> list[Row]:
 
 
 def _identity(row: Row) -> tuple[int, ...]:
-    """A segment's identity, even if its payload's id was used again after a backup was restored."""
+    """Identify a segment even if its payload's id was reused after a backup was restored."""
     return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
 
 
 def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segment, runs: pa.Buffer) -> bool:
     """Replace several segments by one if all of them still exist."""
     where = {"queue_id": queue.queue_id, "partition": new.partition}
-    # Whoever adds or removes segments holds this lock.
+    # Segments are added and removed only under this lock.
     lock_partition(tx, queue, new.partition)
     present = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
     if list(map(_identity, present)) != list(map(_identity, old)):

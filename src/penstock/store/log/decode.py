@@ -1,7 +1,7 @@
 """Decode segments into the columns of a read, whichever columns they were written with (`QueueColumns`).
 
-Arrow leaves columns that are not read undecoded. Rows get nulls in columns that they lack, and their values
-in the types of the read.
+Arrow does not decode columns that are not read. Rows get nulls in columns that they lack, and values are
+converted to the types of the read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
 MOST_ROWS = 1 << 20
-"""The most rows of a batch. A segment of a few bytes may claim any number of rows, and what a reader adds to
-them, such as their times, takes memory.
+"""The largest number of rows in a batch. A segment of a few bytes may claim any number of rows, and what a
+reader adds to each row, such as its time, takes memory.
 """
 _MOST_NULLS = 32 << 20
-"""The most bytes of nulls in a batch."""
+"""The largest number of bytes of nulls in a batch."""
 _SAMPLE = 1024
 _OF_ROWS = (
     "SEGMENT_UNREADABLE", "SEGMENT_MISSING", "STORE_ERROR.OBJECT_MISSING", "STORE_ERROR.OBJECT_DAMAGED",
@@ -31,7 +31,7 @@ _OF_ROWS = (
 
 
 class _Fitter:
-    """Gives rows the columns of a read: those that they lack as nulls, the others in its types."""
+    """Fits rows to the columns of a read: fills missing columns with nulls, and converts the others."""
 
     def __init__(self, queue: QueueRecord, present: Sequence[str], schema: pa.Schema) -> None:
         self._queue, self._schema = queue, schema
@@ -43,7 +43,7 @@ class _Fitter:
         added = [pa.nulls(_SAMPLE, kind) for index, kind in self._columns if index is None]
         size = sum(nulls.nbytes for nulls in added)
         self.most_rows = max(_MOST_NULLS * _SAMPLE // max(size, 1), 1)
-        """How many rows may be filled at once."""
+        """The largest number of rows to fill in one batch."""
 
     def fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
@@ -62,9 +62,9 @@ class _Fitter:
         except Misfit:
             name = self._schema.names[place]
             raise SchemaMismatchError(
-                f"column {in_quotes(name)} of queue {in_quotes(self._queue.name)} is {column.type} by now, "
-                f"and has a value that does not fit into {kind}, which it was when this reader began: open "
-                "the queue again; a query that is started again resumes where it stopped",
+                f"column {in_quotes(name)} of queue {in_quotes(self._queue.name)} is now {column.type}, and "
+                f"has a value that does not fit into {kind}, its type when this reader started: open the "
+                "queue again; a restarted query resumes where it stopped",
                 condition="SCHEMA_MISMATCH.COLUMN_WIDENED",
                 column=name,
                 expected=str(kind),
@@ -85,16 +85,16 @@ class _Plan:
 class Decoder:
     """Decodes segments into the columns of one read.
 
-    Columns that were added after the reader looked the queue up are left out, and those that have got a wider
-    type are read in the one that it knows, as long as their values fit.
+    Columns that were added after the reader looked up the queue are left out. Columns that have since been
+    widened are read as the earlier type, as long as their values fit.
 
     Parameters
     ----------
     queue
-        The queue as the reader has looked it up.
+        The queue as the reader looked it up.
     columns
-        The columns of the read, in their order; all columns when None. Names stand for the types that the
-        queue has as it was looked up.
+        The columns of the read, in order; all columns when None. Columns given by name have the types that
+        ``queue`` says.
     reread
         Returns the queue as it is now.
     """
@@ -114,7 +114,7 @@ class Decoder:
         self._plans: dict[int, _Plan] = {}
 
     def rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows [start, end) of a segment of a page, in pieces if they are many."""
+        """Yield rows [start, end) of a segment in a page, in several batches if there are many."""
         plan = self._plans.get(row.width)
         if plan is None:
             plan = self._plans[row.width] = self._plan(row.width)
@@ -123,7 +123,7 @@ class Decoder:
         most = MOST_ROWS if plan.fitter is None else min(plan.fitter.most_rows, MOST_ROWS)
         for place in range(start, end, most):
             piece = batch.slice(place - row.start_index, min(most, end - place))
-            # After the slice: a reader of few rows does not wait for the nulls of all.
+            # After the slice, so that reading a few rows does not fill nulls for all of them.
             yield piece if plan.fitter is None else plan.fitter.fitted(piece)
 
     def _plan(self, width: int) -> _Plan:
@@ -142,14 +142,14 @@ class Decoder:
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """Decode several segments lazily, a batch for each, all with the columns of the widest one; ``queue`` has
-    all of these columns.
+    """Decode several segments lazily, one batch each, with the columns of the widest segment; ``queue`` must
+    have all of these columns.
     """
     widths = [int(row.width) for row in rows]
     for width in set(widths):
         _require_width(queue, width)
     widest = queue.columns.of(max(widths))
-    # One decoder for all segments of a width: single ones cost several times as much.
+    # One decoder for all segments of a width: decoding each one separately costs several times as much.
     batches = {
         width: decode_each(
             [row.data for row, own in zip(rows, widths, strict=True) if own == width],
@@ -160,22 +160,22 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     fitters = {width: _Fitter(queue, queue.columns.of(width).names, widest) for width in batches}
     for row, width in zip(rows, widths, strict=True):
         batch = next(batches[width])
-        # Compacted with its neighbours, a segment of other rows would make theirs unreadable too.
+        # Compacting a segment with the wrong number of rows would make its neighbours unreadable too.
         require_rows(row, batch)
         yield batch if width == max(widths) else fitters[width].fitted(batch)
 
 
 def _require_width(queue: QueueRecord, width: int) -> None:
-    """Refuse a segment with fewer columns than the queue was created with, or with later ones than it has.
+    """Refuse a segment with fewer columns than the queue was created with, or with more than it has now.
 
-    A segment without columns has no bytes for its rows, and could claim any number of them.
+    A segment without columns has no bytes for its rows, so it could claim any number of rows.
     """
     first, last = queue.columns.first_width, queue.columns.width
     if width > last:
         raise StoreError(
-            f"the segment's rows have later columns, or later types of columns, than the queue ({width} "
-            f"instead of {last}): repeat what add_columns and widen_columns have done since the backup, if "
-            "the store was restored while programs went on; otherwise it is damaged: restore a backup",
+            f"the segment's rows have newer columns or column types than the queue ({width} instead of "
+            f"{last}). If the store was restored while programs were running, repeat the add_columns and "
+            "widen_columns calls made since the backup; otherwise it is damaged: restore a backup",
             condition="SEGMENT_UNREADABLE",
             columns=width,
         )
@@ -199,12 +199,12 @@ def require_rows(row: Row, batch: pa.RecordBatch) -> None:
 
 
 def concerns_rows(error: PenstockError) -> bool:
-    """Whether an error is about some rows that cannot be read, or not be written in one piece: others can."""
+    """Whether an error is about particular rows that cannot be read or written; other rows can."""
     return error.condition in _OF_ROWS or isinstance(error, InvalidInputError)
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:
-    """The error of a segment among rows [start, end), with its place."""
+    """Return the error of a segment in rows [start, end), with the queue, partition and rows added."""
     return StoreError(
         f"queue {queue.name!r}, partition {partition}, rows [{start}, {end}): {error.message}",
         condition=error.condition,

@@ -1,4 +1,4 @@
-"""The comparison of the objects in storage with the store."""
+"""Compare the objects in storage with the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.store.log.object_folders import AT_ONCE, ObjectFolder, object_fold
 
 @dataclass
 class ObjectsCheck:
-    """What a queue's objects are like in the storage."""
+    """The result of checking a queue's objects."""
 
     queue: str | None
     """The queue's name; None if it was dropped."""
@@ -22,22 +22,22 @@ class ObjectsCheck:
     objects: int = 0
     bytes: int = 0
     missing: list[str] = field(default_factory=list)
-    """The names of objects that rows are in, and that are not there."""
+    """The names of objects that hold rows and do not exist."""
     damaged: list[str] = field(default_factory=list)
-    """The names of those that have another size than they were written with."""
+    """The names of objects whose size is not the size that was written."""
     unused: int = 0
-    """Objects without payloads, which are deleted when they have been so for a day."""
+    """Objects without payloads, which are deleted after a day."""
     orphans: int = 0
-    """Objects that no transaction has entered; new ones may be about to be."""
+    """Objects that no transaction has recorded; recent ones may still be recorded."""
     orphan_bytes: int = 0
     error: str | None = None
-    """Why they could not be compared; nothing else is known of them then."""
+    """Why the objects could not be compared; the other fields are then not known."""
 
 
 def check(database: Database) -> list[ObjectsCheck]:
-    """Compare the objects in the storage with the store, queue by queue; those of dropped queues last.
+    """Compare the objects in the storage with the store, queue by queue; dropped queues are last.
 
-    A queue whose objects cannot be listed does not hide the others.
+    If the objects of one queue cannot be listed, the others are still compared.
     """
     listings = _Listings(database)
     folders = object_folders(database)
@@ -48,14 +48,14 @@ def check(database: Database) -> list[ObjectsCheck]:
 
 
 class _Listings:
-    """The objects that are at locations; one that does not answer is asked once."""
+    """Lists the objects at locations; a location that does not answer is asked only once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._away: dict[str, StoreUnavailableError] = {}
 
     def of(self, folder: ObjectFolder) -> dict[str, ListedObject]:
-        """Return a queue's objects by their names.
+        """Return a queue's objects by name.
 
         Raises
         ------
@@ -73,8 +73,8 @@ class _Listings:
 
 
 def _checked(database: Database, folder: ObjectFolder, listings: _Listings) -> ObjectsCheck:
-    # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
-    # has been without payloads for a day.
+    # List after reading the store: an object exists before it is recorded. An object that is deleted in
+    # between has been without payloads for a day.
     rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
     try:
         listed = listings.of(folder)
@@ -84,8 +84,8 @@ def _checked(database: Database, folder: ObjectFolder, listings: _Listings) -> O
 
 
 def _entered_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
-    """Return the objects that the store has, and the ids of those that have payloads, whatever is noted of
-    them.
+    """Return the objects that the store has recorded, and the ids of those with payloads, even if they are
+    marked as unused.
     """
     rows = list(folder.entered(tx))
     used: set[int] = set()

@@ -1,10 +1,10 @@
 """Cleaning of object storage.
 
-Two kinds of objects are deleted, both when they have been so for a day: those whose payloads are all gone, by
-compaction or retention, and orphans, which no transaction has entered. Until then a backup of the store can
-be restored whose rows are in them, and a reader can finish. A commit refuses objects that were begun more
-than half a day ago (:mod:`penstock.store.log.payloads`), so that none is deleted that a suspended process is
-about to enter. Of several copies of a store, one deletes (:mod:`penstock.store.log.object_owner`).
+Two kinds of objects are deleted, each after a day: objects whose payloads are all gone, by compaction or
+retention, and orphans, which no transaction has recorded. During that day a backup of the store whose rows
+are in them can be restored, and readers can finish. A commit refuses objects that were begun more than half a
+day ago (:mod:`penstock.store.log.payloads`), so no object is deleted that a suspended process is about to
+record. If there are several copies of a store, only one deletes (:mod:`penstock.store.log.object_owner`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.store.log.object_owner import OldEnough, begin_cleaning
 from penstock.store.log.payloads import ORPHAN_AGE
 
 CLEANING_INTERVAL = 3600 * 1_000_000
-"""Microseconds between two times that background maintenance cleans up a location."""
+"""Microseconds between two cleanups of a location by background maintenance."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class Cleaned:
 def clean_up(
     database: Database, *, older_than: int = ORPHAN_AGE, interval: int = 0, take_over: bool = False
 ) -> Cleaned:
-    """Delete objects that have been without payloads, or without any entry, for ``older_than`` microseconds
-    and since before the last cleaning.
+    """Delete objects that have been unused or orphaned for ``older_than`` microseconds and since before the
+    last cleanup.
 
-    Locations that were cleaned less than ``interval`` microseconds ago are left out. ``take_over`` makes this
-    database the one that a location belongs to: other copies of the store are refused from then on, and what
-    is old enough is deleted at once.
+    Locations that were cleaned up less than ``interval`` microseconds ago are left out. ``take_over`` makes
+    this database the owner of a location: other copies of the store are refused from then on, and objects
+    that are old enough are deleted immediately.
 
     Raises
     ------
     StoreError
-        When a location belongs to another copy of this store, or another one has cleaned it up; the other
-        locations are cleaned.
+        When a location belongs to another copy of this store, or another copy has cleaned it up. The other
+        locations are cleaned up.
     """
     by_location: dict[str, list[ObjectFolder]] = {}
     if take_over:
-        # Also those without a queue yet, or any more.
+        # Including locations that have no queue yet, or no queue any more.
         rows = database.run(lambda tx: tx.all("list_locations"), write=False)
         by_location = {row.payloads: [] for row in rows}
     for folder in object_folders(database):
@@ -75,7 +75,7 @@ def clean_up(
             except PenstockError as error:
                 errors.append(error)
     if errors:
-        # Missing rights are ordinary, and must not hide another error.
+        # Missing permissions are common, and must not hide another error.
         raise min(errors, key=lambda error: isinstance(error, StoreReadOnlyError))
     return cleaned
 
@@ -100,7 +100,7 @@ def _clean(database: Database, storage: ObjectStorage, folder: ObjectFolder, bef
 
 def _mark_unused(database: Database, folder: ObjectFolder) -> None:
     def mark(tx: Transaction) -> int:
-        # An append that is repeated may enter its object at the moment in which it is marked.
+        # A repeated append may record its object while it is being marked as unused.
         tx.run("mark_used", queue_id=folder.queue_id)
         return tx.run("mark_unused", queue_id=folder.queue_id, now=tx.now(), most=AT_ONCE)
 
@@ -109,9 +109,9 @@ def _mark_unused(database: Database, folder: ObjectFolder) -> None:
 
 
 def _unused(database: Database, folder: ObjectFolder, before: int) -> Iterator[list[Row]]:
-    """Forget objects that have been without payloads since before a time, and yield them.
+    """Remove the records of objects that have been without payloads since before a time, and yield them.
 
-    An object that is forgotten and not deleted, since the process died, is an orphan.
+    If the process dies before it deletes such an object, the object is an orphan.
     """
 
     def delete(tx: Transaction) -> list[Row]:
@@ -124,12 +124,12 @@ def _unused(database: Database, folder: ObjectFolder, before: int) -> Iterator[l
 def _orphans(
     database: Database, folder: ObjectFolder, listed: list[ListedObject], before: int
 ) -> list[ListedObject]:
-    """The listed objects that were written before a time by the storage's clock, and that the store does not
-    have.
+    """Return the listed objects that were written before a time by the storage's clock and that the store has
+    not recorded.
     """
     old = [each for each in listed if each.modified_at < before]
     if not old:
         return []
-    # A transaction that writes: in SQLite it waits for one that is about to enter an object.
+    # A write transaction: in SQLite it waits for one that is about to record an object.
     names = database.run(lambda tx: {folder.name_of(row) for row in folder.entered(tx)}, idempotent=True)
     return [each for each in old if each.name not in names]

@@ -1,4 +1,4 @@
-"""The folders of object storage that payloads of queues are in, and the objects there that the store has."""
+"""The folders of queues in object storage, and the objects in them that the store has recorded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import folder_of, is_object_name, object_name
 
 AT_ONCE = 1000
-"""Objects that a statement reads or deletes."""
+"""The number of objects that one statement reads or deletes."""
 
 
 @dataclass(frozen=True)
 class ObjectFolder:
-    """Where the objects of a queue, or of a dropped one, are."""
+    """The place of the objects of a queue or of a dropped queue."""
 
     store: str
     """The store's id."""
@@ -23,22 +23,22 @@ class ObjectFolder:
     queue: str | None
     """The queue's name; None if it was dropped."""
     location: str
-    """As it is in the store, where somebody else may have written it."""
+    """The URL as stored; it is not validated, and another program may have written it."""
 
     def listed(self, storage: ObjectStorage) -> list[ListedObject]:
-        """Return the queue's objects in the storage. Anything else there is somebody else's."""
+        """Return the queue's objects in the storage. Other files there do not belong to Penstock."""
         prefix = folder_of(self.store, self.queue_id)
         return [each for each in storage.listed(prefix) if is_object_name(each.name[len(prefix) :])]
 
     def entered(self, tx: Transaction) -> Iterator[Row]:
-        """Yield the objects that the store has."""
+        """Yield the objects that the store has recorded."""
         after = -1
         while rows := tx.all("list_objects", queue_id=self.queue_id, after=after, most=AT_ONCE):
             yield from rows
             after = rows[-1].object_id
 
     def name_of(self, row: Row) -> str:
-        """Return the name in the storage of an object that the store has."""
+        """Return the name in the storage of a recorded object."""
         return object_name(self.store, self.queue_id, row.object_id, row.suffix)
 
 

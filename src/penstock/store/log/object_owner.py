@@ -1,20 +1,21 @@
-"""Whose objects are at a location of object storage: marks that copies of a store find out by.
+"""Ownership of the objects at a location of object storage, so that copies of a store do not delete them.
 
-A copy of a store has the same objects. It does not know those that were written since, and it may have
-compacted or dropped rows that the original still has in objects: it must not delete any. So
+A copy of a store refers to the same objects as the original. It does not know objects that were written
+later, and it may have compacted or dropped rows that the original still has in objects, so it must not delete
+any. Therefore:
 
-* a location belongs to one database (:meth:`Transaction.instance`), and a copy is another one, unless it is a
-  copy of a server's or a machine's whole disk. The store says which, and so does an object at the location,
-  since anybody may make a store that says that it is another one;
-* whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
-  the store does not have the token that is there, another copy has cleaned up since. It then objects, by an
-  object that is named after that token, and refuses to write or delete. Whoever finds an objection to a token
-  of its own refuses, too, until somebody says which is the one to keep. That one takes the location over: its
-  token stays in another object, so that every other copy knows that it is not the one;
-* an orphan is deleted if it was a day old when the token that is there was entered and written. A copy that
-  knows this token was made later, and has all objects of that age;
-* an object without payloads is deleted if a token has been entered since it was seen without any, a day ago,
-  and nobody has objected.
+* A location belongs to one database (:meth:`Transaction.instance`). A copy is another database, unless it is
+  a copy of the whole disk of a server or machine. Both the store and an object at the location record the
+  owner, since any store could claim to be the owner.
+* Each cleanup records a new token in the store, and then writes it into an object at the location. If the
+  token at the location is not in the store, another copy has cleaned up since. The store then writes an
+  objection, an object named after that token, and refuses to write or delete. A store that finds an objection
+  to one of its own tokens refuses as well, until the user chooses the copy to keep. That copy takes over the
+  location: its token stays in another object, which tells all other copies that they were not chosen.
+* An orphan is deleted if it was a day old when the token at the location was recorded and written. A copy of
+  the store that has this token was made later, and has all objects of that age.
+* An object without payloads is deleted if it was first seen without any at least a day ago, a token has been
+  recorded since, and there is no objection.
 """
 
 from __future__ import annotations
@@ -45,28 +46,27 @@ _TOKEN_BYTES = 16
 _TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _TOKEN, _OWNER, _OBJECTION, _DATABASE = "token", ".owner", ".objection", ".database"
 _MARK = b"\n"
-"""What is in an object whose name says all; some services do not keep empty ones."""
+"""The content of an object that matters only by its name; some services do not keep empty objects."""
 
 
 @dataclass(frozen=True)
 class OldEnough:
-    """What is old enough to be deleted."""
+    """The times before which objects are old enough to be deleted, in microseconds since 1970."""
 
     written: int
-    """Orphans that were written before, in microseconds since 1970 by the storage's clock."""
+    """For orphans: when they were written, by the storage's clock."""
     unused: int
-    """Objects that have been without payloads since before, in microseconds since 1970 by the database's
-    clock."""
+    """For objects without payloads: when this was first seen, by the database's clock."""
 
 
 def claim(database: Database, storage: ObjectStorage) -> None:
-    """Write to a location that it belongs to this database, before the store refers to it.
+    """Record at a location that it belongs to this database, before the store refers to it.
 
     Raises
     ------
     StoreError
-        When it belongs to another copy of this store. The store refers to it from then on, so that it can be
-        taken over.
+        When the location belongs to another copy of this store. The store records the location anyway, so
+        that it can be taken over.
     """
 
     def read(tx: Transaction) -> str:
@@ -90,8 +90,8 @@ def claim(database: Database, storage: ObjectStorage) -> None:
 def begin_cleaning(
     database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
 ) -> OldEnough | None:
-    """Write a new token into the store and its location; return what is old enough now. None if the location
-    was cleaned just now.
+    """Write a new token into the store and its location; return what is old enough to delete, or None if the
+    location was cleaned up recently.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
@@ -128,7 +128,7 @@ def begin_cleaning(
     _settle(database, storage, token, _kept(found, own, earlier, begun))
     if found.token is None or found.written is None:
         return OldEnough(0, 0)
-    # One could object to it since it was written.
+    # Only tokens that other copies have had ``older_than`` microseconds to object to.
     stood = [
         each for each in earlier if each.settled_at is not None and each.settled_at <= begun - older_than
     ]
@@ -139,12 +139,13 @@ def begin_cleaning(
 def _uncontested(
     database: Database, storage: ObjectStorage, instance: str
 ) -> tuple[Marks, dict[str, _Cleaning]]:
-    """Return what there is at a location, and the tokens that the store has.
+    """Return the marks at a location, and the tokens that the store has.
 
     Raises
     ------
     StoreError
-        When the location is not this database's, or another copy of the store has cleaned it up, or objects.
+        When the location belongs to another database, or another copy of the store has cleaned it up or has
+        objected.
     """
     found, own = _found(database, storage)
     if not found.databases():
@@ -158,19 +159,19 @@ def _uncontested(
 
 
 def _kept(found: Marks, own: Mapping[str, _Cleaning], earlier: Sequence[_Cleaning], begun: int) -> int:
-    """Return since when tokens of the store are kept."""
+    """Return the time from which on the store keeps its tokens."""
     if found.token is None:
         return 0
-    # Another process may still be about to write one that is younger, or have read the one that was there.
+    # Another process may still be about to write a younger token, or may have read the previous one.
     kept = max((each.begun_at for each in earlier if each.begun_at <= begun - ORPHAN_AGE), default=0)
     return min(kept, own[found.token].begun_at)
 
 
 def _settle(database: Database, storage: ObjectStorage, token: str, kept: int) -> None:
-    """Note that a token is written, and forget those from before ``kept``."""
+    """Record that a token was written, and delete the records of tokens from before ``kept``."""
 
     def settle(tx: Transaction) -> None:
-        # In this order: its own token may be as old by now.
+        # In this order: by now this token may be that old itself.
         tx.run("forget_cleanings", payloads=storage.url, before=kept)
         tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
 
@@ -180,8 +181,8 @@ def _settle(database: Database, storage: ObjectStorage, token: str, kept: int) -
 def _take_over(
     database: Database, storage: ObjectStorage, token: str, begun: int, instance: str, older_than: int
 ) -> OldEnough:
-    """Make a location this database's: first in the storage, so that no other one deletes what this one
-    writes.
+    """Make a location belong to this database: first in the storage, so that no other database deletes what
+    this one writes.
     """
     written = Marks.at(database, storage).take_over(token, instance)
 
@@ -199,33 +200,33 @@ def _take_over(
 
 
 def _found(database: Database, storage: ObjectStorage) -> tuple[Marks, dict[str, _Cleaning]]:
-    """Return what there is at a location, and the tokens that the store has."""
-    # Listed before anything is read: a token that is exchanged in between is taken for older than it is.
+    """Return the marks at a location, and the tokens that the store has."""
+    # List before reading: if the token is replaced in between, the new one is taken to be older than it is.
     found = Marks.at(database, storage)
-    # Asked after it was read: another process may have begun meanwhile.
+    # Query the store after reading the token: another process may have begun a cleanup meanwhile.
     own = _cleanings(database)
     while found.token is not None and found.token not in own:
         again = Marks.at(database, storage)
         if again.token == found.token:
             break
-        # Forgotten since it was read, after another one was written.
+        # The token was replaced after it was read, and its record deleted.
         found, own = again, _cleanings(database)
     return found, own
 
 
 def _forget(database: Database, storage: ObjectStorage, token: str) -> None:
-    """Forget a token that was not written. If that fails, it stays, which does no harm."""
+    """Delete the record of a token that was not written; if that fails, the record stays, harmlessly."""
     with suppress(PenstockError):
         database.run(lambda tx: tx.run("forget_cleaning", payloads=storage.url, token=token), idempotent=True)
 
 
 @dataclass(frozen=True)
 class _Cleaning:
-    """A token that the store has."""
+    """The store's record of a token."""
 
     begun_at: int
     settled_at: int | None
-    """When it was written; None if it was not, or nobody knows."""
+    """When the token was written to the location; None if it was not, or if that is not known."""
 
 
 def _cleanings(database: Database) -> dict[str, _Cleaning]:
@@ -235,12 +236,12 @@ def _cleanings(database: Database) -> dict[str, _Cleaning]:
 
 @dataclass(frozen=True)
 class Marks:
-    """What those who have cleaned a location up before have left there."""
+    """The marks that earlier cleanups have left at a location."""
 
     database: Database
     storage: ObjectStorage
     names: frozenset[str]
-    """In the folder of tokens."""
+    """The names of the objects in the folder of tokens."""
     token: str | None
     written: int | None
     """When the token was written, in microseconds since 1970 by the storage's clock."""
@@ -255,7 +256,7 @@ class Marks:
         )
 
     def databases(self) -> list[str]:
-        """Return whose the location is said to be; there are several if a take-over was interrupted."""
+        """Return the databases that the marks name as owners; several if a take-over was interrupted."""
         return [
             name.removesuffix(_DATABASE).replace("-", "/") for name in self.names if name.endswith(_DATABASE)
         ]
@@ -264,16 +265,16 @@ class Marks:
         self._write(_database_name(instance), _MARK)
 
     def is_of_another(self, instance: str) -> bool:
-        """Whether the location is said to belong to another database than this one."""
+        """Whether the marks say that the location belongs to a different database."""
         return any(differ(each, instance) for each in self.databases())
 
     def contest(self, own: Mapping[str, _Cleaning]) -> bool:
-        """Object to another copy of the store if it has cleaned up; return whether it has, or objects to this
-        one.
+        """Object if another copy of the store has cleaned up; return whether one has, or has objected to this
+        copy.
         """
         owners = [name.removesuffix(_OWNER) for name in self.names if name.endswith(_OWNER)]
         if any(owner not in own for owner in owners):
-            # Somebody has chosen the other one.
+            # The user has chosen another copy.
             return True
         if self.token is not None and self.token not in own:
             if _TOKEN_TEXT.fullmatch(self.token):
@@ -281,12 +282,12 @@ class Marks:
             return True
         since = max((own[owner].begun_at for owner in owners), default=0)
         objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
-        # One to a token from before it was chosen is settled, and those who did not know of it do not object
-        # any more.
+        # Objections to tokens from before this copy was chosen are settled, and copies that see the choice no
+        # longer object.
         return any(token in own and own[token].begun_at > since for token in objections)
 
     def put(self, token: str) -> int:
-        """Write a token; return when it was written."""
+        """Write a token, and return when it was written."""
         self._write(_TOKEN, token.encode())
         folder = _token_folder(self.database)
         for each in self.storage.listed(folder):
@@ -295,14 +296,14 @@ class Marks:
         raise self.storage.unavailable("an object that was just written is not listed")
 
     def take_over(self, token: str, instance: str) -> int:
-        """Write a token, and that its database is the one to keep; return when it was written."""
+        """Write a token and a mark that this database is the one to keep; return the time of the token."""
         self.write_database(instance)
         self._write(f"{token}{_OWNER}", _MARK)
         written = self.put(token)
         own = {f"{each}{_OWNER}" for each in _cleanings(self.database)}
         new = Marks.at(self.database, self.storage).names - self.names - own
         if any(name.endswith(_OWNER) for name in new):
-            # Another one took it over while this process was suspended.
+            # Another database took over the location while this process was suspended.
             raise not_of_this_database(self.storage.url)
         settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
         settled = [name for name in settled if name != _database_name(instance)]
@@ -317,16 +318,16 @@ class Marks:
 
 @contextmanager
 def _in_its_place(storage: ObjectStorage, name: str) -> Iterator[None]:
-    """Say what to do if something else is where tokens are."""
+    """Explain what to do if something other than a token is in a token's place."""
     try:
         yield
     except StoreError as error:
         if error.condition != "STORE_ERROR.OBJECT_DAMAGED":
             raise
         raise StoreError(
-            f"there is something else at {name} in {storage.url}, where Penstock notes whose the objects "
-            f"are, or at a folder above it ({error.message}). If a folder was moved, put it back; if only "
-            "this entry is wrong, delete it and run `penstock store clean-up --take-over`",
+            f"{name} in {storage.url}, where Penstock records the owner of the objects, is not what it "
+            f"wrote, or a folder above it is not ({error.message}). If a folder was moved, put it back; if "
+            "only this entry is wrong, delete it and run `penstock store clean-up --take-over`",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=storage.url,
             object=name,
@@ -346,7 +347,7 @@ def _token(storage: ObjectStorage, name: str) -> str | None:
         return bytes(storage.read(name, [(0, 2 * _TOKEN_BYTES)])[0]).decode("ascii", "replace")
     except StoreError as error:
         if error.condition == "STORE_ERROR.OBJECT_DAMAGED":
-            # Nobody's.
+            # A token of no store.
             return ""
         if error.condition != "STORE_ERROR.OBJECT_MISSING":
             raise

@@ -1,4 +1,4 @@
-"""The log of a partition: segments are appended under its lock."""
+"""Append segments to partitions, under the partitions' locks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Appended:
     row_counts: Sequence[int] = ()
     """The rows of the append in each of its partitions."""
     ends: Sequence[int] = ()
-    """The row index after the append's last row in each of them."""
+    """The row index after the append's last row in each of these partitions."""
     crowded: tuple[int, ...] = ()
     """The partitions that may have enough small segments to compact."""
 
@@ -38,13 +38,13 @@ class Appended:
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
-        """The first and end row index in each partition of the append."""
+        """The append's rows [start, end) by partition."""
         starts = map(sub, self.ends, self.row_counts)
         return dict(zip(self.partitions, zip(starts, self.ends, strict=True), strict=True))
 
 
 def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
-    """Append segments in a transaction of their own, more than once if its outcome is unknown."""
+    """Append segments in a separate transaction, possibly more than once if its outcome is unknown."""
     put_away(database, queue, segments)
     # A single statement is committed before its result is checked for keys.
     single = _is_one(database.dialect, segments) and not queue.key
@@ -57,20 +57,26 @@ def _is_one(dialect: str, segments: Sequence[Segment]) -> bool:
 
 
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
-    """Append segments as one append; raise :class:`QueueGrown` if equal keys could part."""
+    """Append segments as one append.
+
+    Raises
+    ------
+    QueueGrown
+        When rows with equal keys could end up in different partitions.
+    """
     if _is_one(tx.dialect, segments):
         return _append_one(tx, queue, segments[0])
     if not segments:
         return Appended()
     ordered = sorted(segments, key=attrgetter("partition"))
-    # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
-    # everybody waits anyway, and the first payload's id can be the append's.
+    # Writing payloads blocks no other writer in PostgreSQL, so it is done before the partitions are locked.
+    # In SQLite all other writers wait anyway, and the first payload's id can be the append's.
     ids = store_payloads(tx, ordered)
     return publish(tx, queue, stored_columns(ordered, ids), ids[0])
 
 
 def stored_columns(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
-    """Return segments, whose payloads have these ids, column by column."""
+    """Return segments whose payloads have these ids, column by column."""
     rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
     return Stored([segment.partition for segment in segments], rows, sizes, payload_ids)
 
@@ -105,10 +111,11 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
 
 
 def gap_after_last() -> int:
-    """Microseconds by which an append is dated after the one before if the clock does not show a later time.
+    """Return the microseconds by which an append is dated after the previous one if the clock has not
+    advanced.
 
-    At random, so that the times of a queue's rows tell it from one that was restored from a backup and has
-    grown again.
+    Random, so that the rows' times distinguish a queue from one that was restored from a backup and has grown
+    again.
     """
     return 1 + secrets.randbits(8)
 
@@ -116,8 +123,8 @@ def gap_after_last() -> int:
 def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None = None) -> Appended:
     """Make segments visible as one append.
 
-    Ids of appends ascend inside each partition. ``append_id`` may be one that a SQLite transaction has drawn;
-    PostgreSQL draws it under the partitions' locks.
+    Append ids ascend within each partition. ``append_id`` may be an id that a SQLite transaction has
+    allocated; PostgreSQL allocates it under the partitions' locks.
     """
     if not stored.partition:
         return Appended()
@@ -128,14 +135,14 @@ def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int 
 
 
 class _Parts(NamedTuple):
-    """An append by partition: what each one gets, and where each segment is in it."""
+    """An append by partition: the totals of each partition, and where each segment goes in it."""
 
     partitions: array[int]
     rows: array[int]
     bytes: array[int]
     segments: array[int]
     places: array[int]
-    """For each segment, the place of its partition in these lists, from 1 on."""
+    """For each segment, the position of its partition in these lists, counted from 1."""
     rows_before: array[int]
     """For each segment, the rows of the append that come before it in its partition."""
 
@@ -159,13 +166,13 @@ class _Parts(NamedTuple):
         )
 
     def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
-        """Return the result, for partitions with these ends and numbers of segments."""
+        """Return the result for partitions with these ends and numbers of segments."""
         crowded = compress(self.partitions, map(_is_crowded, segments, self.segments))
         return Appended(self.partitions, self.rows, ends, tuple(crowded))
 
 
 def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
-    """Make segments visible with one statement of PostgreSQL: there may be thousands of partitions."""
+    """Make segments visible with one PostgreSQL statement, since there may be thousands of partitions."""
     parts = _Parts.of(stored)
     moved = tx.one(
         "publish_segments",
@@ -241,5 +248,5 @@ def _check_heads(tx: Transaction, queue: QueueRecord, channels: set[str | None],
 
 
 def _is_crowded(now: int, new: int) -> bool:
-    """Whether ``new`` segments, which make ``now``, may have made enough to compact."""
+    """Whether ``new`` segments, which bring the number to ``now``, may have made enough to compact."""
     return now // MERGE_FAN_IN > (now - new) // MERGE_FAN_IN

@@ -1,12 +1,12 @@
-"""Payloads: the stored rows of segments, in the database, or in objects of the queue's storage.
+"""Payloads: the stored rows of segments, in the database or in objects of the queue's storage.
 
-A queue may keep its payloads in object storage (``QueueRecord.payloads``). The payloads of an append then go
-into objects before the transaction that makes the append visible, which enters where they are. Payloads of
-few bytes stay in the database, which is faster, until they are compacted.
+A queue may keep its payloads in object storage (``QueueRecord.payloads``). The payloads of an append are then
+written into objects first, and the transaction that makes the append visible records where they are. Small
+payloads stay in the database, which is faster, until they are compacted.
 
-An object that no transaction has entered, because a process died or a commit was refused, is an orphan, and
+An object that no transaction has recorded, because a process died or a commit was refused, is an orphan. It
 is deleted when it is a day old (:mod:`penstock.store.log.object_cleaning`). A transaction therefore refuses
-objects that were begun more than half a day ago: a suspended process may bring them late.
+objects that were begun more than half a day ago, such as those of a process that was suspended.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BLOCK = 4096
 MESSAGE_BYTES = 1 << 20
 """Payloads are sent to the database in messages of about this size."""
 INLINE_BYTES = 64 << 10
-"""An append with fewer bytes of payloads keeps them in the database."""
+"""An append whose payloads are smaller than this keeps them in the database."""
 OBJECT_BYTES = 8 << 20
 """The payloads of an append are divided into objects of about this size."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
-"""Microseconds after which an object that no transaction has entered is deleted."""
+"""Microseconds after which an object that no transaction has recorded is deleted."""
 _OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED)})?", re.ASCII)
 _READ_AGAIN = 2
 
@@ -49,17 +49,17 @@ def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> 
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name in a queue's folder is that of an object, or of one that was not finished."""
+    """Whether a name in a queue's folder is the name of an object or of an unfinished one."""
     return _OBJECT_NAME.fullmatch(name) is not None
 
 
 def folder_of(store_uuid: str, queue_id: int) -> str:
-    """Return the beginning of the names of a queue's objects."""
+    """Return the prefix of the names of a queue's objects."""
     return f"{store_uuid}/{queue_id}/"
 
 
 class Home(Protocol):
-    """What the rows belong to: a queue, or something else with a number that no queue has."""
+    """The owner of rows: a queue, or something else with an id that no queue has."""
 
     @property
     def queue_id(self) -> int: ...
@@ -69,13 +69,13 @@ class Home(Protocol):
 
 
 def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> None:
-    """Write the payloads of an append into objects, if the queue's are kept there and they are large enough.
+    """Write the payloads of an append into objects, if the queue uses them and the payloads are large enough.
 
-    Called before the transaction of the append, which must not wait for object storage.
+    Call it before the transaction of the append, which must not wait for object storage.
     """
     if home.payloads is None:
         return
-    # Segments of an append that is repeated are there already.
+    # The segments of a repeated append are already there.
     segments = [segment for segment in segments if segment.stored is None]
     if not segments or are_small(segments):
         return
@@ -92,7 +92,7 @@ def objects_begun_at(database: Database, location: str) -> int:
     StoreError
         When the location belongs to another copy of the store.
     StoreNotFoundError
-        When the database has another store by now.
+        When the store in the database has been replaced by another one.
     """
 
     def read(tx: Transaction) -> int:
@@ -126,7 +126,7 @@ def put_into_objects(
 
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
-    """Ids for ``count`` payloads, ascending; later calls return higher ones."""
+    """Return ascending ids for ``count`` payloads; later calls return higher ids."""
     ids: list[int] = []
     while len(ids) < count:
         first = tx.one("allocate_block").block * BLOCK
@@ -137,7 +137,7 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
     """Store the payloads of segments, or where they are; return their ids.
 
-    ``runs`` may be given only with one segment, which is compacted.
+    ``runs`` may be passed only with a single, compacted segment.
     """
     ids = allocate_payloads(tx, len(segments))
     kept = [
@@ -165,7 +165,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
 
 
 class Places(NamedTuple):
-    """Where payloads in objects are, column by column, since there may be thousands."""
+    """The places of payloads in objects, column by column, since there may be thousands."""
 
     payload_id: Sequence[int]
     width: Sequence[int]
@@ -176,14 +176,14 @@ class Places(NamedTuple):
 
 
 def insert_places(tx: Transaction, places: Places, runs: memoryview | None = None) -> None:
-    """Enter where payloads in objects are."""
+    """Record where payloads in objects are."""
     tx.many("insert_payload_in_object", places._asdict(), runs=runs)
 
 
 def insert_payloads(
     tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memoryview | None = None
 ) -> None:
-    """Store payloads in the database, a few in a message."""
+    """Store payloads in the database, several in each message."""
     first = size = 0
     data: list[memoryview] = []
     for place, (_, segment) in enumerate(segments, 1):
@@ -214,15 +214,15 @@ def enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         raise replaced()
     if len(entered) < len(made):
         raise CommitRefusedError(
-            "another object has the random number of one of these: repeat the append",
+            "an object with the same random id exists already: repeat the append",
             condition="COMMIT_REFUSED.OBJECT_EXISTS",
         )
     oldest = min(each.begun_at for each in made)
     if any(row.created_at - oldest > ORPHAN_AGE // 2 for row in entered):
         raise CommitRefusedError(
             "these rows were written to object storage more than half a day ago, and may have been deleted "
-            "as a dead process's since: repeat the append, or restart the query, which repeats the "
-            "micro-batch",
+            "since, like the leftovers of a dead process: repeat the append, or restart the query, which "
+            "repeats the micro-batch",
             condition="COMMIT_REFUSED.OBJECT_TOO_OLD",
         )
 
@@ -230,8 +230,9 @@ def enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
 def with_payloads(
     database: Database, queue: QueueRecord, pages: Sequence[tuple[int, Sequence[Row]]]
 ) -> list[list[Any]]:
-    """Return the segments of pages, which are given with their partitions, with their payloads: those in
-    objects are read from there, in parallel.
+    """Return the segments of pages with their payloads; payloads in objects are read in parallel.
+
+    ``pages`` are pairs of a partition and its segments.
     """
     by_object: dict[tuple[int, int | None], list[tuple[int, Row]]] = {}
     for partition, rows in pages:
@@ -243,7 +244,7 @@ def with_payloads(
     if queue.payloads is None:
         partition, row = next(iter(by_object.values()))[0]
         raise _unreadable(
-            queue, partition, row, "its rows are in an object, and the queue has no place for any"
+            queue, partition, row, "its rows are in an object, and the queue has no object storage"
         )
     storage = database.storages.at(queue.payloads)
 
@@ -251,7 +252,7 @@ def with_payloads(
         rows = [row for _, row in group]
         partition, first = group[0]
         if first.suffix is None:
-            raise _unreadable(queue, partition, first, "its object is not in the store")
+            raise _unreadable(queue, partition, first, "the store has no record of its object")
         if any(None in (row.start_byte, row.length, row.checksum) for row in rows):
             raise _unreadable(queue, partition, first, "the place of its rows in an object is incomplete")
         name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
@@ -276,7 +277,7 @@ def with_payloads(
 
 
 def _verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:
-    """Read payloads, again if one is not what was written."""
+    """Read payloads, and again if one is not what was written."""
     for _ in range(1 + _READ_AGAIN):
         data = storage.read(name, [(place.offset, place.length) for place in places])
         if all(place.holds(each) for place, each in zip(places, data, strict=True)):

@@ -1,4 +1,4 @@
-"""Positions in a queue: the row index that each of its partitions has at the ends, or at a time."""
+"""Positions in a queue: the row index in each partition for its start, its end, or a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Position = str | int | Mapping[int, int]
 
 
 def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
-    """The row index of a position in each partition, under their locks in a transaction that writes.
+    """Return the row index of a position in each partition; locks the partitions in a write transaction.
 
     A position is ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or
-    row indexes by partition (the others: earliest).
+    row indexes by partition (partitions without one start at ``earliest``).
     """
     records = lock_partitions(tx, queue)
     if position == "earliest":

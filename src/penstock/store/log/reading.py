@@ -42,14 +42,14 @@ class Chunk:
     1970.
     """
     ends_page: bool = False
-    """Whether it is the last one of its range in a page."""
+    """Whether it is the last chunk of its range in a page."""
 
     @property
     def end(self) -> int:
         return self.start + int(self.batch.num_rows)
 
     def timestamp_of(self, row_index: int) -> int:
-        """The time of a row; with a read that has asked for runs."""
+        """Return the time of a row; the read must have asked for runs."""
         return self.first_timestamp if self.runs is None else self.runs.timestamp_at(row_index - self.start)
 
 
@@ -63,16 +63,16 @@ def read(
     on_lost: str = "fail",
     with_runs: bool = False,
 ) -> Iterator[Chunk]:
-    """Read ranges one after the other, chunk by chunk; each page is a transaction of its own.
+    """Read ranges one after the other, chunk by chunk; each page is a separate transaction.
 
-    ``columns`` are those to decode (`Decoder`); rows from before a column was added have nulls in it. A
+    ``columns`` are the columns to decode (`Decoder`); rows from before a column was added have nulls in it. A
     page has rows of up to 64 ranges, and at most about ``page_bytes`` compressed bytes, or one segment.
-    ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` asks for each
-    row's time, which costs a little for compacted segments.
+    ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` makes each
+    row's time available, which costs a little for compacted segments.
     """
     decoder = Decoder(queue, columns, lambda: database.run(lambda tx: reread(tx, queue), write=False))
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)
-    # Object storage takes long to answer: the next page is fetched while this one is decoded.
+    # Object storage is slow to answer, so the next page is fetched while this one is decoded.
     for page in pages if queue.payloads is None else ahead(pages):
         for asked, rows in page:
             yield from _decoded(queue, asked, rows, decoder)
@@ -110,7 +110,7 @@ def _chunks(
 
 
 class _Pages:
-    """The segments of ranges, a page of them in each transaction."""
+    """Reads the segments of ranges, one page per transaction."""
 
     def __init__(
         self, database: Database, queue: QueueRecord, page_bytes: int, on_lost: str, with_runs: bool
@@ -119,7 +119,7 @@ class _Pages:
         self._page_bytes, self._on_lost, self._with_runs = page_bytes, on_lost, with_runs
 
     def of(self, ranges: Sequence[Range]) -> Iterator[list[tuple[Range, list[Row]]]]:
-        """Yield the pages: what is left of each range of a page, and its next segments."""
+        """Yield pages: for each range of a page, the part not read yet and its next segments."""
         left = [each for each in ranges if each.start < each.end]
         at = 0
         while at < len(left):
@@ -145,11 +145,11 @@ class _Pages:
                 yield [(asked, rows) for (asked, _), rows in zip(page, loaded, strict=True)]
 
     def _next(self, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
-        """Return the first row index of the partitions of the first ranges, one at least, and their next
-        segments: all of a range, unless it is the last one that is returned.
+        """Return, for one or more of the first ranges, the partition's first row index and the range's next
+        segments: all of them, except possibly for the last range that is returned.
         """
         if len(ranges) == 1:
-            # In one round trip, as mostly.
+            # The usual case, in one round trip.
             rows = self._database.run(
                 lambda tx: self._segments(tx, ranges[0], self._page_bytes), write=False, single=True
             )
@@ -174,7 +174,7 @@ class _Pages:
         record = tx.one("read_partition", queue_id=self._queue.queue_id, partition=asked.partition)
         if record is None:
             raise dropped(self._queue)
-        # Rows may have come meanwhile.
+        # Rows may have been appended meanwhile.
         return record.first_index, self._segments(tx, asked, max_bytes)
 
     def _segments(self, tx: Transaction, asked: Range, max_bytes: int) -> list[Row]:
@@ -190,7 +190,7 @@ class _Pages:
 
 
 def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:
-    """Yield the segments of a partition that end after a row index, without their rows, page by page."""
+    """Yield the segments of a partition that end after a row index, without their rows; reads pages."""
     while page := tx.all(
         "read_segments",
         queue_id=queue.queue_id,
@@ -221,7 +221,7 @@ def _past_end(queue: QueueRecord, asked: Range) -> StoreError:
 def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
     return DataLostError(
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
-        "consumer to 'earliest', or set failOnDataLoss=false to go on without them",
+        "consumer to 'earliest', or set failOnDataLoss=false to continue without them",
         condition="DATA_LOST.TRIMMED",
         queue=queue,
         partition=partition,

@@ -1,5 +1,5 @@
-"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends that compacted
-ones came with.
+"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends in a compacted
+segment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment to join: of one append at one time, or with encoded runs."""
+    """A segment to join: from one append with one time, or with encoded runs."""
 
     rows: int
     append: int
@@ -38,8 +38,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Runs:
-    """The appends of a compacted segment: the end of each (relative to the segment's start), its id and
-    time, ascending.
+    """The appends in a compacted segment, in order: for each its end (relative to the segment's start), its
+    id and its time.
     """
 
     batch: pa.RecordBatch
@@ -47,14 +47,14 @@ class Runs:
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: int | None) -> Runs:
-        """Read the runs of a segment of ``rows`` rows; of any number when it is None."""
+        """Read the runs of a segment with ``rows`` rows, or with any number of rows when None."""
         runs = cls(decode(data, _SCHEMA))
         if not runs._cover(rows):
             raise _of_other_rows()
         return runs
 
     def _cover(self, rows: int | None) -> bool:
-        """Whether these are the runs of so many rows; otherwise their times could take any memory."""
+        """Whether these runs cover ``rows`` rows; otherwise their times could take any amount of memory."""
         ends = self.batch.column("end")
         if not len(ends) or any(column.null_count for column in self.batch.columns):
             return False
@@ -67,7 +67,7 @@ class Runs:
 
     @classmethod
     def concat(cls, parts: Sequence[Part]) -> Runs:
-        """The runs of adjacent segments, joined."""
+        """Return the joined runs of adjacent segments."""
         batches: list[pa.RecordBatch] = []
         plain: tuple[list[int], list[int], list[int]] = ([], [], [])
         offset = 0
@@ -96,7 +96,7 @@ class Runs:
         return encode(self.batch)
 
     def slice(self, offset: int, length: int) -> Runs:
-        """The runs of ``length`` rows from ``offset``, relative to them."""
+        """Return the runs of ``length`` rows from ``offset``, relative to ``offset``."""
         ends = pc.subtract(self.batch.column("end"), offset)
         starts = pa.concat_arrays([pa.array([-offset], pa.int64()), ends[:-1]])
         within = pc.and_(pc.greater(ends, 0), pc.less(starts, length))
@@ -141,7 +141,7 @@ class Runs:
 
 def _of_other_rows() -> StoreError:
     return StoreError(
-        "the times of a segment's rows are stored for other rows: the store is damaged; restore a backup",
+        "the stored times do not match the segment's rows: the store is damaged; restore a backup",
         condition="SEGMENT_UNREADABLE",
     )
 
@@ -153,19 +153,19 @@ def _count(condition: pa.BooleanArray) -> int:
 SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD = 900_000_000
-"""Bytes of one segment that both databases accept; only a single huge row comes near it."""
+"""The bytes of one segment that both databases accept; only a single huge row comes close to it."""
 _MAX_ROW = MAX_UNPACKED - (1 << 20)
 """Less than a reader unpacks, since buffers are padded to whole words."""
 
 
 @dataclass(frozen=True)
 class NewObject:
-    """An object that has been written, and that a transaction is to enter."""
+    """An object that has been written, and that a transaction will record."""
 
     object_id: int
     suffix: int
     store: str
-    """The identity of the store whose objects it is among."""
+    """The identity of the store that it belongs to."""
     queue_id: int
     size: int
     begun_at: int
@@ -174,7 +174,7 @@ class NewObject:
 
 @dataclass(frozen=True)
 class InObject:
-    """Where a payload is."""
+    """The place of a payload in an object."""
 
     object: NewObject
     place: Place
@@ -212,7 +212,7 @@ class Segment:
     def written(
         cls, partition: int, rows: int, width: int, payload: pa.Buffer | None, stored: InObject | None
     ) -> Segment:
-        """Return a segment that another process has encoded: its rows, or where they are."""
+        """Return a segment that another process has encoded, with its rows or with where they are."""
         segment = cls.__new__(cls)
         segment.partition, segment.rows, segment.width, segment.stored = partition, rows, width, stored
         segment._batch, segment._payload = None, payload
@@ -224,7 +224,7 @@ class Segment:
 
 
 def by_size(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Divide items, in their order, into groups of at most so many bytes; a larger item is alone."""
+    """Divide items, in order, into groups of at most ``most`` bytes; a larger item gets its own group."""
     group: list[T] = []
     size = 0
     for item in items:
@@ -246,8 +246,9 @@ def to_segments(
     max_rows: int = SEGMENT_ROWS,
     lazy: bool = False,
 ) -> list[Segment]:
-    """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data; ``lazy`` ones
-    are compressed when they are sent. ``width`` is the number of columns unless it is given.
+    """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
+
+    ``lazy`` segments are compressed when they are sent. ``width`` is the number of columns by default.
     """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]

@@ -1,11 +1,10 @@
-"""Trimming: how far retention and consumers allow a partition to be cut, and the cut.
+"""Trimming: delete old rows of a partition, as far as retention and consumers allow.
 
-The times of a partition's rows never go back. So after one append under a clock that was far ahead, every
-later row of the partition is dated as far ahead, and the rows' times say nothing about their age.
-Retention therefore records from time to time where the partition ends (``observed_end``): the rows below it
-had been appended by then. A record counts only until the clock dates an append again, so one
-that was made under a wrong clock, such as that of a machine which boots in 1970, stops counting when the
-clock is right again.
+The times of a partition's rows never decrease. After one append under a clock that was far ahead, every later
+row of the partition is dated that far ahead, and the rows' times say nothing about their age. Retention
+therefore records from time to time where the partition ends (``observed_end``): the rows below had been
+appended by then. A record counts only until an append is dated by the clock again. So a record made under a
+wrong clock, such as that of a machine that boots in 1970, stops counting when the clock is right again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from penstock.store.records.catalog import (
 log = logging.getLogger("penstock.store")
 
 _STEPS = 16
-"""How many ends are recorded in one retention age; a row may stay longer by one step."""
+"""How many ends are recorded per retention age; a row may stay one step longer."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -44,10 +43,10 @@ def trim(
     before: int | None,
     alive: Callable[[str], bool],
 ) -> tuple[int, int]:
-    """Drop the rows below ``before`` (by default, what the retention does not keep), as far as retention and
-    retention-blocking consumers allow; the first row index before and after.
+    """Drop the rows below ``before`` (by default, the rows that the retention does not keep), as far as
+    retention and retention-blocking consumers allow. Return the first row index before and after.
 
-    ``alive`` says whether the consumer of a name has a live owner on the queue.
+    ``alive`` tells whether the consumer with a name has a live owner on the queue.
     """
     # The caller may have read the retention long ago.
     queue = reread(tx, queue)
@@ -82,7 +81,9 @@ def _cut(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> Non
 def _consumers_bound(
     tx: Transaction, queue: QueueRecord, partition: int, alive: Callable[[str], bool]
 ) -> int:
-    """The lowest safe offset of a vital consumer, or the start of a micro-batch in flight of any other."""
+    """Return the lowest of the safe offsets of vital consumers and the starts of other consumers'
+    micro-batches in flight.
+    """
     bounds = [2**62]
     vital = tx.one("lowest_vital", queue_id=queue.queue_id, partition=partition).safe_index
     if vital is not None:
@@ -103,7 +104,7 @@ def _planned_start(registration: Row, partition: int) -> int:
 
 
 def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> int:
-    """The row index below which the retention keeps nothing; the first limit that is reached counts."""
+    """Return the row index below which the retention keeps nothing: the highest that any limit gives."""
     limits = queue.retention
     bound = record.first_index
     if limits.rows is not None:
@@ -118,7 +119,7 @@ def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord
 def _bytes_bound(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, limits: RetentionLimits
 ) -> int:
-    """Drop whole segments, oldest first, until the rest fits; the newest one always stays."""
+    """Return the bound that drops whole segments, oldest first, until the rest fits; the newest stays."""
     excess = record.bytes - (limits.bytes or 0)
     bound = record.first_index
     for segment in segments_from(tx, queue, record.partition, bound):
@@ -134,8 +135,8 @@ def _bytes_bound(
 def first_since(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
 ) -> int:
-    """The first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and the
-    recorded ends.
+    """Return the first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and
+    the recorded ends.
     """
     dated = _first_dated(tx, queue, record, timestamp)
     if not _is_ahead(record, now):
@@ -145,7 +146,7 @@ def first_since(
 
 
 def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int) -> int:
-    """The first row whose time is at or after ``timestamp``, by bisection, since times never go back."""
+    """Return the first row with a time at or after ``timestamp``, by bisection: times never decrease."""
     low, high = record.first_index, record.next_index
     while low < high:
         middle = (low + high) // 2
@@ -163,7 +164,7 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
 
 
 def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
-    """When a row was appended, in microseconds; None if there is no such row."""
+    """Return when a row was appended, in microseconds; None if there is no such row."""
     segment = _segment_at(tx, queue, partition, row_index)
     if segment is None:
         return None
@@ -173,7 +174,7 @@ def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int)
 
 
 def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> Row | None:
-    """Return the segment that has a row; None if none has."""
+    """Return the segment that has a row, or None."""
     segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
     return None if segment is None or segment.start_index > row_index else segment
 
@@ -199,7 +200,7 @@ def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now
 
 
 def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
-    """Record where the partition, which is locked, ends now if it is time to, and forget what is no longer
+    """Record where the locked partition ends now, if it is time to, and delete records that are no longer
     needed.
     """
     if not _is_ahead(record, now):
@@ -233,7 +234,7 @@ def _is_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None, now
 
 
 def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
-    # It does not change while rows are dated ahead of the clock.
+    # ``last_clock`` does not change while rows are dated ahead of the clock.
     return {
         "queue_id": queue.queue_id,
         "partition": record.partition,
@@ -257,5 +258,5 @@ def _moment(microseconds: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")
     except OverflowError:
-        # Others may have written it: retention goes on.
+        # Another program may have written it; retention continues.
         return f"{microseconds} microseconds after 1970"

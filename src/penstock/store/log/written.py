@@ -1,4 +1,4 @@
-"""Segments that tasks write without the database, for the transaction that makes them visible.
+"""Segments that tasks write without using the database, and the transaction that makes them visible.
 
 There may be thousands of tasks and of segments, so they are kept column by column.
 """
@@ -29,7 +29,7 @@ from penstock.store.log.segmenting import NewObject, Segment
 
 _NO_OBJECT = -1
 _COLUMNS = 7
-"""Those of ``Index``, but for the last."""
+"""The number of columns of ``Index``, except for the last one."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Written:
 
     objects: tuple[NewObject, ...]
     index: bytes
-    """The columns of ``Index``, but for the last, packed."""
+    """The columns of ``Index``, except for the last one, packed."""
     data: bytes
-    """The payloads of segments that are in no object, one after the other."""
+    """The payloads that are not in objects, one after the other."""
 
     @classmethod
     def of(
@@ -74,14 +74,14 @@ class Written:
 
 
 class Index(NamedTuple):
-    """Segments of tasks, a place in each column for each of them."""
+    """The segments of tasks, column by column."""
 
     partition: list[int]
     rows: list[int]
     width: list[int]
     """The number of columns."""
     object_id: list[int]
-    """``_NO_OBJECT`` if the payload is in the data of the task."""
+    """``_NO_OBJECT`` if the payload is in the task's data."""
     offset: list[int]
     length: list[int]
     checksum: list[int]
@@ -89,14 +89,14 @@ class Index(NamedTuple):
 
     @classmethod
     def of(cls, written: Sequence[Written]) -> Index:
-        """Return the segments in the order of their partitions, and in each one in that of the tasks."""
+        """Return the segments, ordered by partition and then by task."""
         columns = unpack_columns((each.index for each in written), _COLUMNS)
         tasks = (repeat(task, count_rows(each.index, _COLUMNS)) for task, each in enumerate(written))
         return cls(*sort_by_first([*columns, [*chain.from_iterable(tasks)]]))
 
     @property
     def is_in_task(self) -> list[bool]:
-        """For each segment, whether its payload is in the data of its task."""
+        """For each segment, whether its payload is in the task's data."""
         return [number == _NO_OBJECT for number in self.object_id]
 
     def where(self, chosen: Sequence[bool]) -> Index:
@@ -104,7 +104,7 @@ class Index(NamedTuple):
         return self if all(chosen) else Index(*([*compress(column, chosen)] for column in self))
 
     def segments(self, written: Sequence[Written]) -> list[Segment]:
-        """Return the segments, all of whose payloads are in the data of their tasks."""
+        """Return the segments; all payloads must be in the tasks' data."""
         data = [pa.py_buffer(each.data) for each in written]
         return [
             Segment.written(partition, size, width, data[task].slice(offset, length), None)
@@ -113,7 +113,7 @@ class Index(NamedTuple):
 
 
 def store_written(tx: Transaction, written: Sequence[Written], index: Index) -> list[int]:
-    """Store the payloads of all segments, or where they are; return their ids, in the order of the index."""
+    """Store the payloads of all segments, or where they are; return their ids in the order of the index."""
     ids = allocate_payloads(tx, len(index.partition))
     in_task = index.is_in_task
     kept = index.where(in_task).segments(written)

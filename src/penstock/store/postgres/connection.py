@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL server, and what its errors mean: for the store and for change feeds."""
+"""Connections to a PostgreSQL server and the meaning of its errors, for the store and for change feeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("penstock.store")
 
 warned: set[str] = set()
 """URLs without their passwords that this process has warned about."""
-# Unless the URL says otherwise: a server that is gone is noticed within a minute.
+# With these a server that is gone is noticed within a minute; the URL may override them.
 _DEFAULTS: Json = {
     "connect_timeout": 10,
     "application_name": "penstock",
@@ -51,7 +51,7 @@ _UNAVAILABLE = ("08", "25P03", "25P04", "40", "53300", "57P")
 
 
 class Failure(Enum):
-    """What an error of the driver means for whoever sees it."""
+    """What an error of the driver means."""
 
     LOGIN = auto()
     """The server does not let the user in."""
@@ -64,7 +64,7 @@ class Failure(Enum):
 
 
 def driver(what: str) -> ModuleType:
-    """Import the driver, which ``what`` needs."""
+    """Import the driver; ``what`` names the feature that needs it, for the error."""
     try:
         import psycopg
     except ImportError:
@@ -73,18 +73,18 @@ def driver(what: str) -> ModuleType:
 
 
 def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options: Any) -> PgConnection:
-    """Open a connection in autocommit mode: a session of its own, unless it may be one of a pooler's.
+    """Open a connection in autocommit mode, directly to the server unless ``through_pooler`` is set.
 
     Parameters
     ----------
     url
-        Where to; its parameters take the place of the defaults.
+        The server's URL; its parameters override the defaults.
     name
-        Whose URL it is, for an error.
+        The name to show in an error about the URL.
     through_pooler
-        Whether it goes through the pooler, if the URL has one.
+        Whether to connect through the pooler, if the URL has one.
     options
-        What takes the place of the URL's parameters and the defaults.
+        Connection parameters that override the URL's parameters and the defaults.
     """
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -101,9 +101,9 @@ def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options
 
 
 def copied_out(connection: PgConnection, text: str) -> Iterator[memoryview | bytes]:
-    """Yield the rows that a ``copy`` to standard output sends; all of them have to be read.
+    """Yield the rows that a ``copy`` to standard output sends; the caller must read all of them.
 
-    For each row psycopg's own copy runs several Python functions, which takes longer than the row itself.
+    psycopg's own copy runs several Python functions for each row, which takes longer than the row itself.
     """
     from psycopg import pq
     from psycopg.errors import error_from_result
@@ -117,7 +117,7 @@ def copied_out(connection: PgConnection, text: str) -> Iterator[memoryview | byt
         yield row
         size, row = server.get_copy_data(0)
     failed = None
-    # The connection takes the next command once there are no more results.
+    # The connection accepts the next command once all results are read.
     while (ended := server.get_result()) is not None:
         failed = failed if ended.status == pq.ExecStatus.COMMAND_OK else ended
     if failed is not None:
@@ -137,8 +137,8 @@ def failure_of(error: psycopg.Error) -> Failure:
         return Failure.LOGIN
     if _DATABASE_MISSING.search(text):
         return Failure.NO_DATABASE
-    # libpq reports a connection that is lost during a statement as a result without a state, which gets no
-    # class of its own.
+    # libpq reports a connection that is lost during a statement as a result without a state, for which
+    # psycopg has no special class.
     broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         type(error) is psycopg.DatabaseError
     )
@@ -156,8 +156,8 @@ def _by_state(state: str) -> Failure:
 def _warn_in_clear(connection: PgConnection, shown: str) -> None:
     """Warn once if a password was sent over a network without TLS; ``shown`` is the URL without the password.
 
-    libpq tries TLS first, and continues without it if the server, or somebody on the network path, says that
-    it has none.
+    libpq tries TLS first, and continues without it if the server, or an attacker on the network path, says
+    that the server has none.
     """
     with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
     if not with_password or shown in warned or is_local(connection):

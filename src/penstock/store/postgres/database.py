@@ -1,4 +1,4 @@
-"""The shared store: a schema in a PostgreSQL database."""
+"""A store in a schema of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _ADVICE = {
     StoreFullError: "free some disk space on the server; nothing of this was written",
     StoreReadOnlyError: "the server or the role may not write: check its grants on the store's schema",
 }
-# A pooler's session has the search path of its role.
+# Fully qualified, since a pooler's session has the search path of its role.
 _NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
-# Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
+# A write that gets a lock sees what the lock's last holder committed; a read sees one moment, as in SQLite.
 _BEGIN_WRITE = b"begin isolation level read committed"
 _BEGIN_LAX = _BEGIN_WRITE + b"; set local synchronous_commit to off"
-"""Any later commit that waits for the disk, in whichever session, waits for this one too: the log is one."""
+"""Any later commit that waits for the disk, in any session, also makes this one durable; the log is one."""
 _BEGIN_READ = b"begin isolation level repeatable read read only"
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
@@ -75,10 +75,12 @@ class PostgresDatabase(Database):
         self._longest_wait = longest_wait(self._lock_timeout)
         """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
         self._transactions: bytes | None = None
-        """What sets up each transaction behind a pooler; None while there is none, or none has begun."""
+        """The statements that set up each transaction behind a pooler; None without a pooler, or before the
+        first transaction.
+        """
         self._waiting = threading.local()
         self._idled_out: weakref.WeakSet[PgConnection] = weakref.WeakSet()
-        """Connections that the server ends since they were idle in a transaction."""
+        """Connections that the server ended because they were idle in a transaction."""
         super().__init__(url)
 
     def exists(self) -> bool:
@@ -120,31 +122,31 @@ class PostgresDatabase(Database):
             self._found_pooler()
 
     def _set_up_transactions(self) -> bytes:
-        """The statements that set up each transaction behind a pooler."""
+        """Return the statements that set up each transaction behind a pooler."""
         with closing(self._connect(lasting=True)) as connection:
             names = {name for (name,) in connection.execute(UNCHOSEN.encode())}
         return set_up_transaction(self._lock_timeout, names).encode()
 
     def _found_pooler(self) -> None:
-        """Handle a connection that does not lead to a server process of its own."""
+        """Warn or refuse when a connection has no server process of its own."""
         if self.url.pooled:
             raise StoreError(
                 f"{self.url}: direct={self.url.options['direct']} leads to a pooler, too: owners' locks and "
-                "notifications need sessions of their own; give the address of the server itself",
+                "notifications need their own sessions; give the address of the server itself",
                 condition="STORE_ERROR.POOLED",
             )
         if str(self.url) not in _pooled:
             _pooled.add(str(self.url))
             log.warning(
-                "the connection to %s leads to a pooler. Unless that gives each client a session of its own, "
-                "queries lose their locks: add direct=host:port to the URL, with the address of the server "
-                "itself",
+                "the connection to %s leads to a pooler. Unless the pooler gives each client its own "
+                "session, queries lose their locks: add direct=host:port to the URL, with the address of the "
+                "server itself",
                 self.url,
                 extra={"action": "pooled", "store": str(self.url)},
             )
 
     def _noticed(self, connection: weakref.ref[PgConnection], notice: Diagnostic) -> None:
-        # The driver passes a server's error on as a notice while no statement runs.
+        # While no statement runs, the driver reports a server's error as a notice.
         alive = connection()
         if alive is not None and notice.sqlstate == _IDLE:
             self._idled_out.add(alive)
@@ -211,8 +213,8 @@ class PostgresDatabase(Database):
             connection.rollback()
 
     def _notified(self, connection: PgConnection, channels: Iterable[str]) -> bool:
-        # Not in the transaction, whose commit would then block all others that notify. If this one is lost,
-        # the rows are found later.
+        # Not in the transaction, whose commit would then block all others that notify. If this notification
+        # is lost, watches find the rows later.
         ok = self._psycopg.pq.ExecStatus.TUPLES_OK
         return all(
             connection.pgconn.exec_params(_NOTIFY, [channel.encode()]).status == ok for channel in channels
@@ -226,7 +228,7 @@ class PostgresDatabase(Database):
             return error
         return CommitOutcomeUnknownError(
             f"the connection to {self.url} broke while a transaction was committing; "
-            "check whether it happened before trying again, or use a producer session, which knows"
+            "check whether it was committed before trying again, or use a producer session, which checks this"
         )
 
     def _translated(self, error: Exception) -> PenstockError | None:
@@ -266,8 +268,8 @@ class PostgresDatabase(Database):
 
     def _unqualified(self, text: str) -> StoreError:
         return StoreError(
-            f"{self.url}: a function of yours, such as a trigger's, uses a name without its schema "
-            f"({text}): Penstock's sessions look names up in pg_catalog alone. Write the schema before the "
+            f"{self.url}: one of your functions, such as a trigger's, uses a name without its schema "
+            f"({text}): Penstock's sessions look up names only in pg_catalog. Write the schema before the "
             "name, or run `alter function … set search_path = …`",
             condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
@@ -293,7 +295,7 @@ class PostgresDatabase(Database):
             yield
         except StoreLockedError as error:
             lookup.cancel()
-            # Not the time for which the process was suspended.
+            # Do not count time during which the process was suspended.
             total = waited + min(time.monotonic() - began, 2 * self._longest_wait)
             within = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
             raise self._locked_out(within, lookup.holders) from error.__cause__
@@ -308,12 +310,12 @@ class PostgresDatabase(Database):
         )
 
     def lasting_connection(self) -> PgConnection:
-        """A connection that may idle for ever, in autocommit mode; never through a pooler."""
+        """Return a connection in autocommit mode that may idle for ever; never through a pooler."""
         with self.translating():
             return self._connect(lasting=True)
 
     def _locked(self, name: str) -> PgConnection | None:
-        """A connection that holds an owner lock; None if another one does."""
+        """Return a connection that now holds an owner lock; None if another one holds it."""
         connection = self.lasting_connection()
         mine = False
         try:
@@ -329,7 +331,7 @@ class PostgresDatabase(Database):
         for _ in range(_TRIES):
             if looking.owners_alive([name]):
                 return False
-            # If several take it at once, each sees the others and gives way.
+            # If several take it at the same time, each sees the others and gives way.
             row = connection.execute("select pg_try_advisory_lock(%s)", (advisory_key(name),)).fetchone()
             if row and row[0] and not looking.owners_but([name], connection.info.backend_pid):
                 return True
@@ -375,7 +377,7 @@ class PostgresDatabase(Database):
                 transaction.look_up_in(path)
 
     def _check_identity(self, transaction: Transaction) -> None:
-        # With the rights of the connection's role, which may be another one than the URL's.
+        # With the rights of the connection's role, which may differ from the URL's.
         self.require_trusted_owner(transaction)
         exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
         if not exists or transaction.one("read_store").uuid != self.uuid:

@@ -1,4 +1,4 @@
-"""PostgreSQL locks: who holds the one that a transaction waits for, and the advisory locks of owners."""
+"""PostgreSQL locks: find the holder of a lock that a transaction waits for, and advisory locks of owners."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 DRAWN_BITS = 20
-"""The bits of an advisory lock's key that are drawn each time it is taken, so that nobody can hold the key
-before its owner.
+"""The random bits of an advisory lock's key, drawn each time the lock is taken, so that no other role can
+take the key before its owner.
 """
 
 
@@ -38,7 +38,7 @@ class Holder:
     state: str | None
     """None if this role may not see it."""
     seconds: float | None
-    """For how long it has been in this state."""
+    """How long it has been in this state."""
 
     def __str__(self) -> str:
         doing = f"{self.state} for {self.seconds:.0f} s" if self.state and self.seconds is not None else ""
@@ -47,8 +47,10 @@ class Holder:
 
 
 class HolderLookup:
-    """Looks up who holds a lock, after ``delay`` seconds of a transaction's waiting for it, since the server
-    forgets it afterwards. ``connect`` makes a connection of its own, and ``schema`` is quoted.
+    """Looks up who holds a lock, after a transaction has waited for it for ``delay`` seconds.
+
+    Once the wait has failed, the server no longer knows what it was for. ``connect`` makes a separate
+    connection, and ``schema`` is quoted.
     """
 
     def __init__(self, connect: Callable[[], PgConnection], schema: str, delay: float) -> None:
@@ -91,23 +93,23 @@ def _tag(name: str) -> int:
 
 
 def advisory_key(name: str) -> int:
-    """A 64-bit key of the advisory lock of that name: a new one each time, with the same first bits."""
+    """Return a 64-bit key for the advisory lock of a name: a new one each time, with the same first bits."""
     key = _tag(name) << DRAWN_BITS | secrets.randbits(DRAWN_BITS)
     return key - (1 << 64) if key >> 63 else key
 
 
 def advisory_halves(name: str) -> tuple[int, int]:
-    """The first bits of the name's keys, as ``pg_locks`` shows the two halves of a key."""
+    """Return the first bits of a name's keys, in the two halves in which ``pg_locks`` shows a key."""
     key = _tag(name) << DRAWN_BITS
     return key >> 32, (key & 0xFFFFFFFF) >> DRAWN_BITS
 
 
 class AdvisoryOwnerLock(OwnerLock):
-    """A session advisory lock on a connection of its own.
+    """A session advisory lock on a separate connection.
 
     Roles without access to the store can hold advisory locks too, and see which ones are held. So each name
-    has a million keys, and its lock is held when a role that may move consumers holds any of them. ``take``
-    returns the connection that holds it now, or None when somebody else does.
+    has a million keys, and its lock counts as held when a role that may move consumers holds any of them.
+    ``take`` returns the connection that now holds the lock, or None if another session holds it.
     """
 
     def __init__(self, take: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:
@@ -135,7 +137,7 @@ class AdvisoryOwnerLock(OwnerLock):
     def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            # The server would notice a closed connection only a moment later.
+            # The server would notice the closed connection only a moment later.
             with suppress(Exception):
                 connection.execute("select pg_advisory_unlock_all()")
             connection.close()
@@ -153,9 +155,7 @@ class AdvisoryOwnerLock(OwnerLock):
 
 
 def abandon(connection: PgConnection) -> None:
-    """Let go, in a child, of a connection of its parent: closing it in order would end the parent's
-    session.
-    """
+    """Release a parent's connection in a forked child; closing it normally would end the parent's session."""
     forks.keep(connection)
     with suppress(OSError):
         os.close(connection.fileno())

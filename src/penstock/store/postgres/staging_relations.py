@@ -1,7 +1,7 @@
 """Unlogged PostgreSQL tables in which tasks stage the rows of a table sink: one for each try of a
 micro-batch.
 
-The comment of each says whose it is, so that nothing else has to be kept in sync with it.
+The comment on each table says which query uses it, so no other record has to be kept in sync with it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Relation:
     sink: str
     app_id: str
     used_at: int
-    """When it was created, or later; in microseconds since 1970."""
+    """When it was created or last used, in microseconds since 1970."""
     droppable: bool
     """Whether this session's role may drop it; another query's role may have created it."""
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
-    """Create a relation with columns such as ``c0 bigint`` and return its name, which matches no user's.
+    """Create a relation with columns such as ``c0 bigint``, and return its name, which is unique.
 
     ``sink`` is the table's name in the ledger.
     """
@@ -49,20 +49,20 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
 
 
 def describe(tx: Transaction, name: str, *, sink: str, app_id: str) -> None:
-    """Note whose a relation is, and that it is in use now."""
+    """Record which query uses a relation, and that it is in use now."""
     comment = json.dumps({"sink": sink, "app_id": app_id, "used_at": tx.now()})
     literal = comment.replace("\\", "\\\\").replace("'", "''")
     tx.execute(f"comment on table {qualified(tx, name)} is E'{literal}'")
 
 
 def qualified(tx: Transaction, name: str) -> str:
-    """The relation's quoted name; whoever may create relations in the schema chooses names."""
+    """Return the relation's quoted name; other roles may create relations with any name in the schema."""
     escaped = name.replace('"', '""')
     return f'{tx.schema}."{escaped}"'
 
 
 def listed(tx: Transaction) -> list[Relation]:
-    """All relations; a SQLite store has none."""
+    """Return all staging relations; a SQLite store has none."""
     if tx.dialect != "postgres":
         return []
     rows = tx.all("list_relations", schema=_unquoted(tx.schema))
@@ -70,7 +70,7 @@ def listed(tx: Transaction) -> list[Relation]:
 
 
 def _relation(row: Row) -> Relation | None:
-    """The relation that a comment describes; None if another program created it in the schema."""
+    """Return the relation that a comment describes; None if another program created it in the schema."""
     try:
         about = parse_json(row.comment or "null")
         sink, app_id, used_at = str(about["sink"]), str(about["app_id"]), int(about["used_at"])
@@ -88,7 +88,7 @@ def exists(tx: Transaction, name: str) -> bool:
 
 
 def hold(tx: Transaction, name: str) -> None:
-    """Keep a relation until the transaction ends; refuse one that somebody else has put in its place."""
+    """Keep a relation until the transaction ends; refuse it if an untrusted role has replaced it."""
     tx.hold(_unquoted(tx.schema), name)
 
 
@@ -97,8 +97,8 @@ def drop(tx: Transaction, name: str) -> None:
 
 
 def drop_of(database: Database, sink: str, app_id: str) -> None:
-    """Drop the relations of an app's earlier tries; one that a task still writes is left to the next try, or
-    to maintenance.
+    """Drop the relations of an app's earlier tries; a relation that a task still writes is left for the next
+    try or for maintenance.
     """
     if not isinstance(database, PostgresDatabase):
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.store.postgres.connection import PgConnection
 
-# For the caller's transaction alone.
+# Only for the caller's transaction.
 _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
 _LOOK_UP_SAFELY = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
@@ -49,7 +49,7 @@ class PostgresTransaction(Transaction):
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=_rows)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         if not steered:
-            # A caller's connection does not know arrays.
+            # A caller's connection has no dumper for arrays.
             self._cursor.adapters.register_dumper(array, Int8ArrayDumper)
         self._steered = steered
         self._trusted = trusted
@@ -99,7 +99,7 @@ class PostgresTransaction(Transaction):
     def foreign_owner(
         self, schema: str, relations: Sequence[str], *, with_schema: bool
     ) -> ForeignOwner | None:
-        """The owner of a schema, or of a relation in it, who is not trusted."""
+        """Return an owner of a schema, or of a relation in it, that is not trusted."""
         return find_foreign_owner(
             self._first_row, schema, relations, trusted=self._trusted, with_schema=with_schema
         )
@@ -120,13 +120,13 @@ class PostgresTransaction(Transaction):
             )
 
     def hold(self, schema: str, table: str) -> None:
-        # The lock first: the schema's owner could replace the table while a statement waits for it.
+        # Lock first: the schema's owner could replace the table while a statement waits for the lock.
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
         self.execute(f"lock table only {name} in row exclusive mode")
         self.require_trusted_owner(schema, table)
 
     def home_schema(self) -> str | None:
-        # By the search path of the role, the database or the URL.
+        # Determined by the search path of the role, the database or the URL.
         self._plain.execute("set local search_path to default")
         row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
         self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
@@ -148,15 +148,15 @@ class PostgresTransaction(Transaction):
                 copy.write(buffer)
 
     def unload(self, text: str) -> Iterator[bytes | memoryview]:
-        """Yield what a ``copy`` to standard output sends; all of it has to be read."""
+        """Yield what a ``copy`` to standard output sends; the caller must read all of it."""
         return copied_out(self._cursor.connection, text)
 
     def now(self) -> int:
         return int(self.one("clock").now)
 
     def instance(self) -> str:
-        # Another one in each copy that was made by dumping, by logical replication or from a template; a copy
-        # of the server's files has the same. Not every role may know that of the server.
+        # Differs in each copy that was made by dumping, by logical replication or from a template; a copy of
+        # the server's files has the same value. Not every role may read the server's identifier.
         system = self.one("identify_system").system if self.one("may_identify_system").may else ""
         table = self.one("identify_table")
         return f"{system}/{table.number}/{table.database}"
@@ -171,7 +171,7 @@ class PostgresTransaction(Transaction):
         return self.owners_but(names, None)
 
     def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
-        """The owner locks among ``names`` that a session other than ``pid`` holds."""
+        """Return the owner locks among ``names`` that a session other than ``pid`` holds."""
         halves = {name: advisory_halves(name) for name in names}
         if not halves:
             return set()
@@ -182,13 +182,13 @@ class PostgresTransaction(Transaction):
 
 
 def _rows(cursor: Any) -> Callable[[Sequence[Any]], Row]:
-    """Make rows of a cursor's result, if it has one."""
+    """Return a function that makes rows of a cursor's result, if it has one."""
     columns = cursor.description or ()
     return row_maker(tuple(column.name for column in columns))
 
 
 def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
-    """The statement for one row, or for many, with its parameters; None for no rows."""
+    """Return the name of the statement for one or for many rows, and its parameters; None for no rows."""
     count = len(next(iter(rows.values())))
     if count == 1:
         return name, {column: values[0] for column, values in rows.items()}
@@ -196,7 +196,7 @@ def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
 
 
 def _array(values: Sequence[Any]) -> Any:
-    """Values of an array parameter; the driver would choose the type of numbers by the largest one."""
+    """Return the values for an array parameter; the driver would choose a type by the largest number."""
     if not isinstance(values[0], int):
         return values
     try:

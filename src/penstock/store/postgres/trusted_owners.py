@@ -1,11 +1,11 @@
-"""Owners of PostgreSQL's schemas and tables that a session's role trusts.
+"""Check that a session's role trusts the owners of PostgreSQL schemas and tables.
 
-The owner of a table can give it a trigger, or put a view in its place, and the owner of a schema can replace
-its tables. What these call runs with the rights of whoever uses them.
+The owner of a table can add a trigger to it or replace it by a view, and the owner of a schema can replace
+its tables. Functions that these call run with the rights of the role that uses the table.
 
 A role trusts itself, superusers, the database's owner, and the roles that the user names. It does not trust
-the roles that it is a member of: a member has that role's rights, and not the other way round, and whoever
-administers a role can make anybody a member of it.
+the roles that it is a member of: a member has the rights of the role, but not the other way round, and an
+administrator of a role can make anyone a member of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALWAYS_TRUSTED = ("pg_database_owner",)
 
 @dataclass(frozen=True)
 class ForeignOwner:
-    """The owner of a schema or of a relation, whom the session's role does not trust."""
+    """The owner of a schema or relation that the session's role does not trust."""
 
     owner: str
     what: str
@@ -43,7 +43,7 @@ class ForeignOwner:
 
     @property
     def option(self) -> str:
-        """The option of a store's URL by which that owner is trusted."""
+        """The option of a store's URL that makes the owner trusted."""
         return f"owner={quote(self.owner, safe='')}"
 
 
@@ -55,18 +55,18 @@ def find_foreign_owner(
     trusted: Sequence[str] = (),
     with_schema: bool = True,
 ) -> ForeignOwner | None:
-    """Return an owner of a schema, or of some relations in it, who is not trusted.
+    """Return an owner of a schema, or of relations in it, that is not trusted.
 
     Parameters
     ----------
     first_row
-        Runs the query in the session, whose search path has ``pg_catalog`` alone.
+        Runs the query in the session, whose search path is only ``pg_catalog``.
     relations
-        The names of the relations; those that do not exist are passed over.
+        The names of the relations; relations that do not exist are ignored.
     trusted
         The roles that the user names.
     with_schema
-        Whether the schema's owner counts.
+        Whether to check the schema's owner, too.
     """
     row = first_row(
         _statement(),

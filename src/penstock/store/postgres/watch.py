@@ -1,9 +1,10 @@
-"""Watch a queue of a PostgreSQL store: an append notifies a channel if somebody listens.
+"""Watch a queue of a PostgreSQL store: an append notifies a channel if there are listeners.
 
-A notification locks the whole database while it commits, so an append first looks whether anybody listens,
-and notifies after its commit. A listener holds an advisory lock, which ends with its connection; an append
-asks for that lock while it holds the partition's row. An append that asked before the listener had the lock
-may commit later without a notification, so the listener polls until all transactions of that time have ended.
+A notification locks the whole database while it commits, so an append first checks whether there are
+listeners, and notifies after its commit. A listener holds an advisory lock, which ends with its connection;
+an append checks that lock while it holds the partition's row. An append that checked before the listener had
+the lock may commit later without a notification, so the listener polls until all transactions of that time
+have ended.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _SHORTEST = 0.005
 
 
 class PostgresWatch(Watch):
-    """Looks after a notification, and each second: poolers pass no notifications on, and a writer may die
-    before it notifies.
+    """Looks at the queue after a notification, and every second: poolers do not forward notifications, and a
+    writer may die before it notifies.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class PostgresWatch(Watch):
     ) -> None:
         self._statements = statements("postgres", database.url.schema)
         self._listened_since: int | None = None
-        """A transaction after all those that may have missed this listener; None before it listens."""
+        """The id of a transaction after all that may have missed this listener; None before it listens."""
         self.settled = False
         self._notified = False
         self._last_pause = _SHORTEST
@@ -52,7 +53,7 @@ class PostgresWatch(Watch):
             self._settle()
         self._notified = False
         rows = [(row[0], row[1], row[2]) for row in self._rows("read_ends", **self._wanted)]
-        # A notification that arrived with the answer may be of a later commit.
+        # A notification that arrived with the answer may be for a later commit.
         while self.connection.pgconn.notifies() is not None:
             self._notified = True
         return rows

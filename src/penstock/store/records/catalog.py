@@ -34,7 +34,7 @@ QUEUE_SINK = "queue:"
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """How much of each partition is kept: rows, microseconds of age, compressed bytes; None for no limit."""
+    """How much of each partition is kept: rows, age in microseconds, compressed bytes; None for no limit."""
 
     rows: int | None = None
     age: int | None = None
@@ -57,13 +57,13 @@ class QueueRecord:
     retention: RetentionLimits
     created_at: int
     contract: str | None = None
-    """The contract of a change feed, as JSON. Such a queue is written in whole commits only."""
+    """The contract of a change feed, as JSON. Such a queue is only written in whole commits."""
     payloads: str | None = None
     """Where its large payloads are: the URL of a location, or None for the database."""
 
     @property
     def generation(self) -> int:
-        """The number that tells it from other queues that have had its name."""
+        """The number that distinguishes it from earlier queues of the same name."""
         return self.queue_id
 
     @cached_property
@@ -86,8 +86,8 @@ class PartitionRecord(NamedTuple):
     last_timestamp: int
     """The time of its newest row; microseconds since 1970."""
     last_clock: int
-    """The time of the newest append that the clock has dated; later ones were dated after the row before
-    them, since the clock showed no later time.
+    """The time of the newest append that was dated by the clock. Later appends were dated just after the row
+    before them, since the clock had not advanced.
     """
     bytes: int
     segments: int
@@ -121,7 +121,7 @@ def _limits(row: Row) -> RetentionLimits:
 
 
 def _partitions(row: Row) -> int:
-    """Refuse a number that would keep maintenance busy for ever, or that no row can be placed with."""
+    """Refuse a number that would keep maintenance busy for ever, or for which no row can be placed."""
     if not 1 <= row.partitions <= MAX_PARTITIONS:
         reason = ValueError(f"it is {row.partitions}, and a queue has 1 to {MAX_PARTITIONS}")
         raise unreadable_record(f"the number of partitions of queue {row.name!r}", reason)
@@ -141,7 +141,7 @@ def _key(row: Row) -> tuple[str, ...]:
     what = f"the key of queue {row.name!r}"
     columns = parse_record(row.key_columns, what, list)
     if not all(isinstance(column, str) for column in columns):
-        raise unreadable_record(what, ValueError("it is no list of names"))
+        raise unreadable_record(what, ValueError("it is not a list of names"))
     return tuple(columns)
 
 
@@ -184,17 +184,17 @@ def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -
 
 
 def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
-    """Add partitions until there are ``total``, under the locks of the queue and of all its partitions."""
+    """Add partitions until there are ``total``; the caller holds the queue's and all partitions' locks."""
     tx.run("set_partitions", queue_id=queue.queue_id, partitions=total)
     tx.run("set_total", queue_id=queue.queue_id, total=total)
     _insert_partitions(tx, queue.queue_id, queue.partitions, total)
 
 
 def change_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
-    """Add columns at the end, or give columns wider types, under the queue's lock.
+    """Add columns at the end, or widen columns; the caller holds the queue's lock.
 
-    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says which
-    those are.
+    Appends continue meanwhile. Their rows have the columns that their writers know, and each payload says
+    which columns it has.
     """
     tx.run("set_added_columns", queue_id=queue.queue_id, columns=queue.columns.with_more(fields))
 
@@ -216,8 +216,9 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
 
 
 def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
-    """Refuse rows that were placed for a queue which was recreated, or whose keys now belong to other
-    partitions. For a micro-batch without rows: an append finds out when it locks the partitions.
+    """Refuse rows for a queue that was recreated, or whose keys now belong to other partitions.
+
+    Only a micro-batch without rows needs this; an append checks when it locks the partitions.
     """
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:
@@ -242,7 +243,7 @@ class QueueSink(Protocol):
 
 
 def queue_sink(queue: QueueSink) -> str:
-    """The name of a queue in the ledger; a recreated queue is another sink."""
+    """Return the name of a queue in the ledger; a recreated queue is a different sink."""
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
@@ -263,7 +264,7 @@ def grown(queue: QueueRecord) -> QueueGrown:
 
 
 def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
-    """The queue as it is now; a recreated queue of the same name is another one."""
+    """Return the queue as it is now; a recreated queue of the same name is a different one."""
     row = tx.one("find_queue_by_id", queue_id=queue.queue_id)
     if row is None:
         raise dropped(queue)
@@ -282,13 +283,13 @@ class ListedQueue(NamedTuple):
 
 
 def list_queues(tx: Transaction) -> list[ListedQueue]:
-    """All queues, without the rest of their records, which may be long or unreadable."""
+    """Return all queues without the rest of their records, which may be long or unreadable."""
     return [ListedQueue(row.name, row.queue_id) for row in tx.all("list_queues")]
 
 
 @dataclass(frozen=True)
 class QueueOutline:
-    """A queue in a list: without its contract and a long schema, and with the rows that belong to it."""
+    """A queue in a list: its record without the contract and without a long schema, and two counts."""
 
     record: QueueRecord
     partition_rows: int
@@ -301,7 +302,7 @@ class QueueOutlines:
 
     outlines: list[QueueOutline]
     errors: list[StoreError]
-    """Those of the queues whose records cannot be read."""
+    """The errors of queues whose records cannot be read."""
     total: int
     """The number of all queues."""
 
@@ -322,13 +323,13 @@ def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) 
 
 
 def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
-    """Drop a locked queue, after all that use its consumers, sessions or partitions."""
-    # In the order in which everybody takes these locks.
+    """Drop a locked queue, once no transaction uses its consumers, sessions or partitions."""
+    # In the order in which all code takes these locks.
     tx.all("lock_registrations", queue_id=queue.queue_id)
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
     delete_staged_payloads(tx, tx.all("delete_queue_staged", queue_id=queue.queue_id))
-    # Not lock_partitions: one that nobody can read any more can be dropped.
+    # Not with lock_partitions(), so that a queue whose partitions are unreadable can be dropped.
     tx.all("lock_partitions", queue_id=queue.queue_id)
     tx.run("keep_dropped_payloads", queue_id=queue.queue_id, now=tx.now())
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
@@ -355,8 +356,8 @@ def _checked_partitions(rows: Sequence[tuple[int, ...]], queue: QueueRecord) -> 
 
 @contextmanager
 def within_limits(what: str) -> Iterator[None]:
-    """Name a record that a statement would take past what the schema allows, since somebody else has written
-    a number close to that.
+    """Name the record if a statement in the block would exceed a limit of the schema, because another program
+    has written a number close to it.
     """
     try:
         yield
@@ -369,13 +370,13 @@ def within_limits(what: str) -> Iterator[None]:
 
 
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
-    """All partitions, locked in ascending order."""
+    """Lock all partitions in ascending order and return them."""
     statement = "lock_partitions" if tx.write else "read_partitions"
     return _checked_partitions(tx.tuples(statement, queue_id=queue.queue_id), queue)
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
-    """A partition, locked until the end of a transaction that writes."""
+    """Return a partition; a write transaction locks it until its end."""
     statement = "lock_partition" if tx.write else "read_partition"
     rows = tx.tuples(statement, queue_id=queue.queue_id, partition=partition)
     if not rows:

@@ -32,8 +32,8 @@ class Registration:
     epoch: int
     """Rises with every owner, so that a fenced owner is recognised."""
     owner: str | None
-    """Unique for each owner: where the store was restored from a backup, a later owner has an earlier one's
-    epoch.
+    """Unique for each owner. The epoch alone is not: after the store was restored from a backup, a later
+    owner may get the epoch of an earlier one.
     """
     app_id: str | None
     plan_epoch: int | None
@@ -125,8 +125,8 @@ def list_registrations(tx: Transaction) -> list[Registration]:
 
 
 def outline_registrations(tx: Transaction, most: int) -> list[Row]:
-    """Rows for a list of consumers and their registrations: the first ones by name, with texts of bounded
-    length. A consumer without a registration has one row, without a queue. ``total`` is the number of all.
+    """Return rows for a list of consumers and their registrations: the first ones by name, with texts of
+    bounded length. A consumer without a registration has one row, without a queue. ``total`` counts all.
     """
     return tx.all("outline_registrations", most=most)
 
@@ -136,17 +136,18 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
 
 
 def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None) -> bool:
-    """Register a consumer, whose offsets are to be written next; return False if it is registered already.
+    """Register a consumer; return False if it is registered already.
 
-    Then it keeps its offsets, and its ``vital`` where that is None.
+    The caller then writes the offsets of a new registration. An existing one keeps its offsets, and also its
+    ``vital`` if the parameter is None.
     """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # Offsets of an earlier registration of the same names are not taken for this one's.
+    # A new generation, so that offsets of an earlier registration of the same names are refused.
     generation = new_generation(tx)
     if not tx.run("insert_registration", vital=int(bool(vital)), generation=generation, **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
-        # Wait for running trims, which have not seen the change.
+        # Wait for running trims, which do not see the change.
         lock_partitions(tx, queue)
         return False
     return True
@@ -162,7 +163,7 @@ def _by_partition(offsets: Sequence[int]) -> Columns:
 
 
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
-    """The offsets and the safe offsets, by partition."""
+    """Return the offsets and the safe offsets, by partition."""
     rows = tx.tuples("read_positions", **registration.keys)
     numbers, offsets, safe = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
     require_numbered(numbers, f"the offsets of consumer {registration.consumer!r}")
@@ -170,7 +171,10 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 
 
 def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:
-    """Refuse an offset past the partition's end, which was read later: the consumer would wait for ever."""
+    """Refuse an offset past the partition's end, at which the consumer would wait for ever.
+
+    ``next_index`` must have been read after the offset.
+    """
     if not 0 <= offset <= next_index:
         raise unreadable_record(
             f"the offset of consumer {registration.consumer!r} on queue {registration.queue!r}, partition "
@@ -186,10 +190,10 @@ def advance(
     *,
     safe: Literal["old", "new"] | None,
 ) -> None:
-    """Compare-and-set of offsets: ``moves`` has columns ``partition``, which ascends, ``old`` and ``new``.
+    """Compare and set offsets: ``moves`` has columns ``partition``, in ascending order, ``old`` and ``new``.
 
-    The safe offsets follow to the new ones if nothing but the caller's own transaction depends on the moves,
-    and to the old ones if those are in the checkpoint.
+    ``safe`` is where the safe offsets follow: to the new offsets if only the caller's own transaction depends
+    on the moves, to the old ones if those are in the checkpoint.
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
     if tx.many("advance_position", rows, **registration.keys) < len(moves["partition"]):
@@ -203,7 +207,7 @@ def _moved_meanwhile(
     names = {"consumer": registration.consumer, "queue": registration.queue}
     current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
     each = list(zip(moves["partition"], moves["old"], moves["new"], strict=True))
-    # What this transaction has moved is at its end. Somebody else may have moved one to the same place.
+    # Offsets that this transaction has moved are at ``new``, but another program may have moved one there.
     behind = each if len(each) == 1 else [move for move in each if current.get(move[0]) != move[2]]
     if not behind:
         return OffsetConflictError(
@@ -227,7 +231,7 @@ def _moved_meanwhile(
 
 
 def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int]) -> None:
-    """Raise the safe offsets, and offsets that are before them."""
+    """Raise the safe offsets, and any offsets that are before them."""
     now = read_offsets(tx, registration)[1]
     lower = [part for part, (new, old) in enumerate(zip(safe, now, strict=False)) if old < new]
     rows = {"partition": lower, "safe_index": [safe[part] for part in lower]}
@@ -241,7 +245,7 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], ge
 
 
 def new_generation(tx: Transaction) -> int:
-    """Return a generation above all others of the store; called before anything else is locked."""
+    """Return a generation above all others of the store; call it before locking anything else."""
     row = tx.one("new_generation", now=tx.now())
     if row is None:
         raise unreadable_record("the last generation", ValueError("no later one is possible"))

@@ -52,13 +52,13 @@ class Before:
     committed: int
     """How many of the rows belong to commits."""
     firsts: Sequence[int]
-    """The first row that each partition still has."""
+    """The first row that each partition still holds."""
 
 
 def begin_commits(
     tx: Transaction, queue: QueueRecord, versions: Sequence[int], timestamps: Sequence[int]
 ) -> Before:
-    """Lock the feed, and check that the first of some commits follows all others."""
+    """Lock the feed, and check that new commits follow all existing ones."""
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
         raise catalog.dropped(queue)
     last = newest(tx, queue)
@@ -66,8 +66,8 @@ def begin_commits(
         if last is not None and (version <= last.version or timestamp < last.timestamp):
             what = "version" if version <= last.version else "timestamp"
             raise CommitOutOfOrderError(
-                f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, "
-                f"{last.version}, must be before its own. Nothing was appended; if this repeats commit "
+                f"commit {version} of feed {queue.name!r} goes backwards: its {what} must be after that of "
+                f"the newest commit, {last.version}. Nothing was appended; if this repeats commit "
                 f"{last.version}, that one is already committed",
                 feed=queue.name,
                 version=version,
@@ -88,9 +88,9 @@ def insert_commits(
     *,
     unless_empty: int | None = None,
 ) -> None:
-    """Record where the partitions end after each of some commits, under the lock of ``begin_commits``.
+    """Record where the partitions end after each commit, under the lock of ``begin_commits``.
 
-    The commit ``unless_empty`` is left out if it has no rows.
+    The commit with the version ``unless_empty`` is left out if it has no rows.
     """
     totals = [before.committed, *map(sum, ends)]
     counts = [after - total for total, after in pairwise(totals)]
@@ -108,7 +108,7 @@ def insert_commits(
 
 
 def starts(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
-    """The first row index after a version, by partition."""
+    """Return the first row index after a version, by partition."""
     partitions = catalog.partitions(tx, queue)
     last = newest(tx, queue, after)
     ends = [] if last is None else _checked_ends(last, partitions)
@@ -116,7 +116,7 @@ def starts(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
 
 
 def oldest(tx: Transaction, queue: QueueRecord) -> int:
-    """The version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
+    """Return the version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
     partitions = catalog.partitions(tx, queue)
     first = [part.first_index for part in partitions]
     if not any(first):
@@ -133,8 +133,9 @@ def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
 
 
 def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
-    """Forget the oldest commits whose rows have been trimmed, a few at a time, except for the last: the next
-    one begins at its end.
+    """Delete the oldest commits whose rows have been trimmed, a few at a time.
+
+    The newest of them is kept, since the next commit begins at its end.
     """
     if not any(first):
         return
@@ -155,13 +156,13 @@ def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
 
 
 def _checked_ends(commit: FeedCommit, partitions: Sequence[PartitionRecord]) -> list[int]:
-    """The ends of a commit; refused if rows that are not there would be read."""
+    """Return the ends of a commit; refuse ends beyond the partitions' rows."""
     known = len(commit.ends) <= len(partitions) and all(
         0 <= end <= part.next_index for end, part in zip(commit.ends, partitions, strict=False)
     )
     if not known:
         raise unreadable_record(
-            _named(commit.version), ValueError("its ends are not those of rows in the queue's partitions")
+            _named(commit.version), ValueError("its ends are beyond the rows of the queue's partitions")
         )
     return list(commit.ends)
 
@@ -174,5 +175,5 @@ def _commit(row: Row) -> FeedCommit:
     what = _named(row.version)
     ends = parse_record(row.ends, what, list)
     if not all(type(end) is int for end in ends):
-        raise unreadable_record(what, ValueError("it is no list of row indexes"))
+        raise unreadable_record(what, ValueError("it is not a list of row indexes"))
     return FeedCommit(row.version, row.timestamp, row.row_count, tuple(ends))

@@ -1,4 +1,7 @@
-"""The ledger: what each (sink, app, micro-batch, task) has committed, so that a replay is a no-op."""
+"""The ledger (idempotency table): what each sink, app, micro-batch and task has committed.
+
+With it a replay of a committed micro-batch is a no-op.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from penstock.store.records.catalog import QUEUE_SINK, list_queues, queue_sink
 
 WHOLE_BATCH = -1
 KEEP = 1000
-"""The least number of micro-batches of a sink and app that the ledger keeps; far more than a checkpoint does
-by default (100).
+"""The minimum number of micro-batches that the ledger keeps for a sink and app; a checkpoint keeps 100 by
+default.
 """
 PRUNE_EVERY = 16
-"""How many micro-batches are committed between two that delete old entries."""
+"""Old entries are deleted with every 16th micro-batch."""
 IDLE_MICROSECONDS = 30 * 86_400_000_000
-"""For how long an app has not committed before all but its newest entries are deleted."""
+"""After this time without a commit, all but the newest entries of an app are deleted."""
 IDLE_KEEP = 10
-"""How many micro-batches before the newest one are kept then."""
+"""How many micro-batches before the newest one are then kept."""
 AT_ONCE = 100
-"""How many sinks, apps and apps' marks one cleanup handles."""
+"""The largest number of sinks, of apps, and of apps with marks that one cleanup handles."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for it; kept at least for the two newest micro-batches."""
+    """The offset that the query's checkpoint logs for the micro-batch; kept at least for the two newest."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class LedgerKey:
 def enter(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
-    """Insert the entry, unless there is one already; return that one."""
+    """Insert the entry and return None; if there is an entry already, return it."""
     if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.stamp(), **key.fields()):
         return None
     return find(tx, key)
@@ -79,11 +82,11 @@ def _entry(row: Row | None) -> LedgerEntry | None:
 
 @dataclass(frozen=True)
 class Around:
-    """What the ledger has about a micro-batch and the one before it."""
+    """The ledger's entries of a micro-batch and the one before it."""
 
     previous: LedgerEntry | None
     tasks: Mapping[int, int]
-    """The rows of each task of the micro-batch with an entry of its own."""
+    """The rows of each task of the micro-batch that has its own entry."""
     empty: bool
 
 
@@ -95,21 +98,21 @@ def around(tx: Transaction, key: LedgerKey) -> Around:
 
 
 def task_input(tx: Transaction, key: LedgerKey) -> str | None:
-    """The input that tasks of a micro-batch with entries of their own recorded; None if there are none."""
+    """Return the input recorded by tasks of a micro-batch that have their own entries; None if none have."""
     row = tx.one("first_ledger_task", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return None if row is None else str(row.ranges)
 
 
 def rewound(tx: Transaction, key: LedgerKey) -> int | None:
-    """The newest micro-batch of the sink and app if the ledger only has newer ones beside this entry, and may
-    have forgotten this one.
+    """Return the newest micro-batch of the sink and app if all other entries are newer than this one, so that
+    the ledger may have deleted an earlier entry of it; otherwise None.
     """
     row = tx.one("newest_batch", **key.fields())
     return None if row is None else int(row.batch_id)
 
 
 def prune(tx: Transaction, key: LedgerKey) -> None:
-    """Delete old entries, and forget all offsets but those of the two newest; now and then, after others."""
+    """With every 16th micro-batch, delete old entries, and old offsets except for those of the two newest."""
     if key.batch_id % PRUNE_EVERY:
         return
     tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEEP)
@@ -118,15 +121,15 @@ def prune(tx: Transaction, key: LedgerKey) -> None:
 
 
 def clean_up(database: Database) -> int:
-    """Forget what no query can need any more; the number of dropped queues and of apps.
+    """Delete entries and marks that no query can need any more; return the number of sinks and apps cleaned.
 
-    - The entries of a dropped queue, which is no sink any more: a queue of the same name has another
-      generation.
-    - The older entries of an app that has not committed for long. It may be started again, and then repeats
-      its newest micro-batch; an earlier one is refused as forgotten.
+    - The entries of a dropped queue: a new queue of the same name has another generation, so it is a
+      different sink.
+    - The older entries of an app that has not committed for a long time. If it is started again, it repeats
+      its newest micro-batch; earlier ones are refused.
     - Marks of apps without entries. A mark stands for a consumer of another store, and without it rows would
-      be repeated. It is written together with an entry, and the newest entry of an app in a sink is kept as
-      long as the sink, so these are of dropped queues.
+      be repeated. But a mark is written together with an entry, and an app's newest entry is kept as long as
+      the sink exists, so marks without entries belong to dropped queues.
     """
     sinks, idle, orphans = database.run(_forgettable, write=False)
     for sink in sinks:
@@ -144,8 +147,8 @@ def _delete(database: Database, statement: str, **parameters: str | int) -> None
 
 
 def _forgettable(tx: Transaction) -> tuple[list[str], list[tuple[str, str, int]], list[str]]:
-    """Dropped sinks, apps with the micro-batch before which their entries may go, and apps whose marks may
-    go.
+    """Return dropped sinks, idle apps with the micro-batch before which their entries may be deleted, and
+    apps whose marks may be deleted.
     """
     now = tx.now()
     existing = {queue_sink(queue) for queue in list_queues(tx)}

@@ -1,7 +1,7 @@
-"""Places of objects, and the one database that each belongs to.
+"""Locations of objects, and the one database that each location belongs to.
 
-A copy of a store refers to the same objects as the original. It may read them; but neither of the two knows
-which objects the other needs, so that only one may write and delete there.
+A copy of a store refers to the same objects as the original. Both may read them, but neither knows which
+objects the other needs, so only one may write and delete there.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from penstock.store.database import Transaction
 
 
 def enter_location(tx: Transaction, location: str, cleaned_at: int) -> None:
-    """Enter a location as this database's, if the store does not have it."""
+    """Record a location as belonging to this database, unless the store has it already."""
     tx.run("insert_location", payloads=location, now=cleaned_at, instance=tx.instance())
 
 
 def require_own_location(tx: Transaction, store: str, location: str) -> None:
-    """Refuse a location that belongs to another copy of the store, or that another one has cleaned up; and a
-    database that has another store by now, whose objects have other names.
+    """Refuse a location that belongs to another copy of the store or that another copy has cleaned up.
+
+    Also refuse a database whose store has been replaced: the new store's objects have other names.
     """
     row = tx.one("find_location", payloads=location)
     if row is None or row.uuid != store:
@@ -29,33 +30,33 @@ def require_own_location(tx: Transaction, store: str, location: str) -> None:
 
 
 def differ(instance: str, other: str) -> bool:
-    """Whether two databases are known to be different ones."""
+    """Whether two databases are known to be different."""
     return any(
         one and two and one != two for one, two in zip(instance.split("/"), other.split("/"), strict=False)
     )
 
 
 def require_same_store(tx: Transaction, store: str) -> None:
-    """Refuse a database that has another store by now."""
+    """Refuse a database whose store has been replaced."""
     row = tx.one("read_store")
     if row is None or row.uuid != store:
         raise replaced()
 
 
 def replaced() -> StoreNotFoundError:
-    """Return the error for a store in whose place another one was created."""
+    """Return the error for a store that has been replaced by another one."""
     return StoreNotFoundError(
         "the store was removed while it was open, and there is another one in its place: restart this "
-        "program or query, which opens that one",
+        "program or query, which then opens the new one",
         condition="STORE_NOT_FOUND.REPLACED",
     )
 
 
 def of_nobody(location: str) -> StoreError:
-    """Return the error for a location that does not say whose it is any more."""
+    """Return the error for a location whose record of its owner is gone."""
     return StoreError(
-        f"the location {location} does not say any more which database its objects belong to: somebody has "
-        "deleted that there. If they belong to this one, run `penstock store clean-up --take-over`",
+        f"the location {location} no longer says which database its objects belong to, because that record "
+        "was deleted. If they belong to this one, run `penstock store clean-up --take-over`",
         condition="STORE_ERROR.OBJECTS_OF_A_COPY",
         storage=location,
     )
@@ -64,9 +65,9 @@ def of_nobody(location: str) -> StoreError:
 def not_of_this_database(location: str) -> StoreError:
     """Return the error for a location that belongs to another copy of the store."""
     return StoreError(
-        f"the objects at {location} belong to another copy of this store, or to the one that this one was "
-        "copied or restored from: this one may read them, and not write or delete any. If it is the one to "
-        "keep, run `penstock store clean-up --take-over`; give a copy queues with locations of their own",
+        f"the objects at {location} belong to another copy of this store, or to the store that it was copied "
+        "or restored from, so this one may read them but not write or delete any. If it is the one to keep, "
+        "run `penstock store clean-up --take-over`; give a copy's queues their own locations",
         condition="STORE_ERROR.OBJECTS_OF_A_COPY",
         storage=location,
     )

@@ -1,7 +1,7 @@
 """Pumps: how far each has brought the changes of a server's log into queues, and which process runs it.
 
-A pump's row is moved in the transaction that appends the rows, from where it was to where they end. So
-whoever repeats rows, or has lost the pump to another process, finds another position or owner and appends
+The transaction that appends rows also moves the pump's position from before them to after them. So a process
+that repeats rows, or has lost the pump to another process, finds another position or owner and appends
 nothing.
 """
 
@@ -14,30 +14,30 @@ from penstock.json_text import Json, parse_record
 from penstock.store.database import Row, Transaction
 
 ALIVE_SECONDS = 6.0
-"""How long after its last heartbeat a pump is taken for dead."""
+"""How long after its last heartbeat a pump is considered dead."""
 
 
 @dataclass(frozen=True)
 class PumpPosition:
-    """How far a pump is."""
+    """How far a pump has got."""
 
     version: int
     """The last commit all of whose rows are appended."""
     timestamp: int
     """The time before which all commits are appended, in microseconds since 1970; never falls."""
     part_version: int = 0
-    """The commit after it of which some rows are appended; 0 if there is none."""
+    """The commit after ``version`` if some of its rows are appended; otherwise 0."""
     part_rows: int = 0
-    """How many."""
+    """How many rows of ``part_version`` are appended."""
 
 
 @dataclass(frozen=True)
 class PumpRecord:
-    """A pump as the store has it."""
+    """A pump's record in the store."""
 
     name: str
     owner: str
-    """The process that runs it, or ran it last; empty after one that was stopped."""
+    """The process that runs it, or ran it last; empty if that process stopped normally."""
     epoch: int
     """How many processes have run it."""
     alive_at: int
@@ -48,24 +48,24 @@ class PumpRecord:
 
     @property
     def state(self) -> Json:
-        """What the pump reads and how, as it has written it; empty before it has begun.
+        """What the pump reads and how, as the pump has written it; empty before its first start.
 
         Raises
         ------
         StoreError
-            When the store has something else.
+            When the stored state is not a JSON object.
         """
         state: Json = parse_record(self.text, f"the state of pump {self.name!r}", dict)
         return state
 
     def is_alive(self, now: int) -> bool:
-        """Whether a process runs it, as far as anybody can know."""
-        # A heartbeat in the future is from before the clock was set back.
+        """Whether a process appears to run it, by its last heartbeat."""
+        # A heartbeat in the future dates from before the clock was set back.
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
 
     def copies(self, queue: str) -> bool:
-        """Whether a queue does not have yet what its table had before: its rows are read for the first time,
-        or again since the pump has recovered.
+        """Whether a queue does not yet have the existing rows of its table, because the pump is still copying
+        them: for the first time, or again after a recovery.
         """
         queues = self._part("queues")
         if any(queues.get(table) == queue for table in self._part("recoveries")):
@@ -74,11 +74,11 @@ class PumpRecord:
         return not all(isinstance(each, dict) and each.get("again") is True for each in running)
 
     def appends_to(self, queue: str) -> bool:
-        """Whether a queue is one of the pump's."""
+        """Whether the pump appends to a queue."""
         return queue in self._part("queues").values()
 
     def _part(self, name: str) -> Json:
-        """Return a part of the state by name; nothing if the state is not as a pump has written it."""
+        """Return a part of the state by name; empty if the state is not one that a pump has written."""
         try:
             part = self.state.get(name)
         except StoreError:
@@ -92,7 +92,7 @@ def pump_of(tx: Transaction, queue: str) -> PumpRecord | None:
 
 
 def find_pump(tx: Transaction, name: str) -> PumpRecord | None:
-    """Return a pump, locked until the end of a transaction that writes: its state is changed as a whole."""
+    """Return a pump or None; a write transaction locks it, since its state is replaced as a whole."""
     row = tx.one("lock_pump" if tx.write else "find_pump", name=name)
     return None if row is None else _record(row)
 
@@ -102,7 +102,7 @@ def list_pumps(tx: Transaction) -> list[PumpRecord]:
 
 
 def create_pump(tx: Transaction, name: str, position: PumpPosition, state: str) -> None:
-    """Enter a pump that nobody runs yet, unless it is there."""
+    """Insert a pump that no process runs yet, unless it exists."""
     tx.run(
         "insert_pump",
         name=name,
@@ -113,14 +113,15 @@ def create_pump(tx: Transaction, name: str, position: PumpPosition, state: str) 
 
 
 def own_pump(tx: Transaction, record: PumpRecord, owner: str) -> bool:
-    """Make a process the one that runs a pump; False if another one was quicker."""
+    """Make a process the owner of a pump; return False if another process was faster."""
     return bool(tx.run("own_pump", name=record.name, owner=owner, epoch=record.epoch, now=tx.now()))
 
 
 def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, after: PumpPosition) -> bool:
-    """Move a pump's position, which locks it until the transaction ends.
+    """Move a pump's position, which locks the pump until the transaction ends.
 
-    False if it is there already: the rows were appended by an attempt whose outcome was unknown.
+    Return False if the position is ``after`` already: an attempt with an unknown outcome has appended the
+    rows.
 
     Raises
     ------
@@ -148,7 +149,7 @@ def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, afte
 
 
 def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
-    """Return a pump that a process runs; refuse it if another one does."""
+    """Return a pump; refuse it if another process runs it."""
     record = find_pump(tx, name)
     if record is None:
         raise removed(name)
@@ -158,18 +159,18 @@ def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
 
 
 def beat_pump(tx: Transaction, name: str, owner: str) -> bool:
-    """Send a heartbeat; False if another process runs the pump, or nobody does."""
+    """Send a heartbeat; return False if another process runs the pump, or none does."""
     return bool(tx.run("beat_pump", name=name, owner=owner, now=tx.now()))
 
 
 def set_pump_state(tx: Transaction, name: str, owner: str, state: str) -> None:
-    """Keep what a pump needs to go on."""
+    """Store the state that a pump needs to resume."""
     if not tx.run("set_pump_state", name=name, owner=owner, state=state):
         require_owned(tx, name, owner)
 
 
 def release_pump(tx: Transaction, name: str, owner: str) -> None:
-    """Let another process run the pump at once."""
+    """Let another process run the pump immediately."""
     tx.run("release_pump", name=name, owner=owner)
 
 
@@ -178,12 +179,12 @@ def delete_pump(tx: Transaction, name: str) -> None:
 
 
 def removed(name: str) -> PumpNotFoundError:
-    """Return the error for a pump that the store does not have any more."""
+    """Return the error for a pump that was removed from the store."""
     return PumpNotFoundError(f"the pump {name!r} was removed from the store", pump=name)
 
 
 def fenced(name: str) -> ProducerFencedError:
-    """Return the error for a process that does not run the pump any more."""
+    """Return the error for a process that no longer runs the pump."""
     return ProducerFencedError(
         f"another process has taken over the pump {name!r}, so this one appends nothing more. Nothing is "
         "lost or repeated: let it end",

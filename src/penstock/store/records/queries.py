@@ -17,14 +17,14 @@ KEPT_QUERIES = 1000
 HEARTBEAT_SECONDS = 10.0
 """How often the process of a running query reports, whatever the query does."""
 FORGOTTEN_SECONDS = 30 * 86_400
-"""How long after its last report a query is forgotten."""
+"""How long after its last report a query is deleted."""
 
 
 @dataclass(frozen=True)
 class QueryRun:
     """A run of a query, as reported when it begins.
 
-    ``started_at`` is in microseconds since 1970; what is not known is None, and nothing has secrets.
+    ``started_at`` is in microseconds since 1970. Unknown values are None, and no value contains secrets.
     """
 
     query_id: str
@@ -40,11 +40,12 @@ class QueryRun:
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """The progress of a query since its last report; what is not known is None or empty.
+    """The progress of a query since its last report; unknown values are None or empty.
 
-    Latency, duration and durations (by phase) are milliseconds of the newest micro-batch or epoch, and the
-    watermark is microseconds since 1970, and so is the time before which it has all commits of its change
-    feeds. Warnings are problems of the systems that it reads from, without secrets.
+    ``latency``, ``duration`` and ``durations`` (by phase) are milliseconds of the newest micro-batch or
+    epoch. ``watermark`` and ``finalized_until``, the time before which the query has all commits of its
+    change feeds, are microseconds since 1970. ``warnings`` are problems of the systems that it reads from,
+    without secrets.
     """
 
     batch_id: int
@@ -69,7 +70,7 @@ class QueryError:
 
 
 def begin(tx: Transaction, run: QueryRun) -> None:
-    """Report a run that begins, which replaces the one before."""
+    """Report that a run begins; it replaces the previous run of the query."""
     now = tx.now()
     tx.run("begin_query", now=now, **asdict(run))
     tx.run("drop_old_queries", before=now - FORGOTTEN_SECONDS * 1_000_000)
@@ -83,9 +84,9 @@ def report(
     source: str | None = None,
     sink: str | None = None,
 ) -> bool:
-    """Report that a run is alive, and its progress, if there is any; False if another run has followed it.
+    """Report that a run is alive, and its progress if any; return False if a newer run has replaced it.
 
-    ``source`` and ``sink`` are passed if they were not known when it began.
+    Pass ``source`` and ``sink`` if they were not known when the run began.
     """
     now = tx.now()
     touched = tx.run(
@@ -147,20 +148,20 @@ def reported_queries(tx: Transaction) -> list[Row]:
 
 
 def progress_since(tx: Transaction, since: int, *, upto: int, most: int) -> list[Row]:
-    """The rows of progress that was reported after ``since``, and not after ``upto``, by query and time: the
+    """Return the progress rows reported after ``since`` and up to ``upto``, by query and time: at most the
     ``most`` newest of each query.
     """
     return tx.all("progress_since", since=since, upto=upto, skipped=most - 1, queries=KEPT_QUERIES)
 
 
 def newest_texts(tx: Transaction, since: int, *, upto: int) -> list[Row]:
-    """The durations and warnings of the newest progress of each query in that time."""
+    """Return the durations and warnings of each query's newest progress in that time."""
     return tx.all("newest_progress_texts", since=since, upto=upto, queries=KEPT_QUERIES)
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:
-    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None if the ledger
-    has none.
+    """Return the number of rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None
+    if the ledger has none of them.
     """
     row = tx.one("rows_committed", sink=sink, app_id=query_id, after=after, upto=upto)
     return None if row.row_count is None else int(row.row_count)

@@ -1,8 +1,8 @@
 """The columns of a queue, now and when older rows were written.
 
-A queue is created with some columns. Later ones are added at the end, and a column may get a wider type. All
-of these are steps in one order, and a segment is stored with how many of them its rows have: its width. So
-one number says how to decode it, and nothing that is stored is written again.
+A queue is created with some columns. Later, columns may be added at the end, and a column may get a wider
+type. These steps have one order, and each segment stores how many of them its rows have: its width. So one
+number says how to decode a segment, and stored segments are never rewritten.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class QueueColumns:
     Parameters
     ----------
     first
-        Those that it was created with, as an Arrow schema message.
+        The columns that it was created with, as an Arrow schema message.
     later
-        What came after them, as an Arrow schema message too: new columns, and earlier ones with wider types;
-        None for nothing.
+        The later steps, also as an Arrow schema message: new columns, and earlier columns with wider types.
+        None if there are none.
     """
 
     first: bytes
@@ -41,7 +41,7 @@ class QueueColumns:
 
     @cached_property
     def first_width(self) -> int:
-        """The width of the rows that were written first."""
+        """The width of rows with the columns that the queue was created with."""
         return len(_columns(self.first, None, None))
 
     @cached_property
@@ -50,20 +50,18 @@ class QueueColumns:
         return self.first_width + len(_later(self.later))
 
     def of(self, width: int) -> pa.Schema:
-        """Return the columns of rows of a width; those of now if it is larger."""
+        """Return the columns of rows of a width; the current columns if it is larger."""
         return _columns(self.first, self.later, width if width < self.width else None)
 
     def width_of(self, schema: pa.Schema) -> int | None:
-        """Return the width of rows that have been given the columns of now, or of an earlier moment; None if
-        their columns are newer than these.
-        """
+        """Return the width of rows with the current or an earlier schema; None if their columns are newer."""
         if schema.equals(self.schema):
             return self.width
         widths = range(self.width, self.first_width - 1, -1)
         return next((width for width in widths if _have_same_types(self.of(width), schema)), None)
 
     def with_more(self, fields: Sequence[pa.Field]) -> bytes:
-        """Return ``later`` with more columns, or with wider ones."""
+        """Return ``later`` extended by new or widened columns."""
         return schema_to_bytes(pa.schema([*_later(self.later), *fields]))
 
 

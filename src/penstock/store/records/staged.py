@@ -1,5 +1,5 @@
-"""Rows of staged segments: one for all segments that an attempt of a task has staged at once, which may be
-thousands.
+"""Records of staged segments: one row for all segments that an attempt of a task stages in one transaction,
+which may be thousands.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from penstock.store.int_columns import pack_columns, sort_by_first, unpack_colum
 
 
 class Stored(NamedTuple):
-    """Segments whose payloads are in the store, before they have their row indexes: column by column, since
-    there may be thousands, in the order of their partitions.
+    """Segments whose payloads are in the store, and which have no row indexes yet.
+
+    Kept column by column, since there may be thousands, and ordered by partition.
     """
 
     partition: Sequence[int]
@@ -28,7 +29,7 @@ _SEGMENT_BYTES = 8 * _WIDTH
 
 
 def insert_staged(tx: Transaction, stored: Stored, **attempt: object) -> None:
-    """Enter segments of an attempt, in any order of their partitions."""
+    """Insert segments of an attempt; their partitions may be in any order."""
     if stored.partition:
         tx.run(
             "insert_staged",
@@ -41,7 +42,7 @@ def insert_staged(tx: Transaction, stored: Stored, **attempt: object) -> None:
 
 
 def segments_of(rows: Iterable[Row]) -> Stored:
-    """Return the segments of rows, in the order of their partitions, and in each one in that of the rows."""
+    """Return the segments of rows, ordered by partition and then by row."""
     return Stored(*sort_by_first(_columns(rows)))
 
 
@@ -51,9 +52,9 @@ def payloads_of(rows: Iterable[Row]) -> list[int]:
 
 
 def delete_staged_payloads(tx: Transaction, rows: Iterable[Row]) -> int:
-    """Delete the payloads of rows that are deleted, and return how many they were.
+    """Delete the payloads of deleted rows, and return how many there were.
 
-    What a damaged row had staged is left: nobody knows where it is.
+    The payloads of a damaged row are left, since their ids are not known.
     """
     found = sorted(payloads_of(filter(_is_whole, rows)))
     tx.many("delete_payload", {"payload_id": found})

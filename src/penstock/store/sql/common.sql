@@ -1,4 +1,4 @@
--- Statements that both databases understand. `penstock.` stands for the store's schema, `:name` for a parameter.
+-- Statements that are the same for both databases. `penstock.` stands for the store's schema, `:name` for a parameter.
 
 -- name: read_store
 select uuid, version, payloads from penstock.store;
@@ -30,8 +30,8 @@ select * from penstock.queue where queue_id = :queue_id;
 -- name: list_queues
 select queue_id, name, created_at from penstock.queue order by name;
 
--- For the monitor page and lists, which need no contract, and no schema that is longer than that of dead letters by far. Whoever may
--- write here can write long texts, and many rows; `total` is the number without the limit.
+-- For the monitor page and lists, which need neither the contract nor a long schema. Texts and rows are limited, since programs with
+-- write access can write long texts and many rows. `total` is the number without the limit.
 -- name: outline_queues
 select
     q.queue_id, substr(q.name, 1, 300) as name, case when length(q.schema) <= 4096 then q.schema end as schema,
@@ -90,7 +90,7 @@ delete from penstock.queue where queue_id = :queue_id;
 insert into penstock.key_home (queue_id, partitions, hashes) values (:queue_id, :partitions, :hashes);
 
 -- name: read_key_homes
--- Longer ones than Penstock writes, which others may have written, are not read.
+-- Values longer than Penstock writes, which other programs may have written, are not read.
 select partitions, case when length(hashes) <= 16777216 then hashes end as hashes
 from penstock.key_home where queue_id = :queue_id order by partitions;
 
@@ -217,7 +217,7 @@ limit 1;
 select max(next_index) as next_index from penstock.observed_end
 where queue_id = :queue_id and partition = :partition and observed_at < :timestamp and last_clock = :last_clock;
 
--- Of those older than the retention's age only the newest is needed.
+-- Of the ends recorded before the retention's age, only the newest is needed.
 -- name: forget_observed_ends
 delete from penstock.observed_end
 where queue_id = :queue_id and partition = :partition and (
@@ -254,7 +254,7 @@ order by queue_id;
 -- name: insert_location
 insert into penstock.location (payloads, cleaned_at, instance) values (:payloads, :now, :instance) on conflict (payloads) do nothing;
 
--- The store, and the location if it has it.
+-- The store, and the location if the store has recorded it.
 -- name: find_location
 select s.uuid, l.instance, l.refused_at from penstock.store as s left join penstock.location as l on l.payloads = :payloads;
 
@@ -273,7 +273,7 @@ insert into penstock.cleaning (payloads, token, begun_at, taken_over) values (:p
 -- name: settle_cleaning
 update penstock.cleaning set settled_at = :now where payloads = :payloads and token = :token;
 
--- Of all locations: one of them may be written in several ways.
+-- The tokens of all locations, since one location may be written in several ways.
 -- name: list_cleanings
 select token, begun_at, settled_at from penstock.cleaning;
 
@@ -319,7 +319,7 @@ returning object_id, suffix, size;
 select object_id, suffix, size from penstock.object
 where queue_id = :queue_id and object_id > :after order by object_id limit :most;
 
--- Of a page of objects, those with payloads.
+-- The objects in a range of ids that have payloads.
 -- name: used_objects
 select o.object_id from penstock.object as o
 where o.queue_id = :queue_id and o.object_id between :first and :last
@@ -336,7 +336,7 @@ where queue_id = :queue_id and dropped_at <= :before
 select attempt, task, ordinal, segments, segment_list from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
 
--- Deleting returns the rows, so that a concurrent cleanup and a commit never both get one.
+-- The deletion returns the rows, so that a concurrent cleanup and a commit never both get the same row.
 -- name: delete_staged_batch
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
 returning batch_id, attempt, task, ordinal, segments, segment_list;
@@ -400,7 +400,7 @@ join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 order by c.name, q.name;
 
--- Longer plans than Penstock writes, which others may have written, are not read.
+-- Plans longer than Penstock writes, which other programs may have written, are not read.
 -- name: registrations_of_queue
 select
     r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch,
@@ -427,8 +427,8 @@ update penstock.registration set plan_epoch = null where consumer_id = :consumer
 update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: new_generation
--- Higher than any before: also after the clock was set back, and where the store is an older backup, and another store
--- knows later generations.
+-- Higher than any generation before, also after the clock was set back, and after the store was restored from an older backup while
+-- another store knows later generations.
 update penstock.store set last_generation = case when last_generation < :now then :now else last_generation + 1 end
 where last_generation < 4611686018427387904
 returning last_generation;
@@ -552,7 +552,7 @@ where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
 order by task
 limit 1;
 
--- A task may have entered itself.
+-- The entry of the key itself is ignored, since the caller may have inserted it.
 -- name: newest_batch
 select l.batch_id from penstock.ledger as l
 where l.sink = :sink and l.app_id = :app_id and l.batch_id > :batch_id and not exists (
@@ -693,7 +693,7 @@ on conflict (query_id) do update set
     source = excluded.source, sink = excluded.sink, checkpoint = excluded.checkpoint, spark_ui = excluded.spark_ui,
     started_at = excluded.started_at, reported_at = excluded.reported_at, rows_in = 0, rows_out = null;
 
--- Reports of a run that another one has followed are ignored.
+-- Reports of a run that a newer run has replaced are ignored.
 -- name: report_query
 update penstock.query
 set reported_at = :now,
@@ -720,7 +720,7 @@ values
      :finalized_until, :state_rows, :state_bytes, :warnings)
 on conflict (query_id, reported_at) do nothing;
 
--- A report under a clock that was ahead would be the newest for long.
+-- A report under a clock that was ahead would remain the newest for a long time.
 -- name: prune_query_progress
 delete from penstock.query_progress
 where query_id = :query_id and (
@@ -736,7 +736,7 @@ where query_id = :query_id and (
 -- name: drop_old_queries
 delete from penstock.query where reported_at < :before;
 
--- Texts are cut in what the monitor page reads: whoever may write here can write long ones.
+-- The monitor page reads cut texts, since programs with write access can write long ones.
 -- name: list_reported_queries
 select
     substr(query_id, 1, 65) as query_id, substr(run_id, 1, 64) as run_id, substr(name, 1, 300) as name,
@@ -746,7 +746,7 @@ select
     substr(error_message, 1, 600) as error_message, error_at, (select count(*) from penstock.query as a) as total
 from penstock.query order by reported_at desc limit :most;
 
--- The newest reports of each query, without their long texts: all but the first :skipped + 1 of them are left out.
+-- The newest :skipped + 1 reports of each query, without their long texts.
 -- name: progress_since
 with listed as (
     select q.query_id, coalesce((
@@ -787,7 +787,7 @@ where p.query_id = q.query_id and p.reported_at = (
 select cast(sum(row_count) as bigint) as row_count from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id > :after and batch_id <= :upto and task = -1;
 
--- everything at once, for monitoring
+-- for monitoring
 
 -- Consumers with their registrations, if they have any.
 -- name: outline_registrations
@@ -804,8 +804,8 @@ left join penstock.queue as q on q.queue_id = r.queue_id
 order by c.name, q.name
 limit :most;
 
--- The registrations for which the most rows wait; the rows are counted only if there are too many registrations. As whole numbers,
--- what others may have written could be too large to add up.
+-- The registrations with the most rows waiting; rows are counted only if there are too many registrations. They are added as floating
+-- point numbers, since whole numbers that other programs have written could overflow.
 -- name: registrations_most_behind
 select
     b.*,
@@ -857,7 +857,7 @@ select
 from app
 cross join penstock.ledger as l
 where l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (
-    -- Others may have written one far below zero.
+    -- Another program may have written a number far below zero.
     select case when max(n.batch_id) > 0 then max(n.batch_id) else 0 end
     from penstock.ledger as n
     where n.sink = app.sink and n.app_id = app.app_id

@@ -1,4 +1,4 @@
--- Statements that differ from the other database's.
+-- Statements that differ between the databases.
 
 -- name: store_exists
 select count(*) as found
@@ -10,8 +10,8 @@ where n.nspname = :schema and c.relname = 'store';
 select count(*) as found from pg_namespace where nspname = :schema;
 
 -- A role that owns the schema, one of the relations, or a partition or child of one, and is neither this session's own, nor a
--- superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are passed over. A role that it is a member of
--- is not trusted for that: whoever administers one can make anybody a member.
+-- superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are ignored. A role is not trusted because the
+-- session's role is a member of it: an administrator of a role can make anyone a member.
 -- name: foreign_owner
 with recursive used (oid) as (
     select c.oid
@@ -43,7 +43,7 @@ select has_function_privilege('pg_control_system()', 'execute') as may;
 -- name: identify_system
 select system_identifier::text as system from pg_control_system();
 
--- Those of a copy that was made with CREATE DATABASE ... TEMPLATE have the same number in another database.
+-- In a copy made with CREATE DATABASE ... TEMPLATE, the table has the same number, and the database another one.
 -- name: identify_table
 select 'penstock.store'::regclass::oid::bigint as number,
     (select oid::bigint from pg_database where datname = current_database()) as database;
@@ -51,8 +51,8 @@ select 'penstock.store'::regclass::oid::bigint as number,
 -- name: clock
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;
 
--- Which of some owner locks are held. Any role that may connect can hold any advisory lock: one whose session could not move a consumer
--- anyway is nobody's owner. A session may take the rights of each role that its own is a member of.
+-- Which of some owner locks are held. Any role that may connect can hold any advisory lock, so sessions that could not move a consumer
+-- anyway are ignored. A session may use the rights of every role that its own role is a member of.
 -- name: advisory_holders
 select distinct wanted.high, wanted.low
 from unnest(:high::bigint[], :low::bigint[]) as wanted (high, low)
@@ -68,7 +68,7 @@ where l.locktype = 'advisory' and l.granted and l.objsubid = 1
         )
     );
 
--- Who has the lock that a session waits for. Those that wait in the same line are passed over: the one at its head is to be known.
+-- The sessions that hold the lock that a session waits for. Sessions that wait themselves are left out.
 -- name: lock_holders
 with recursive ahead (pid) as (
     select unnest(pg_blocking_pids(:pid::integer))
@@ -83,8 +83,8 @@ join pg_stat_activity as a on a.pid = ahead.pid
 where cardinality(pg_blocking_pids(a.pid)) = 0
 order by a.pid;
 
--- Who may drop a relation: its owner, and the schema's. Longer comments than Penstock writes, which others may have written, are not
--- read.
+-- A relation may be dropped by its owner and the schema's owner. Comments longer than Penstock writes, which other programs may have
+-- written, are not read.
 -- name: list_relations
 select
     c.relname as name,
@@ -112,9 +112,9 @@ select pg_current_xact_id()::text::bigint as newest;
 -- name: oldest_transaction
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
--- An append of one segment in one round trip. The update takes the partition's row lock and holds it until the commit; the payload's
--- id is drawn under it. Timestamps grow from one append to the next: where the clock does not, by :gap. Under the lock it checks
--- whether anybody watches the queue, that is whether the watches' lock is taken, and returns the channel to notify.
+-- Append one segment in one round trip. The update takes the partition's row lock and holds it until the commit; the payload's id is
+-- drawn under it. Timestamps grow from one append to the next, by :gap if the clock has not advanced. Under the lock the statement
+-- checks whether the queue is watched, that is, whether the watches' lock is taken, and returns the channel to notify.
 -- name: append_segment
 with placed as (
     update penstock.partition
@@ -149,15 +149,15 @@ with placed as (
 )
 select next_index, last_timestamp, segments, total, channel from placed;
 
--- The statements of these names without _all, for many rows in one message, each parameter that differs between them an array. In a
--- pipeline of many messages a client that is suspended between two of them would keep its locks, since the server has no limit there.
--- Their rows are materialized with the leading columns of the key: with a constant there, the planner may compare each row with all of
--- the queue's, as long as it knows nothing of the table.
+-- Statements with _all do the same as those without it, for many rows in one message: parameters that differ between rows are arrays.
+-- In a pipeline of many messages, a client that is suspended between two of them would keep its locks, since the server sets no limit
+-- there. The rows are materialized with the leading columns of the key: with constants instead, the planner may compare each row with
+-- all rows of the queue as long as it has no statistics about the table.
 
 -- Makes stored payloads visible as one append. :partition, ascending, :row_count, :bytes and :segments are what each partition gets;
 -- :place (among those partitions), :rows_before (in the partition), :segment_rows, :segment_bytes and :payload_id are the segments. The
--- partitions are locked in ascending order. The clock is read, and the append's id drawn, once, when all of them are locked, however
--- far ahead of the clock an earlier append has dated one of them. Arrays are read by place: a join takes twice as long.
+-- partitions are locked in ascending order. The clock is read and the append's id drawn once, when all of them are locked, however far
+-- ahead of the clock an earlier append has dated one of them. Arrays are read by position: a join takes twice as long.
 -- name: publish_segments
 with locked as materialized (
     select p.queue_id, p.tableoid as relation
@@ -207,7 +207,7 @@ with locked as materialized (
 )
 select start_index, next_index, segments, partitions, least_total, most_total, channel from heads;
 
--- Without runs, which one compacted segment has.
+-- Without runs, which only compacted segments have; those are inserted one at a time.
 -- name: insert_payload_all
 insert into penstock.payload (payload_id, data, width)
 select * from unnest(:payload_id::bigint[], :data::bytea[], :width::bigint[]);
@@ -218,7 +218,7 @@ select new.payload_id, :runs, new.width, new.object_id, new.start_byte, new.leng
 from unnest(:payload_id::bigint[], :width::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
     :checksum::bigint[]) as new (payload_id, width, object_id, start_byte, length, checksum);
 
--- :partition ascends. Arrays are read by place: a join takes twice as long.
+-- :partition ascends. Arrays are read by position: a join takes twice as long.
 -- name: advance_position_all
 update penstock.position as p
 set next_index = (:new::bigint[])[width_bucket(p.partition, :partition::bigint[])],
@@ -330,7 +330,7 @@ values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :segments, :bytes, :segment_list,
      coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
 
--- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.
+-- A repeated append records its objects again. Returns nothing if another object has the same id.
 -- name: insert_object
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
@@ -349,7 +349,7 @@ where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
 returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
--- with the partition's first row index. Others may have written the column bytes, so the payloads count, too.
+-- with the partition's first row index. Another program may have written the column bytes, so the payloads are measured, too.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
@@ -382,10 +382,10 @@ left join penstock.object as o on o.object_id = s.object_id
 where s.size_before < :max_bytes
 order by s.end_index;
 
--- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come
--- with the segment of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the
--- row before it was appended, or null, and the last_timestamp of the segment in which it was found before, or null.
--- The runs are asked for by their payload, as many as fit into memory.
+-- The partitions that are missing, end before a planned end, or have a different last row there, or may have one. The last kind comes
+-- with the row's segment, whose runs say when the row was appended. :last_rows has for each partition the end, when the row before it
+-- was appended, or null, and the last_timestamp of the segment in which that row was found before, or null. The caller reads the runs
+-- by their payloads, as many as fit into memory.
 -- name: other_rows
 select planned.partition, s.start_index, s.last_timestamp,
     case when d.runs is not null then d.payload_id end as runs_of, octet_length(d.runs) as runs_size
@@ -409,8 +409,8 @@ where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_
     or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
 );
 
--- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
--- is inside a compacted one. Rows that are gone are left out. The runs are asked for as those of other_rows.
+-- When the row before each of :ends, pairs of partition and index, was appended; if it is inside a compacted segment, the segment's
+-- runs say so. Rows that are gone are left out. The caller reads the runs as for other_rows.
 -- name: row_times
 select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp,
     case when d.runs is not null then d.payload_id end as runs_of, octet_length(d.runs) as runs_size
@@ -435,7 +435,7 @@ cross join lateral (select * from penstock.payload where payload_id = cast(asked
 
 -- for monitoring
 
--- The partitions of :queues, a list of ids. The oldest row of each partition is dated by the first one of its segment.
+-- The partitions of :queues, a list of ids. The oldest row of each partition gets the time of the first row in its segment.
 -- name: partitions_of_queues
 select
     p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,

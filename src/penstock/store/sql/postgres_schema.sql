@@ -12,9 +12,9 @@ create table penstock.store (
 -- A value stands for a block of 4096 payload ids.
 create sequence penstock.payload_block;
 
--- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
--- is another one. added_columns are the later ones, and wider types of earlier ones; contract is that of a change feed, as JSON;
--- payloads is where its large payloads are, if not in the database.
+-- queue_id is random, so that a queue that was dropped and recreated, or was created after its store was restored from a backup, is a
+-- different one. added_columns are columns that were added later, and wider types of earlier columns. contract is the contract of a
+-- change feed, as JSON. payloads is where the queue's large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        bigint not null primary key,
     name            text collate "C" not null unique,
@@ -30,7 +30,7 @@ create table penstock.queue (
     created_at      bigint not null
 );
 
--- The hashes of the keys that the queue had when it grew: those keys stay in their partitions.
+-- The hashes of the keys that the queue had when partitions were added; those keys stay in their partitions.
 create table penstock.key_home (
     queue_id   bigint not null references penstock.queue on delete cascade,
     partitions bigint not null,
@@ -39,10 +39,9 @@ create table penstock.key_home (
 );
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row,
--- last_clock that of the newest append that was dated by the clock: later ones are dated a little after the row before if the clock
--- shows no later time. Half of each
--- page is left free, so that an update finds room next to the old row, and no index has to be changed.
+-- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row, and last_clock the time of the
+-- newest append that was dated by the clock: later appends are dated a little after the row before, since the clock has not advanced.
+-- Half of each page is left free, so that an update finds room next to the old row, and no index has to be changed.
 create table penstock.partition (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
@@ -54,15 +53,15 @@ create table penstock.partition (
     segments       bigint not null default 0,
     total          bigint not null,
     primary key (queue_id, partition),
-    -- A role that may append may write these columns, and not what no append leaves behind.
+    -- A role that may append can write these columns, but only values that an append can produce.
     check (0 <= first_index and first_index <= next_index and next_index < 4611686018427387904),
     check (next_index - first_index <= 1099511627776),
     check (-4611686018427387904 < last_timestamp and last_timestamp < 4611686018427387904),
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) with (fillfactor = 50);
 
--- width says which of the queue's columns the rows have, and in which types: those that it was created with, and how many steps of
--- added_columns. runs belong to compacted segments. The rows are in data, or in an object of the queue's: there length bytes from
+-- width says which of the queue's columns the rows have, and in which types: the number of columns that it was created with, plus the
+-- number of steps of added_columns. Compacted segments have runs. The rows are in data, or in an object of the queue: length bytes from
 -- start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id bigint primary key,
@@ -82,8 +81,8 @@ create table penstock.payload (
 alter table penstock.payload alter column data set storage external;
 create index payload_by_object on penstock.payload (object_id) where object_id is not null;
 
--- Objects with payloads, in the place that their queue has for them. The name there is made from both numbers, which are random.
--- unused_at is when it was noticed that no payload is in the object any more.
+-- Objects with payloads, at their queue's location. An object's name there is made of object_id and suffix, which are random. unused_at
+-- is when a cleanup first found that no payload is in the object any more.
 create table penstock.object (
     object_id  bigint not null primary key,
     suffix     bigint not null,
@@ -102,8 +101,8 @@ create table penstock.dropped_payloads (
     dropped_at bigint not null
 );
 
--- Places of objects, when they were cleaned up, which database did it (a copy is another one), and when another one was found to have
--- done it.
+-- Locations of objects: when they were last cleaned up, which database they belong to (a copy is a different one), and when another
+-- database was found to own them or to have cleaned them up.
 create table penstock.location (
     payloads   text   not null primary key,
     cleaned_at bigint not null,
@@ -112,9 +111,9 @@ create table penstock.location (
     check (octet_length(payloads) <= 4096 and octet_length(instance) <= 256)
 );
 
--- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
--- are written after it was made. A token with which somebody took a location over is kept, and so is one that is not settled: whoever
--- entered it may still write it, however late.
+-- The tokens of cleanups. A cleanup inserts a token here, and then writes it into an object at the location. A copy of the store lacks
+-- the tokens that are written after it was made. Tokens of take-overs are kept, and so are tokens that are not settled: the process that
+-- inserted one may still write it, however late.
 create table penstock.cleaning (
     payloads text   not null references penstock.location on delete cascade,
     token    text   not null,
@@ -140,8 +139,8 @@ create table penstock.segment (
     check (bytes >= 0)
 );
 
--- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
--- next_index were appended by observed_at.
+-- Where a partition ended at a time, while its newest row was dated ahead of the clock: the rows below next_index were appended by
+-- observed_at. A record counts while last_clock is the partition's.
 create table penstock.observed_end (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
@@ -151,8 +150,8 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 );
 
--- A row has all segments that an attempt has staged at once, numbered from ordinal on. segment_list has the partition, the number of
--- rows, the bytes and the payload of each, as four columns of little-endian integers of 8 bytes.
+-- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has the partition, the
+-- number of rows, the bytes and the payload of each segment, as four columns of little-endian 8-byte integers.
 create table penstock.staged (
     app_id       text collate "C" not null,
     batch_id     bigint not null,
@@ -186,7 +185,7 @@ create table penstock.consumer (
     created_at  bigint not null
 );
 
--- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's.
+-- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's epoch.
 create table penstock.registration (
     consumer_id bigint not null references penstock.consumer on delete cascade,
     queue_id    bigint not null references penstock.queue on delete cascade,
@@ -228,8 +227,8 @@ create table penstock.producer (
     check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 
--- Pumps, which bring the changes of a server's log into queues. owner is the process that runs one. version is the last
--- commit all of whose rows are appended, and of part_version, the next one, part_rows rows are.
+-- Pumps, which bring the changes of a server's log into queues. owner is the process that runs the pump. version is the last commit
+-- whose rows are all appended. part_version is the next commit, of which part_rows rows are appended.
 create table penstock.pump (
     name         text collate "C" not null primary key,
     owner        text   not null,
@@ -297,8 +296,8 @@ create table penstock.query (
     error_at        bigint
 );
 
--- Rows are counted since the previous report; everything else is that of the newest micro-batch or epoch. Latencies and
--- durations are in milliseconds. warnings is a JSON list of texts.
+-- Rows are counted since the previous report; all other values are those of the newest micro-batch or epoch. Latencies and durations
+-- are in milliseconds. warnings is a JSON list of texts.
 create table penstock.query_progress (
     query_id    text collate "C" not null references penstock.query on delete cascade,
     reported_at bigint not null,

@@ -1,4 +1,4 @@
--- Statements that differ from the other database's.
+-- Statements that differ between the databases.
 
 -- name: store_exists
 select count(*) as found from penstock.sqlite_schema where type = 'table' and name = 'penstock_store';
@@ -7,7 +7,7 @@ select count(*) as found from penstock.sqlite_schema where type = 'table' and na
 -- name: allocate_block
 update penstock.store set next_block = next_block + 1 returning next_block - 1 as block;
 
--- Timestamps grow from one append to the next: where the clock does not, by :gap. The channel is the queue's wakeup file.
+-- Timestamps grow from one append to the next, by :gap if the clock has not advanced. The channel is the queue's wakeup file.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -59,7 +59,7 @@ insert into penstock.staged
 values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :segments, :bytes, :segment_list, :now);
 
--- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.
+-- A repeated append records its objects again. Returns nothing if another object has the same id.
 -- name: insert_object
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, :now)
@@ -67,8 +67,8 @@ on conflict (object_id) do update set created_at = excluded.created_at, unused_a
 where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
 returning object_id, created_at, (select uuid from penstock.store) as store;
 
--- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index; the
--- reader stops at enough bytes.
+-- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index. The reader stops
+-- when it has enough bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
@@ -86,10 +86,10 @@ where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queu
 order by s.end_index
 limit :max_segments;
 
--- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come
--- with the segment of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the
--- row before it was appended, or null, and the last_timestamp of the segment in which it was found before, or null.
--- The runs are asked for by their payload, as many as fit into memory.
+-- The partitions that are missing, end before a planned end, or have a different last row there, or may have one. The last kind comes
+-- with the row's segment, whose runs say when the row was appended. :last_rows has for each partition the end, when the row before it
+-- was appended, or null, and the last_timestamp of the segment in which that row was found before, or null. The caller reads the runs
+-- by their payloads, as many as fit into memory.
 -- name: other_rows
 select planned.partition, s.start_index, s.last_timestamp,
     case when d.runs is not null then d.payload_id end as runs_of, length(d.runs) as runs_size
@@ -109,8 +109,8 @@ where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_
     or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
 );
 
--- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
--- is inside a compacted one. Rows that are gone are left out. The runs are asked for as those of other_rows.
+-- When the row before each of :ends, pairs of partition and index, was appended; if it is inside a compacted segment, the segment's
+-- runs say so. Rows that are gone are left out. The caller reads the runs as for other_rows.
 -- name: row_times
 select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp,
     case when d.runs is not null then d.payload_id end as runs_of, length(d.runs) as runs_size
@@ -131,7 +131,7 @@ select p.payload_id, p.runs from json_each(:payload_ids) as asked cross join pen
 
 -- for monitoring
 
--- The partitions of :queues, a list of ids. The oldest row of each partition is dated by the first one of its segment.
+-- The partitions of :queues, a list of ids. The oldest row of each partition gets the time of the first row in its segment.
 -- name: partitions_of_queues
 select
     p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,

@@ -10,9 +10,9 @@ create table penstock.store (
     next_block      integer not null default 1
 ) strict;
 
--- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
--- is another one. added_columns are the later ones, and wider types of earlier ones; contract is that of a change feed, as JSON;
--- payloads is where its large payloads are, if not in the database.
+-- queue_id is random, so that a queue that was dropped and recreated, or was created after its store was restored from a backup, is a
+-- different one. added_columns are columns that were added later, and wider types of earlier columns. contract is the contract of a
+-- change feed, as JSON. payloads is where the queue's large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        integer not null primary key,
     name            text    not null unique,
@@ -28,7 +28,7 @@ create table penstock.queue (
     created_at      integer not null
 ) strict;
 
--- The hashes of the keys that the queue had when it grew: those keys stay in their partitions.
+-- The hashes of the keys that the queue had when partitions were added; those keys stay in their partitions.
 create table penstock.key_home (
     queue_id   integer not null references penstock_queue on delete cascade,
     partitions integer not null,
@@ -37,9 +37,8 @@ create table penstock.key_home (
 ) strict, without rowid;
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row,
--- last_clock that of the newest append that was dated by the clock: later ones are dated a little after the row before if the clock
--- shows no later time.
+-- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row, and last_clock the time of the
+-- newest append that was dated by the clock: later appends are dated a little after the row before, since the clock has not advanced.
 create table penstock.partition (
     queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
@@ -51,15 +50,15 @@ create table penstock.partition (
     segments       integer not null default 0,
     total          integer not null,
     primary key (queue_id, partition),
-    -- A role that may append may write these columns, and not what no append leaves behind.
+    -- A role that may append can write these columns, but only values that an append can produce.
     check (0 <= first_index and first_index <= next_index and next_index < 4611686018427387904),
     check (next_index - first_index <= 1099511627776),
     check (-4611686018427387904 < last_timestamp and last_timestamp < 4611686018427387904),
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) strict, without rowid;
 
--- width says which of the queue's columns the rows have, and in which types: those that it was created with, and how many steps of
--- added_columns. runs belong to compacted segments. The rows are in data, or in an object of the queue's: there length bytes from
+-- width says which of the queue's columns the rows have, and in which types: the number of columns that it was created with, plus the
+-- number of steps of added_columns. Compacted segments have runs. The rows are in data, or in an object of the queue: length bytes from
 -- start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id integer primary key,
@@ -77,8 +76,8 @@ create table penstock.payload (
 ) strict;
 create index penstock.payload_by_object on penstock_payload (object_id) where object_id is not null;
 
--- Objects with payloads, in the place that their queue has for them. The name there is made from both numbers, which are random.
--- unused_at is when it was noticed that no payload is in the object any more.
+-- Objects with payloads, at their queue's location. An object's name there is made of object_id and suffix, which are random. unused_at
+-- is when a cleanup first found that no payload is in the object any more.
 create table penstock.object (
     object_id  integer not null primary key,
     suffix     integer not null,
@@ -97,8 +96,8 @@ create table penstock.dropped_payloads (
     dropped_at integer not null
 ) strict;
 
--- Places of objects, when they were cleaned up, which database did it (a copy is another one), and when another one was found to have
--- done it.
+-- Locations of objects: when they were last cleaned up, which database they belong to (a copy is a different one), and when another
+-- database was found to own them or to have cleaned them up.
 create table penstock.location (
     payloads   text    not null primary key,
     cleaned_at integer not null,
@@ -107,9 +106,9 @@ create table penstock.location (
     check (length(cast(payloads as blob)) <= 4096 and length(cast(instance as blob)) <= 256)
 ) strict;
 
--- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
--- are written after it was made. A token with which somebody took a location over is kept, and so is one that is not settled: whoever
--- entered it may still write it, however late.
+-- The tokens of cleanups. A cleanup inserts a token here, and then writes it into an object at the location. A copy of the store lacks
+-- the tokens that are written after it was made. Tokens of take-overs are kept, and so are tokens that are not settled: the process that
+-- inserted one may still write it, however late.
 create table penstock.cleaning (
     payloads text    not null references penstock_location on delete cascade,
     token    text    not null,
@@ -135,8 +134,8 @@ create table penstock.segment (
     check (bytes >= 0)
 ) strict, without rowid;
 
--- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
--- next_index were appended by observed_at.
+-- Where a partition ended at a time, while its newest row was dated ahead of the clock: the rows below next_index were appended by
+-- observed_at. A record counts while last_clock is the partition's.
 create table penstock.observed_end (
     queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
@@ -146,8 +145,8 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 ) strict, without rowid;
 
--- A row has all segments that an attempt has staged at once, numbered from ordinal on. segment_list has the partition, the number of
--- rows, the bytes and the payload of each, as four columns of little-endian integers of 8 bytes.
+-- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has the partition, the
+-- number of rows, the bytes and the payload of each segment, as four columns of little-endian 8-byte integers.
 create table penstock.staged (
     app_id       text    not null,
     batch_id     integer not null,
@@ -181,7 +180,7 @@ create table penstock.consumer (
     created_at  integer not null
 ) strict;
 
--- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's.
+-- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's epoch.
 create table penstock.registration (
     consumer_id integer not null references penstock_consumer on delete cascade,
     queue_id    integer not null references penstock_queue on delete cascade,
@@ -223,8 +222,8 @@ create table penstock.producer (
     check (length(cast(session as blob)) <= 4096 and length(cast(owner as blob)) <= 4096)
 ) strict, without rowid;
 
--- Pumps, which bring the changes of a server's log into queues. owner is the process that runs one. version is the last
--- commit all of whose rows are appended, and of part_version, the next one, part_rows rows are.
+-- Pumps, which bring the changes of a server's log into queues. owner is the process that runs the pump. version is the last commit
+-- whose rows are all appended. part_version is the next commit, of which part_rows rows are appended.
 create table penstock.pump (
     name         text    not null primary key,
     owner        text    not null,
@@ -292,8 +291,8 @@ create table penstock.query (
     error_at        integer
 ) strict, without rowid;
 
--- Rows are counted since the previous report; everything else is that of the newest micro-batch or epoch. Latencies and
--- durations are in milliseconds. warnings is a JSON list of texts.
+-- Rows are counted since the previous report; all other values are those of the newest micro-batch or epoch. Latencies and durations
+-- are in milliseconds. warnings is a JSON list of texts.
 create table penstock.query_progress (
     query_id    text    not null references penstock_query on delete cascade,
     reported_at integer not null,

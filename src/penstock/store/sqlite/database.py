@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file in WAL mode, for one machine."""
+"""A store in a SQLite file in WAL mode, for one machine."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from penstock.store.url import StoreUrl, file_mode, is_trusting
 
 log = logging.getLogger("penstock.store")
 
-# A small append writes about six pages to the log; a large one has the overhead of each page that it fills.
+# Small appends favour small pages, since each writes about six to the log; large appends favour large pages.
 _PAGE_SIZE = 16384
-# A commit empties the log at this number of pages, unless a thread has emptied it before.
+# A commit empties the log when it has this many pages, unless a background thread has emptied it before.
 _LOG_PAGES = 8192
 _BUSY_MS = 60_000
 _TOO_LARGE = "SQLite INTEGER"
-"""In the message of sqlite3 for a number of more than 64 bits."""
+"""Part of sqlite3's message for a number of more than 64 bits."""
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 
@@ -77,8 +77,8 @@ class SqliteTransaction(Transaction):
         return self._cursor.execute(self._statements[name], parameters).fetchall()
 
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        # Row by row, since SQLite reads a payload with its row; a limit by bytes in the statement would copy
-        # all of them.
+        # Row by row, since SQLite reads a payload with its row; a byte limit in the statement would copy all
+        # payloads.
         with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
             make = row_maker(tuple(column[0] for column in cursor.description))
@@ -117,7 +117,7 @@ class SqliteTransaction(Transaction):
         return time.time_ns() // 1000
 
     def instance(self) -> str:
-        # Another one in each copy on the same disk, and the same if the file is renamed.
+        # Differs in each copy on the same disk, and stays the same if the file is renamed.
         return str(os.stat(self._path).st_ino)
 
     def stamp(self) -> int:
@@ -134,7 +134,7 @@ def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
 
 
 def _text(data: bytes) -> str:
-    """Read text with escapes for what is not UTF-8, so that one such name does not hide all others."""
+    """Decode text, with escapes for invalid UTF-8, so that one damaged name does not hide all others."""
     return data.decode(errors="backslashreplace")
 
 
@@ -147,11 +147,11 @@ class _Connection(sqlite3.Connection):
 
     write_lock: WriteLock
     durable = True
-    """Whether its next commit waits for the disk, as far as the store's do."""
+    """Whether its next commit waits for the disk as the store's ``synchronous`` option says."""
 
 
 def file_at(path: str) -> tuple[int, int] | None:
-    """The identity of a file, whatever its name; None if there is none."""
+    """Return the identity of a file, whatever its name; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -163,7 +163,7 @@ class SqliteDatabase(Database):
     dialect = "sqlite"
 
     def __init__(self, url: StoreUrl) -> None:
-        # The files next to it have one name, whichever link leads to the store.
+        # Resolved, so that the files next to it have the same names whichever link leads to the store.
         self.path = os.path.realpath(url.target)
         self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
         self._file: tuple[int, int] | None = None
@@ -179,7 +179,7 @@ class SqliteDatabase(Database):
 
     @property
     def _busy_timeout(self) -> float:
-        """For how many seconds SQLite itself waits for a lock."""
+        """How many seconds SQLite itself waits for a lock."""
         return min(self._lock_timeout, SLOW_SECONDS)
 
     def exists(self) -> bool:
@@ -224,7 +224,7 @@ class SqliteDatabase(Database):
 
     def require_same_file(self) -> None:
         """Raise an error if the file was removed or replaced while it was open."""
-        # SQLite continues with a file that has no name any more, which is lost when its last process ends.
+        # SQLite keeps using a file that was removed, and its data are lost when the last process closes it.
         if self._file not in (None, file_at(self.path)):
             raise StoreNotFoundError(
                 f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
@@ -242,7 +242,7 @@ class SqliteDatabase(Database):
             lease.sound = True
 
     def tidy(self) -> None:
-        """Copy the write-ahead log into the file, as far as nobody reads it; appends continue meanwhile."""
+        """Copy the write-ahead log into the file, except what readers use; appends continue meanwhile."""
         with self.pool.lease() as lease, self.translating():
             lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
             lease.sound = True
@@ -264,7 +264,7 @@ class SqliteDatabase(Database):
 
     def _begin_write(self, connection: _Connection) -> None:
         if not connection.write_lock.acquire(self._lock_timeout, self._log_wait):
-            raise self._locked_out(f"other writers were before this one for {self._lock_timeout} s")
+            raise self._locked_out(f"other writers were ahead of this one for {self._lock_timeout} s")
         deadline, logged = time.monotonic() + self._lock_timeout, False
         while not self._begun(connection, deadline):
             if not logged:
@@ -272,10 +272,10 @@ class SqliteDatabase(Database):
             logged = True
 
     def _begun(self, connection: _Connection, deadline: float) -> bool:
-        """Begin a write transaction; return False if a writer that is not in line was not done in time."""
+        """Begin a write transaction; return False if a writer outside the line did not finish in time."""
         try:
-            # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another
-            # writer.
+            # Not as a read transaction: SQLite does not upgrade a stale snapshot, so it could not wait for
+            # another writer.
             connection.execute("begin immediate")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
@@ -312,7 +312,7 @@ class SqliteDatabase(Database):
 
     def _translated(self, error: Exception) -> PenstockError | None:
         if isinstance(error, OverflowError) and _TOO_LARGE in str(error):
-            # What Penstock itself writes is far from it.
+            # Penstock itself writes no such numbers.
             return unreadable_record("a number", error)
         if not isinstance(error, sqlite3.Error):
             return None
@@ -387,7 +387,7 @@ class SqliteDatabase(Database):
         connection.execute("release penstock")
 
     def _begin_there(self, connection: sqlite3.Connection) -> None:
-        """Begin a write transaction in line; the next writer waits for the caller's commit."""
+        """Wait in line and begin a write transaction; the next writer waits for the caller's commit."""
         write_lock = WriteLock(f"{self.path}-lock", self.files)
         write_lock.acquire(self._lock_timeout, self._log_wait)
         try:

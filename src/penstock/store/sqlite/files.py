@@ -1,8 +1,9 @@
 """The files of a SQLite store, which belong to one user unless the store's URL says otherwise.
 
-The files next to the SQLite file (the log and its index, locks, wakeup files) get its mode, as SQLite does
-with its own. Whoever can replace one of them, the folder or a link on the path could read the rows or hold a
-lock. So files that another user could replace are refused: only root and the current user are trusted.
+The files next to the SQLite file (the log and its index, locks, wakeup files) get the mode of the SQLite
+file, as SQLite does for its own. A user who can replace one of them, the folder or a link on the path could
+read the rows or hold a lock. So files that another user could replace are refused: only root and the current
+user are trusted.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ OWN = 0o600
 _SQLITES = ("-wal", "-shm", "-journal")
 _BESIDE = (*_SQLITES, "-lock", "-owners")
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a file next to the SQLite file is opened: never through a link, and without waiting for a pipe that
-somebody put there.
+"""The flags for opening a file next to the SQLite file: never through a link, and without waiting if another
+user has put a pipe there.
 """
 _O_PATH = getattr(os, "O_PATH", 0)
 _MOST_LINKS = 40
@@ -36,9 +37,9 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """The files of one store: beside the SQLite file ``path``, whose links are resolved.
+    """The files of one store: the SQLite file ``path``, whose links are resolved, and those next to it.
 
-    Files are created with ``mode``. With ``trusting``, everybody who may write in the folder is trusted.
+    Files are created with ``mode``. With ``trusting``, all users who may write in the folder are trusted.
     """
 
     path: str = ""
@@ -46,8 +47,8 @@ class StoreFiles:
     trusting: bool = False
 
     def check(self, named: str) -> None:
-        """Refuse a store whose files another user could replace, and restrict the files next to the SQLite
-        file; ``named`` is the path in the store's URL.
+        """Refuse a store whose files another user could replace, and set the mode of the files next to the
+        SQLite file; ``named`` is the path in the store's URL.
         """
         if not self.trusting:
             self._check_links(named)
@@ -62,8 +63,8 @@ class StoreFiles:
         with suppress(OSError):
             if os.path.lexists(self.path):
                 return
-            # Closed before it has its name: closing it later would release the locks of this process's other
-            # connections.
+            # Close it before it gets its name: closing it later would release the locks of other connections
+            # in this process.
             file, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
             try:
                 os.fchmod(file, self.mode)
@@ -84,8 +85,8 @@ class StoreFiles:
             os.close(file)
 
     def open_beside(self, path: str) -> int:
-        """Open a file next to the SQLite file for reading, which is enough for a lock; it is created if
-        needed, and refused if another user created it.
+        """Open a file next to the SQLite file for reading, which is enough for a lock. Create it if needed,
+        and refuse it if another user created it.
         """
         rights = self._beside()
         try:
@@ -106,7 +107,7 @@ class StoreFiles:
         return file
 
     def make_folder(self, path: str) -> None:
-        """Create a folder next to the SQLite file; refuse one of another user."""
+        """Create a folder next to the SQLite file; refuse one that belongs to another user."""
         rights = self._beside().for_folder()
         if not os.path.lexists(path):
             above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -172,8 +173,8 @@ class StoreFiles:
     def _apply(self, rights: _Rights, file: _Pinned) -> None:
         """Give a file the rights of the SQLite file.
 
-        Where others may write in the folder, one that is not empty may be another file of this user, which
-        somebody has renamed or linked.
+        Where other users may write in the folder, only an empty file is changed: others may have renamed or
+        linked an unrelated file of this user to this name.
         """
         if not self.trusting or not file.status.st_size:
             rights.apply(file)
@@ -191,9 +192,7 @@ class StoreFiles:
         )
 
     def _warn(self) -> None:
-        """Warn once that others may read or write the SQLite file; that may be intended, so its mode is
-        kept.
-        """
+        """Warn once if others may read or write the SQLite file; its mode stays, as it may be intended."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -216,12 +215,12 @@ class StoreFiles:
 
 @dataclass(frozen=True)
 class _Pinned:
-    """A file that was looked at, whatever its path leads to by now: somebody may exchange it for a link at
+    """A file that was checked, whatever its path leads to by now: another user may replace it by a link at
     any moment.
     """
 
     target: int | str
-    """What its mode is changed by: a descriptor of it, the name of one, or its path."""
+    """What to change its mode by: a descriptor, the name of a descriptor, or its path."""
     status: os.stat_result
 
     def chmod(self, mode: int) -> None:
@@ -242,7 +241,7 @@ def _pinned(path: str) -> Iterator[_Pinned]:
     # Closing another kind of descriptor would release the locks that SQLite has on the file in this process.
     file = os.open(path, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # The mode of a descriptor of this kind is only changed by this name.
+        # The mode of a descriptor of this kind can only be changed by this name.
         yield _Pinned(f"/proc/self/fd/{file}", os.fstat(file))
     finally:
         os.close(file)
@@ -250,22 +249,22 @@ def _pinned(path: str) -> Iterator[_Pinned]:
 
 @dataclass(frozen=True)
 class _Rights:
-    """The mode and the owner of a file; the owner only counts for root."""
+    """The mode and the owner of a file; only root applies the owner."""
 
     mode: int
     owner: int | None
     group: int | None
 
     def for_folder(self) -> _Rights:
-        """The rights of a folder with such files: whoever may read them may list it."""
+        """Return the rights of a folder with such files: users who may read the files may list the folder."""
         return _Rights(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
 
     def prepare(self, folder: int) -> None:
-        """Apply them to a folder that this process has just made."""
+        """Apply the rights to a folder that this process has just made."""
         self.apply(_Pinned(folder, os.fstat(folder)))
 
     def apply(self, file: _Pinned) -> None:
-        """Apply them to a file of this process's user that has no other name."""
+        """Apply the rights to a file that belongs to this process's user and has no other name."""
         status = file.status
         if status.st_uid != os.geteuid() or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
             return
@@ -276,7 +275,7 @@ class _Rights:
             and self.owner is not None
             and (status.st_uid, status.st_gid) != (self.owner, self.group)
         ):
-            # As SQLite does: a file of root would keep the store's user out.
+            # As SQLite does: a file owned by root would lock out the store's user.
             file.chown(self.owner, -1 if self.group is None else self.group)
 
 
@@ -341,8 +340,8 @@ def _opened(path: str, mode: int) -> int:
 def _unsafe_link(path: str, link: str) -> StoreUnsafeError:
     owner = user_name(os.lstat(link).st_uid)
     return StoreUnsafeError(
-        f"the store's file {path} is behind the symbolic link {link} of {owner}, which could lead elsewhere "
-        "at any time: write the path of the file itself in the URL, or remove the link",
+        f"the path to the store's file {path} has the symbolic link {link} of {owner}, which could lead "
+        "elsewhere at any time: write the path of the file itself in the URL, or remove the link",
         condition="STORE_UNSAFE.SYMLINK",
         file=path,
         link=link,

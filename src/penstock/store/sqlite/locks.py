@@ -1,8 +1,8 @@
-"""Locks on files next to a SQLite file: the line of writers, and the owners of consumers.
+"""Locks on files next to a SQLite file: the queue of writers, and the owners of consumers.
 
-A SQLite writer that has to wait looks again now and then, ten times a second in the end. One that writes in
-a loop leaves the file free for a fraction of a millisecond, so some of several such writers would wait for
-minutes. The kernel gives a lock on a file to whoever has waited longest, as soon as it is free.
+A SQLite writer that has to wait retries at intervals of up to a tenth of a second. A process that writes in a
+loop leaves the file free for only a fraction of a millisecond, so some of several such writers would wait for
+minutes. The kernel gives a file lock to the process that has waited longest, as soon as it is free.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.store.sqlite.files import READING, StoreFiles
 _LOCKS = Path("/proc/locks")
 _WRITE_BYTE = 120
 """The byte of a SQLite file's index (``-shm``) that a writer locks."""
-# A transaction is usually short: a few looks cost less than a thread that waits.
+# A transaction is usually short, so a few retries cost less than a waiting thread.
 _SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
-# A process that looks whether an owner lock is free holds it for an instant.
+# A process that checks whether an owner lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01
 SLOW_SECONDS = 5.0
-"""For how long a writer waits before it says so."""
+"""How long a writer waits before it logs a warning."""
 
 
 def writer(path: str) -> int | None:
-    """The process that writes into a SQLite file, or is the next one to; None if that is not known."""
+    """Return the process that is writing to a SQLite file, or is next in line; None if not known."""
     with suppress(OSError, ValueError):
         locks = [line.split() for line in _LOCKS.read_text().splitlines()]
         return _holder(locks, f"{path}-shm", "POSIX") or _holder(locks, f"{path}-lock", "FLOCK")
@@ -41,14 +41,14 @@ def writer(path: str) -> int | None:
 
 
 def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
-    """The holder of the exclusive lock on a file."""
+    """Return the process that holds the exclusive lock on a file, or None."""
     try:
         inode = str(os.stat(path).st_ino)
     except OSError:
         return None
     for lock in locks:
-        # Number, kind, ADVISORY, READ or WRITE, process, file, first and last byte; a waiter has an arrow
-        # before the kind.
+        # The fields: number, kind, ADVISORY, READ or WRITE, process, file, first and last byte. A waiting
+        # process has an arrow before the kind.
         if len(lock) != 8 or (lock[1], lock[3]) != (kind, "WRITE") or lock[5].split(":")[-1] != inode:
             continue
         if kind == "FLOCK" or int(lock[6]) <= _WRITE_BYTE <= int(lock[7]):
@@ -57,7 +57,7 @@ def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
 
 
 def described(process: int | None) -> str:
-    """A process, and what to do about it."""
+    """Describe a process that holds a lock, and what to do about it."""
     if process is None:
         return "another process: wait until it ends its transaction, or end it"
     if process == os.getpid():
@@ -76,7 +76,7 @@ def _state(process: int) -> str:
 
 
 class WriteLock(Forkable):
-    """One connection's place in the line of writers; the lock file is created when it is first needed."""
+    """One connection's place in the line of writers; the lock file is created on first use."""
 
     def __init__(self, path: str, files: StoreFiles) -> None:
         self._path = path
@@ -85,13 +85,13 @@ class WriteLock(Forkable):
         forks.watch(self)
 
     def after_fork_in_child(self) -> None:
-        # An open file would keep the lock of a parent that dies.
+        # If the parent died, its lock would stay held by this copy of the open file.
         self.close()
 
     def acquire(self, seconds: float, slow: Callable[[], None]) -> bool:
-        """Wait for the lock; False if that takes longer than ``seconds``.
+        """Wait for the lock; return False if that takes longer than ``seconds``.
 
-        ``slow`` is called once if it takes longer than usual.
+        ``slow`` is called once if the wait is longer than usual.
         """
         import fcntl
 
@@ -99,7 +99,7 @@ class WriteLock(Forkable):
             try:
                 self._file = self._files.open_beside(self._path)
             except OSError:
-                # SQLite's own lock must do; usually it cannot write there either.
+                # Rely on SQLite's own lock; usually SQLite cannot write there either.
                 return True
         for pause in _SOON:
             try:
@@ -124,7 +124,7 @@ class WriteLock(Forkable):
         try:
             threading.Thread(target=wait, name="penstock-write-lock", daemon=True).start()
         except RuntimeError:
-            # No thread can be started at the program's end: wait without a limit.
+            # No thread can be started when the program ends: wait without a limit.
             wait()
         if mine.wait(min(seconds, SLOW_SECONDS)):
             return True
@@ -157,7 +157,7 @@ def lock_file(folder: Path, name: str) -> Path:
 
 
 def file_held(path: Path) -> bool:
-    """Whether somebody holds the lock of a file."""
+    """Whether any process holds the lock on a file."""
     import fcntl
 
     try:

@@ -1,9 +1,9 @@
-"""Wakeups of a SQLite store's watchers: inotify, and wakeup files.
+"""Wake the watchers of a SQLite store, with inotify and wakeup files.
 
-A wakeup file is a small file next to the SQLite file, one for each queue that somebody watches. Opening it
-for reading and closing it again is an event that wakes the watchers of that queue and few others, and needs
-no right to write. Writes to the SQLite file itself would wake all watchers at each commit, before it can be
-seen. Python has no module for inotify, so the C library is called.
+A wakeup file is a small file next to the SQLite file, one for each queue that is watched. Opening it for
+reading and closing it is an event that wakes the watchers of that queue and few others, and needs no write
+permission. Writes to the SQLite file itself would wake all watchers at each commit, before the commit is
+visible. Python has no module for inotify, so this module calls the C library.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _APPEARED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
 _FILES = 64
-"""The most wakeup files of a store; more queues share them."""
+"""The largest number of wakeup files of a store; if there are more queues, they share them."""
 
 
 class FileEvents:
     """Events of files in one folder, including files that are created or recreated later.
 
-    ``kind`` is ``WRITTEN`` or ``VISITED``. An OSError means that the system has no inotify, or none left, or
-    that the folder does not exist.
+    ``kind`` is ``WRITTEN`` or ``VISITED``. An OSError means that the system has no inotify, that its limit is
+    reached, or that the folder does not exist.
     """
 
     def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:
@@ -49,7 +49,7 @@ class FileEvents:
         if self._file < 0:
             raise _failed()
         try:
-            # Of other files in the folder, only new ones are events.
+            # For other files in the folder, only their creation is an event.
             self._home = self._watch(os.fsencode(folder), _APPEARED)
         except OSError:
             self.close()
@@ -111,17 +111,15 @@ def _failed() -> OSError:
 
 
 def wake(path: str, queue_ids: Iterable[int]) -> None:
-    """Wake the watchers of queues of the SQLite file ``path``; costs next to nothing if there never were
-    any.
-    """
+    """Wake the watchers of queues of the SQLite file ``path``; almost free if there never were any."""
     for queue_id in queue_ids:
         with suppress(OSError):
             os.close(os.open(wakeup_file(path, queue_id), READING))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
-    """Listen to a queue's wakeup file, created if needed; None if that is not possible, or the file is
-    another user's.
+    """Listen to a queue's wakeup file, which is created if needed; None if that is not possible, or if the
+    file belongs to another user.
     """
     folder, name = os.path.split(wakeup_file(path, queue_id))
     try:
@@ -132,5 +130,5 @@ def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
 
 
 def wakeup_file(path: str, queue_id: int) -> str:
-    """The path of a queue's wakeup file; some queues share one."""
+    """Return the path of a queue's wakeup file; several queues may share one."""
     return f"{path}-wakeup-{queue_id % _FILES}"

@@ -1,4 +1,4 @@
-"""Watch a queue of a SQLite store by its wakeup file, or by writes to the files."""
+"""Watch a queue of a SQLite store, by its wakeup file or by writes to the store's files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from penstock.store.sqlite.database import SqliteDatabase
 
 PAUSE, LONGEST_PAUSE = 0.02, 0.1
-"""Seconds between two looks at the queue, the longer ones when nothing was appended for a while."""
+"""Seconds between two looks at the queue; the longer pause applies when nothing was appended for a while."""
 IGNORE_WRITES = 0.02
 """Seconds after a wakeup for which writes to the files do not wake."""
 RECENT = 1.0
-# A commit becomes visible a moment after it was written, or later on a slow disk.
+# A commit becomes visible a moment after it was written, or later if the disk is slow.
 SHORT_PAUSE, SHORT_PAUSES = 0.001, 0.03
 _BUSY_MS = 100
 
@@ -29,9 +29,9 @@ _BUSY_MS = 100
 class SqliteWatch(Watch):
     """Looks at the queue when its wakeup file is touched, as Penstock's writers do after a commit.
 
-    Other writers do not touch it. So a watch also looks after writes to the files: soon, and after ever
-    longer pauses while they append nothing to this queue, since a busy file is written all the time. Without
-    events of writes it looks soon after each change.
+    Other writers do not touch it, so a watch also looks after writes to the store's files: soon at first, and
+    after longer and longer pauses while the writes append nothing to this queue, since a busy file is written
+    all the time. Without events for writes, it looks again soon after each change.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class SqliteWatch(Watch):
         self._last_event = -RECENT
         self._last_pause = SHORT_PAUSE
         self._others_until = 0.0
-        """Until then, an append without a wakeup counts as recent."""
+        """Until this time, an append without a wakeup counts as recent."""
         self._ignoring_writes_until = 0.0
-        """Until then writes to the files do not wake."""
+        """Until this time, writes to the files do not wake the watch."""
         super().__init__(queue, partitions, database.connected, database.translating)
 
     def _descriptors(self) -> Sequence[int]:
@@ -71,7 +71,7 @@ class SqliteWatch(Watch):
             self.connection = self._connect()
             self.connection.execute(f"pragma busy_timeout = {_BUSY_MS}")
             self._version, self._first = None, True
-        # Changes with each commit of another connection.
+        # The version changes with each commit of another connection.
         ((version,),) = self.connection.execute("pragma data_version").fetchall()
         if version == self._version:
             return None
