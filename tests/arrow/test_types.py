@@ -188,7 +188,7 @@ def test_a_refused_nested_type_is_reported_with_its_path() -> None:
 def test_a_schema_with_invalid_column_names_is_refused(schema: object) -> None:
     with pytest.raises(SchemaMismatchError) as refused:
         canonical_schema(schema)
-    doubled = "one name to Spark" in str(refused.value)
+    doubled = "the same name to Spark" in str(refused.value)
     problem = "DUPLICATE_COLUMN" if doubled else "INVALID_SCHEMA"
     assert refused.value.condition == f"SCHEMA_MISMATCH.{problem}"
 

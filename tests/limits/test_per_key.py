@@ -157,7 +157,7 @@ def test_an_overall_limit_is_refused_if_keys_were_counted(
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(12))
     keyed.run(1, ["k"])
-    with pytest.raises(NotFoundError, match=r"has limit\(1, per=\['k'\]\), which counts each key by itself"):
+    with pytest.raises(NotFoundError, match=r"has limit\(1, per=\['k'\]\), which counts each key separately"):
         penstock.limits.limit_progress(tmp_path / "ck")
     stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url)).limit(2)
     with pytest.raises(

@@ -58,7 +58,7 @@ def test_a_shutdown_of_spark_is_reported_with_a_remedy(error: Exception) -> None
     found = original_error(error)
     assert isinstance(found, QueryFailedError)
     assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
-    assert "to the driver's process alone" in str(found)
+    assert "only to the driver's process" in str(found)
 
 
 def test_any_other_error_is_left_unchanged() -> None:

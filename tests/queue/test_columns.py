@@ -199,7 +199,7 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
             "RESERVED_COLUMN] column '_Row_Index' has a name that is reserved for readers of the queue",
         ),
         (pa.field("__penstock_kind", pa.int8()), "has a name that is reserved"),
-        ([("a", pa.int64()), ("A", pa.int64())], "which are one name to Spark"),
+        ([("a", pa.int64()), ("A", pa.int64())], "which are the same name to Spark"),
         (pa.field("", pa.int64()), "empty name"),
         ([], "INVALID_SCHEMA] the schema has no columns"),
     ],

@@ -308,7 +308,7 @@ def test_a_checkpoint_of_another_source_is_refused(
         assert f"offset has {field}" in said
     rates = spark.readStream.format("rate").load().selectExpr("value as id")
     run(rates.limit(0), store_url, "out", tmp_path / "ck-rate", trigger={"once": True})
-    assert "not that of a queue" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
+    assert "which is not a queue's" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
 
 
 @one_store

@@ -147,7 +147,7 @@ def test_types_that_no_table_has_are_refused_before_the_query_starts(feed: Feed)
         )
     with pytest.raises(InvalidInputError, match=r"INPUT.COLUMN_TYPE\].*nested"):
         feed.run(feed.table("t", "a"), lambda df: df.selectExpr("array(id) as a"))
-    with pytest.raises(SchemaMismatchError, match=r"DUPLICATE_COLUMN\].*one name"):
+    with pytest.raises(SchemaMismatchError, match=r"DUPLICATE_COLUMN\].*the same name"):
         feed.run(feed.table("t"), lambda df: df.selectExpr("id", "id as ID"))
 
 

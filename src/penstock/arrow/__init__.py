@@ -1,1 +1,1 @@
-"""Arrow as Spark speaks it: schemas, rows, key hashes and stored segments. Nothing here imports Spark."""
+"""Arrow in the form that Spark uses: schemas, rows, key hashes and stored segments. Does not import Spark."""

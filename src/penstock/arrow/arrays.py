@@ -1,8 +1,8 @@
 """Arrow constants made without pandas, and helpers for nested types, maps and batches.
 
-``pyarrow.scalar`` and ``pyarrow.array`` import pandas, where it is installed, the first time that they
-convert a Python value: a third of a second that a Spark worker need not spend to move batches. So these
-constants are built from bytes."""
+``pyarrow.scalar`` and ``pyarrow.array`` import pandas, if it is installed, the first time that they convert a
+Python value. That takes a third of a second, which a Spark worker that only moves batches need not spend. So
+these constants are built from bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 class PerSchema(Generic[T]):
-    """What is derived from schemas, cached by their identity.
+    """Cache of values that are derived from schemas, by the schemas' identity.
 
     A queue keeps one schema object, and hashing a schema takes longer than appending a row.
     """
@@ -83,7 +83,7 @@ def nested_fields(arrow_type: pa.DataType) -> list[pa.Field]:
 
 
 def map_entries(array: pa.Array) -> pa.Array:
-    """Return a map array as a list array of key and value structs, which can be flattened when it is a
+    """Return a map array as a list array of key and value structs, which can be flattened even if it is a
     slice.
     """
     kind = array.type
@@ -98,9 +98,7 @@ def map_entries(array: pa.Array) -> pa.Array:
 
 
 def first_rows(batches: Iterable[Rows], count: int) -> Iterator[Rows]:
-    """Yield the first ``count`` rows of a stream of tables or batches, and read no further than the last of
-    them.
-    """
+    """Yield the first ``count`` rows of a stream of tables or batches, without reading further."""
     if count < 1:
         return
     left = count
@@ -112,7 +110,7 @@ def first_rows(batches: Iterable[Rows], count: int) -> Iterator[Rows]:
 
 
 def grouped(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches that are not empty until they have so many rows or bytes."""
+    """Group non-empty batches until a group has ``rows`` rows or ``size`` bytes."""
     group: list[pa.RecordBatch] = []
     group_rows = group_bytes = 0
     for batch in batches:
@@ -128,7 +126,7 @@ def grouped(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator
 
 
 def lists_of(values: pa.Array, sizes: pa.Array) -> pa.ListArray:
-    """Return values as lists of some sizes, one for each row; null for an empty one."""
+    """Return values as lists of the given sizes, one for each row; null instead of an empty list."""
     empty = pa.concat_arrays([pc.equal(sizes, zeros(sizes.type)[0]), pc.is_null(zeros(pa.int8()))])
     ends = pc.if_else(empty, pa.nulls(len(empty), pa.int32()), _ends(sizes))
     return pa.ListArray.from_arrays(ends, values)
@@ -148,11 +146,11 @@ def bytes_from_hex(text: pa.StringArray) -> pa.BinaryArray:
 
 
 def binary_array(like: pa.Array, data: pa.Buffer, sizes: pa.Array) -> pa.BinaryArray:
-    """Return values of some sizes, which lie one after another; null where another array is null."""
+    """Return values of the given sizes, which are consecutive in ``data``; null where ``like`` is null."""
     valid = pc.is_valid(like).buffers()[1]
     return pa.Array.from_buffers(pa.binary(), len(like), [valid, _ends(sizes).buffers()[1], data])
 
 
 def _ends(sizes: pa.Array) -> pa.Array:
-    """Return where each value begins, and where the last one ends."""
+    """Return the start of each value, and the end of the last one."""
     return pa.concat_arrays([zeros(pa.int32()), pc.cumulative_sum(sizes).cast(pa.int32())])

@@ -1,8 +1,8 @@
-"""Lossless conversion of columns to a queue's canonical schema, without a copy where none is needed.
+"""Lossless conversion of columns to a queue's canonical schema, without copies where none are needed.
 
 A cast is allowed when it keeps every value: between widths of one kind, and from integers to floats and
-decimals. Whether the values fit is checked value by value. Ambiguous casts (text to numbers, a time without
-a zone to an instant) are refused.
+decimals. Each value is checked for whether it fits. Ambiguous casts (text to numbers, a time without a zone
+to an instant) are refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ZERO = zeros(pa.int32())
 class Misfit(Exception):
     """A value or a type that the schema cannot take.
 
-    The message says what does not fit and how to fix it, in one clause that can follow ``row 3:``. The
-    column is a dotted path. ``by_value`` says that other values of the same type would fit, so that the
-    0-based row should be named.
+    The message says what does not fit and how to fix it, in one clause that can follow ``row 3:``. The column
+    is a dotted path. ``by_value`` means that other values of the same type would fit, so the 0-based row
+    should be named.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Misfit(Exception):
 
 
 def conform(rows: Rows, schema: pa.Schema) -> Rows:
-    """Return a table or a batch in exactly the schema, a queue's canonical one; rows of that schema as they
-    are.
+    """Return a table or a batch in exactly the schema, a queue's canonical one; rows that already have that
+    schema are returned unchanged.
 
-    Columns are matched by name, in any order; without case where no name matches exactly. A missing nullable
-    column is filled with nulls. Values are cast only where that loses nothing. Whether the rows' fields are
-    declared nullable does not matter, only the nulls in them.
+    Columns are matched by name, in any order, and case-insensitively if no name matches exactly. A missing
+    nullable column is filled with nulls. Values are cast only if nothing is lost. It does not matter whether
+    the rows' fields are declared nullable, only whether they contain nulls.
 
-    Pass the same schema object each time: what is derived from it is cached.
+    Pass the same schema object each time, since values derived from it are cached.
     """
     target = target_of(schema)
     if not rows.schema.equals(schema, check_metadata=True):
@@ -90,9 +90,9 @@ class Column:
     name: str
     type: pa.DataType
     required: bool
-    """Whether it takes no nulls."""
+    """Whether the column takes no nulls."""
     required_below: bool
-    """Whether something in its nested values takes no nulls."""
+    """Whether any nested field takes no nulls."""
 
     @classmethod
     def of(cls, field: pa.Field) -> Column:
@@ -101,7 +101,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What conversions need to know about a canonical schema."""
+    """A canonical schema, prepared for conversions."""
 
     columns: tuple[Column, ...]
     fields: tuple[pa.Field, ...]
@@ -159,8 +159,8 @@ def _name_row(misfit: Misfit, values: pa.Array | pa.ChunkedArray, column: Column
 
 
 def _first_row(length: int, is_bad: Callable[[int, int], bool]) -> int:
-    """Return the first bad row of ``length``, by bisection: ``is_bad(start, end)`` says whether a range has
-    a bad one.
+    """Return the first bad row of ``length`` rows, by bisection: ``is_bad(start, end)`` says whether a range
+    has a bad row.
     """
     low, high = 0, length
     while high - low > 1:
@@ -175,7 +175,7 @@ def _chunks(column: pa.Array | pa.ChunkedArray) -> Sequence[pa.Array]:
 
 
 def _check_nulls(values: pa.Array | pa.ChunkedArray, column: Column) -> None:
-    """Refuse nulls that the column does not take, in nested values too: Arrow itself does not check."""
+    """Refuse nulls that the column does not take, in nested values too; Arrow itself does not check this."""
     start = 0
     for chunk in _chunks(values):
         if _null_path(chunk, column.field, column.name) is not None:
@@ -200,9 +200,7 @@ def _null_misfit(path: str, row: int) -> Misfit:
 
 
 def _forbids_nulls_below(field: pa.Field) -> bool:
-    """Return whether something in a field's nested values takes no nulls; Arrow itself checks the keys of
-    maps.
-    """
+    """Return whether any nested field takes no nulls; Arrow itself checks the keys of maps."""
     below = nested_fields(field.type)
     values = below[1:] if pat.is_map(field.type) else below
     return any(not each.nullable or _forbids_nulls_below(each) for each in values)
@@ -277,9 +275,9 @@ def same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
-    """Return any array as a canonical type, with the same values; the same object if it has the type already.
+    """Return any array as a canonical type, with the same values; the same object if it already has the type.
 
-    It raises ``Misfit``, with the column's dotted path, if the types are of different kinds or a value would
+    Raise ``Misfit``, with the column's dotted path, if the types are of different kinds or a value would
     change.
     """
     if same_type(array.type, wanted):
@@ -327,8 +325,8 @@ def _narrowed_float(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _integer_to_decimal(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    # Arrow judges this cast by the types alone, as if every integer were as long as the longest; so go
-    # through a decimal in which any integer fits, and let the second cast check the values.
+    # Arrow decides about this cast by the types alone, as if every integer had the maximum length. So go
+    # through a decimal into which any integer fits, and let the second cast check the values.
     return array.cast(pa.decimal256(76, wanted.scale)).cast(wanted)
 
 
@@ -357,7 +355,7 @@ def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
 
 
 def _dense_offsets(array: pa.Array) -> pa.Array:
-    """Return the offsets of a list's values in ``flatten()``, which drops those outside a slice or below a
+    """Return the offsets of a list's values in ``flatten()``, which drops values outside a slice or below a
     null.
     """
     lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(_ZERO[0])
@@ -393,7 +391,7 @@ _NESTED: dict[str, Callable[[pa.Array, pa.DataType, str], pa.Array]] = {
 def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> list[int | None]:
     """Return the position of each wanted field among the found names, or None for a missing nullable field.
 
-    A name matches exactly, or else without case if only one found name does.
+    A name matches exactly, or case-insensitively if only one found name does.
     """
     places = _places(found, [field.name for field in wanted], path)
     for field in wanted:

@@ -1,6 +1,6 @@
 """A stable hash of one or several key columns, which decides the partition of each row.
 
-The hash is stored for ever, so it depends on the values alone: not on how rows are batched, chunked or
+The hash is stored for ever, so it depends only on the values, and not on how rows are batched, chunked or
 sliced, on Arrow's version, on the platform, or on the width of an integer or float column.
 
 Definition, all arithmetic modulo 2**64::
@@ -25,8 +25,8 @@ The word of a value is
 ``mix`` is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", 2014, with Stafford's constants). It spreads keys well and is no defence against chosen ones.
 
-There are two implementations, which a test holds equal: one of Arrow kernels, and one in plain Python for
-up to 64 rows, where dozens of kernel calls would take longer.
+There are two implementations, and a test checks that they agree: one with Arrow kernels, and one in plain
+Python for up to 64 rows, where dozens of kernel calls would take longer.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from penstock.arrow.schema import canonical_type
 from penstock.errors import SchemaMismatchError, UnsupportedTypeError
 
 MAX_PYTHON_ROWS = 64
-"""The most rows that are hashed in plain Python."""
+"""The largest number of rows that are hashed in plain Python."""
 _MAX_PYTHON_BYTES = 4096
-# The flat arrays take a dozen times 8 bytes for each window; blocks of this many bytes bound their memory.
+# The flat arrays take about a dozen times 8 bytes per window; blocks of this size bound their memory.
 _BLOCK_BYTES = 1 << 20
 # Arrays of this many rows stay in the processor's cache from one kernel to the next.
 _BLOCK_ROWS = 65_536
@@ -189,10 +189,10 @@ def _decimal_words(column: pa.Array) -> pa.Array:
 
 
 def _bytes_words(column: pa.Array) -> pa.Array:
-    """Return the word of each string or binary value; for a null, anything.
+    """Return the word of each string or binary value; the word of a null is arbitrary.
 
-    The windows of all values of a block are laid out in one flat array and mixed together, so that the time
-    depends on the number of bytes alone, and not on how they are spread over the values.
+    The windows of all values of a block are laid out in one flat array and mixed together, so the time
+    depends only on the number of bytes, and not on how they are distributed over the values.
     """
     offsets = _offsets(column)
     first, last = offsets[0].as_py(), offsets[len(column)].as_py()
@@ -245,13 +245,13 @@ def _take(values: pa.Array, places: pa.Array) -> pa.Array:
 
 @cache
 def _multiples_of_eight() -> pa.Array:
-    # Each value adds at most one window that is not full, and blocks have at most 65,536 values.
+    # Each value adds at most one partial window, and blocks have at most 65,536 values.
     most = _BLOCK_BYTES // 8 + _BLOCK_ROWS
     return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), most)), i64(8))
 
 
 def _unaligned(aligned: pa.Array, at: pa.Array) -> pa.Array:
-    """Return the eight bytes at each place, put together from the two aligned words that hold them."""
+    """Return the eight bytes at each position, assembled from the two aligned words that hold them."""
     place = pc.shift_right(at, i64(3))
     bits = pc.shift_left(pc.bit_wise_and(at, i64(7)), i64(3)).view(pa.uint64())
     low = pc.shift_right(_take(aligned, place), bits)
@@ -297,8 +297,8 @@ _WORDS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 
 def _python_hashes(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list[int] | None:
-    """Return the hash of each of a few rows, or None where a column's type, or its long values, need
-    Arrow's kernels.
+    """Return the hash of each of a few rows, or None if a column's type or long values require Arrow's
+    kernels.
     """
     schema = table.schema
     hashes = [_SEED] * table.num_rows

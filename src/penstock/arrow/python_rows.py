@@ -1,7 +1,7 @@
 """Rows as Python objects, converted to a queue's canonical schema without loss.
 
-Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of
-day for a date, takes a datetime without a zone as UTC, ignores unknown keys of a dict and turns 1e300 into
+Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of day
+for a date, treats a datetime without a zone as UTC, ignores unknown keys of a dict, and turns 1e300 into
 infinity for a float32 column. All of these are refused here.
 """
 
@@ -32,7 +32,7 @@ from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatchError
 
 _NOTHING = type(None)
-# Halfway from the greatest float32 to the next step, which would round to infinity.
+# Halfway from the largest float32 to the next step, which would round to infinity.
 _MAX_FLOAT32 = 3.4028235677973366e38
 
 Time = TypeVar("Time", dt.datetime, dt.timedelta)
@@ -46,7 +46,7 @@ def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], s
     ``conform``.
 
     Rows are a table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame),
-    or an iterable of mappings, one for each row. No rows give an empty table.
+    or an iterable of mappings, one for each row. Without rows, the table is empty.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -146,8 +146,9 @@ def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
 class Coder:
     """A converter for the values of one type.
 
-    Arrow converts the Python types ``plain`` without loss; None if it refuses every wrong value by itself.
-    ``convert`` turns any other value, never None, into one that Arrow converts, or raises ``Misfit``.
+    Arrow converts the Python types in ``plain`` without loss; ``plain`` is None if Arrow itself refuses every
+    wrong value. ``convert`` turns any other value except None into one that Arrow converts, or raises
+    ``Misfit``.
     """
 
     plain: frozenset[type] | None

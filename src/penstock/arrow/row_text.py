@@ -1,4 +1,4 @@
-"""Rows as text for people: the values of a table, and lines with aligned columns."""
+"""Format rows as text for users: the values of a table, and lines with aligned columns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WINDOW = {"start", "end"}
 def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
     """Format the values of a table, row by row."""
     columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
-    # By place: two columns may have one name.
+    # By position, since two columns may have the same name.
     return zip(*columns, strict=True)
 
 
 def aligned(lines: Sequence[Sequence[str]], right: Collection[int], margin: str = "  ") -> list[str]:
-    """Pad cells to the width of their columns, which are aligned to the right at some places."""
+    """Pad cells to the width of their columns; the columns in ``right`` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         [
@@ -62,11 +62,11 @@ def _braces(parts: Iterator[str]) -> str:
 
 
 def _window(start: datetime, end: datetime) -> str:
-    """Format a half-open window; its end has a date only where that differs."""
+    """Format a half-open window; the end has a date only if it differs from the start's."""
     end_text = wall_clock(end)
     return f"[{wall_clock(start)}, {end_text.partition(' ')[2] if start.date() == end.date() else end_text})"
 
 
 def wall_clock(moment: datetime) -> str:
-    """Format an instant as its own time zone's clock shows it."""
+    """Format an instant in its own time zone."""
     return str(moment.replace(tzinfo=None))

@@ -1,7 +1,7 @@
 """The canonical Arrow form of schemas, which is the form that PySpark uses.
 
-Stored rows, Spark's readers and writers, and the rows that a program appends are all converted to it, so
-that no layer above has to ask whether a string column is ``large_string``, or which unit a timestamp has.
+Stored rows, Spark's readers and writers, and the rows that a program appends are all converted to it, so no
+higher layer has to ask whether a string column is ``large_string``, or which unit a timestamp has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.json_text import Json, unreadable_record
 
 _MAX_PRECISION = 38
 
-# What to use in place of a type that Spark does not have.
+# What to use instead of a type that Spark does not have.
 _INSTEAD: dict[pa.DataType, str] = {
     pa.uint8(): "int16",
     pa.uint16(): "int32",
@@ -93,13 +93,13 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 def schema_from_bytes(data: bytes) -> pa.Schema:
     """Return the schema in an Arrow IPC schema message of a store, or raise StoreError."""
     with _readable():
-        # A store has the canonical form already. To make it decodes every name and time zone, which may not
-        # be UTF-8.
+        # A store already has the canonical form. This call decodes every name and time zone, which may not be
+        # valid UTF-8.
         return canonical_schema(pa.ipc.read_schema(pa.py_buffer(data)))
 
 
 def fields_from_bytes(data: bytes) -> list[pa.Field]:
-    """Return the fields in an Arrow IPC schema message of a store, which may have one name several times."""
+    """Return the fields in an Arrow IPC schema message of a store; several may have the same name."""
     with _readable():
         fields = list(pa.ipc.read_schema(pa.py_buffer(data)))
         return [canonical_schema(pa.schema([field])).field(0) for field in fields]
@@ -139,10 +139,10 @@ def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
 
 
 def is_wider(now: pa.DataType, before: pa.DataType, *, key: bool = False) -> bool:
-    """Return whether a type holds every value of another one of its kind, and more.
+    """Return whether a type can hold every value of another type of its kind, and more values.
 
-    Those are larger integers, floats and decimals. With ``key``, the values of both types also have one key
-    hash: that of a decimal depends on its scale.
+    Such types are larger integers, floats and decimals. With ``key``, equal values must also have the same
+    key hash in both types; the hash of a decimal depends on its scale.
     """
     if pat.is_signed_integer(now) and pat.is_signed_integer(before):
         return bool(now.bit_width > before.bit_width)

@@ -2,14 +2,14 @@
 
 A segment is exactly one Arrow IPC record-batch message, in the encapsulated form: ``FFFFFFFF``, the length
 of the metadata (int32, little-endian), the metadata (flatbuffer), the body. It has no schema message and no
-end-of-stream marker, because the queue stores its schema once. Body buffers are compressed one by one, as
-the metadata says, so that a reader can leave out columns: as Zstandard frames if the batch is large, as LZ4
-frames if it is small; a tiny batch is stored uncompressed. Any Arrow implementation can read a segment
-after the queue's schema message.
+end-of-stream marker, because the queue stores its schema once. Body buffers are compressed separately, as the
+metadata says, so that a reader can leave out columns: as Zstandard frames if the batch is large, as LZ4
+frames if it is small; a tiny batch is stored uncompressed. Any Arrow implementation can read a segment after
+the queue's schema message.
 
-Everybody who may write to the store can make segments, so a segment is checked before it is used: how much
-memory it would take before it is decompressed, and every offset in it before a value is read. (Arrow itself
-would read beyond the end of a buffer.)
+Any program that may write to the store can make segments, so a segment is checked before it is used: the
+memory that it would take before it is decompressed, and every offset in it before a value is read. (Arrow
+itself would read beyond the end of a buffer.)
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from penstock.arrow.schema import unknown_column
 from penstock.errors import StoreError
 
 MAX_UNPACKED = 1 << 30
-"""The most bytes that a segment or a kept table may take when it is decompressed."""
+"""The largest size of a segment or a kept table when it is decompressed."""
 MOST_WITHOUT_BYTES = 1 << 24
-"""The most values inside the lists of a segment that have no bytes, such as those of ``array<void>``."""
+"""The largest number of values without bytes, such as those of ``array<void>``, in the lists of a segment."""
 _ALWAYS_ALLOWED = 64 << 20
 """The bytes that any segment may take; Penstock writes segments of at most about 32 MiB, or of one row."""
 _MAX_RATIO = 128
-"""How many times its size a larger segment may take, so that who stores little cannot make readers allocate
-much."""
+"""The decompression ratio that a larger segment may have, so that a few stored bytes cannot make readers
+allocate much memory."""
 
-# Below this an LZ4 frame for each buffer costs more than it saves, and setting the writer up costs more
+# Below this size, an LZ4 frame for each buffer costs more than it saves, and setting up the writer costs more
 # than both.
 _TINY_BYTES = 1024
-# From here on Zstandard's first level is as fast as LZ4, which is quicker to set up, and writes about half
-# as much.
+# From this size on, Zstandard's first level is as fast as LZ4, which is quicker to set up, and its output is
+# about half as large.
 _LARGE_BYTES = 64 * 1024
 
 _PREFIX = struct.Struct("<Ii")
@@ -50,10 +50,10 @@ _ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)
 
 
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as one IPC record-batch message, which is compressed unless it is tiny, or large and
-    almost all the same, which readers would refuse.
+    """Return a batch as one IPC record-batch message.
 
-    Of a slice, only the slice's rows are written.
+    It is compressed unless it is tiny, or so large and uniform that readers would refuse its compression
+    ratio. For a slice, only the slice's rows are written.
     """
     plain = batch.serialize() if _may_be_tiny(batch) else None
     if plain is not None and plain.size <= _TINY_BYTES:
@@ -98,15 +98,15 @@ def decode(
 ) -> pa.RecordBatch:
     """Return the rows of a segment, in ``columns``; the other columns are not decompressed.
 
-    Uncompressed buffers are not copied, so do not change the payload afterwards. ``schema`` is that of the
-    queue when the rows were written.
+    Uncompressed buffers are not copied, so do not change the payload afterwards. ``schema`` is the queue's
+    schema when the rows were written.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     _check_frame(buffer)
     try:
         batch = _read(buffer, schema, columns)
         if not _is_sound(batch):
-            # Text that is not UTF-8, and a number out of its type's range, are returned as they were written.
+            # Text that is not UTF-8 and numbers outside their type's range are returned as they were written.
             _read(buffer, any_values(schema), columns).validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(buffer, str(error)) from error
@@ -118,9 +118,7 @@ def decode(
 def decode_each(
     payloads: Sequence[bytes | memoryview | pa.Buffer], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of several segments, one batch for each; much faster than ``decode`` for many small
-    segments.
-    """
+    """Yield the rows of several segments, one batch each; for many small ones much faster than ``decode``."""
     for payload in payloads:
         _check_frame(pa.py_buffer(payload))
     stream = pa.py_buffer(b"".join((schema.serialize(), *payloads, _END_OF_STREAM)))
@@ -158,7 +156,7 @@ def _index(name: str, schema: pa.Schema) -> int:
 
 
 def _smallest_column(schema: pa.Schema) -> int:
-    # Arrow reads an empty list of columns as all of them, so one is read to count the rows.
+    # Arrow takes an empty list of columns for all columns, so read one to count the rows.
     widths = [(field.type.bit_width, i) for i, field in enumerate(schema) if pat.is_primitive(field.type)]
     return min(widths, default=(0, 0))[1]
 
@@ -183,24 +181,24 @@ def _check_frame(buffer: pa.Buffer) -> None:
     if unpacked > most:
         raise _unreadable(
             buffer,
-            f"it would take {unpacked} bytes when it is unpacked, and a segment of its size may take {most}",
+            f"it would take {unpacked} bytes when it is unpacked, but a segment of its size may take {most}",
         )
 
 
 def _unreadable(buffer: pa.Buffer, reason: str) -> StoreError:
     return StoreError(
-        f"a segment of {buffer.size} bytes cannot be read ({reason}), as it is damaged or was written with "
-        "another schema: restore the store from a backup, or trim the partition past it",
+        f"a segment of {buffer.size} bytes cannot be read ({reason}): it is damaged or was written with "
+        "another schema. Restore the store from a backup, or trim the partition past it",
         condition="SEGMENT_UNREADABLE",
         size=buffer.size,
     )
 
 
 def kept_table(data: bytes) -> pa.Table:
-    """Return the rows of an Arrow stream from a place where others may have written.
+    """Return the rows of an Arrow stream that another program may have written.
 
-    It raises ValueError when this is not an Arrow stream, points out of its buffers, or would take more than
-    1 GiB when it is decompressed.
+    Raise ValueError if it is not an Arrow stream, points outside its buffers, or would take more than 1 GiB
+    when it is decompressed.
     """
     try:
         return _kept_table(pa.py_buffer(data))
@@ -225,8 +223,9 @@ def _kept_table(data: pa.Buffer) -> pa.Table:
 
 
 def values_without_bytes(batch: pa.RecordBatch) -> int:
-    """Return the length of the longest array inside lists and maps whose values have no bytes, so that a few
-    bytes can claim any number of them: those of ``array<void>`` and ``array<struct<>>``.
+    """Return the length of the longest array inside lists and maps whose values have no bytes.
+
+    A few bytes can claim any number of such values: those of ``array<void>`` and ``array<struct<>>``.
     """
     return max(
         (_without_bytes(column) for column in batch.columns if _may_lack_bytes(column.type)), default=0
@@ -265,8 +264,9 @@ def _without_bytes(array: pa.Array) -> int:
 
 
 def _is_sound(batch: pa.RecordBatch) -> bool:
-    """Return whether all offsets are within their buffers and all values within their types; fast next to
-    decompression.
+    """Return whether all offsets are within their buffers and all values within their types.
+
+    Fast compared to decompression.
     """
     try:
         batch.validate(full=True)
@@ -276,9 +276,7 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
 
 
 def any_values(schema: pa.Schema) -> pa.Schema:
-    """Return a schema for the same buffers that allows any value, so that validation checks the offsets
-    alone.
-    """
+    """Return a schema for the same buffers that allows any value, so that validation only checks offsets."""
     return pa.schema([pa.field(field.name, _any_value(field.type)) for field in schema])
 
 
@@ -305,7 +303,7 @@ _V5 = pa.ipc.MetadataVersion.V5
 
 
 def unpacked_size(message: pa.Message) -> int:
-    """Return the bytes of a record batch's buffers after decompression, of those that are compressed.
+    """Return the decompressed size of a record batch's compressed buffers.
 
     Each compressed buffer begins with its decompressed length, which Arrow allocates without a check. Arrow
     has verified the metadata of the message.
@@ -313,8 +311,8 @@ def unpacked_size(message: pa.Message) -> int:
     Raises
     ------
     ValueError
-        When the message is not of version 5, or has metadata of its own: Arrow 0.17 named the compression
-        there, in version 4, and is still understood. When its buffers share bytes, so that a copy of the rows
+        When the message is not of version 5, or has custom metadata: Arrow 0.17 named the compression there,
+        in version 4, and readers still accept that. When its buffers share bytes, so that a copy of the rows
         takes more than the message.
     """
     metadata = memoryview(message.metadata)
@@ -345,7 +343,7 @@ def _unpacked(body: memoryview, offset: int, length: int) -> int:
 
 
 def _place(metadata: memoryview, table: int, field: int) -> int | None:
-    """Return the place of a field in a flatbuffer's table; None if the field is left out."""
+    """Return the position of a field in a flatbuffer's table; None if the field is left out."""
     layout = table - _OFFSET.unpack_from(metadata, table)[0]
     entry = _FIELD.size * (2 + field)
     if entry >= _FIELD.unpack_from(metadata, layout)[0]:
@@ -355,5 +353,5 @@ def _place(metadata: memoryview, table: int, field: int) -> int | None:
 
 
 def _followed(metadata: memoryview, place: int | None) -> int | None:
-    """Return the place of the table or vector that a field points to."""
+    """Return the position of the table or vector that a field points to."""
     return None if place is None else place + int(_COUNT.unpack_from(metadata, place)[0])

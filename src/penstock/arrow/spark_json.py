@@ -1,7 +1,7 @@
-"""Spark's schema JSON, as ``StructType.json()`` returns it, to Arrow fields and back, without Spark.
+"""Convert Spark's schema JSON, as ``StructType.json()`` returns it, to Arrow fields and back, without Spark.
 
-The mapping is that of PySpark 4.3's Arrow conversion in the time zone UTC. Spark has three types that Arrow
-sees as structs whose fields carry metadata: variant, geometry and geography.
+The mapping is the one of PySpark 4.3's Arrow conversion in the time zone UTC. Three of Spark's types are
+structs with field metadata in Arrow: variant, geometry and geography.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unsupported(path: str, found: object, instead: str) -> UnsupportedTypeError:
 
 
 def check_names(names: Sequence[str], path: str) -> None:
-    """Refuse empty names and names that differ in case alone."""
+    """Refuse empty names and names that differ only in case."""
     where = f"struct {in_quotes(path)}" if path else "schema"
     seen: dict[str, tuple[int, str]] = {}
     for position, name in enumerate(names):
@@ -54,8 +54,8 @@ def check_names(names: Sequence[str], path: str) -> None:
         first, earlier = seen.setdefault(name.lower(), (position, name))
         if first != position:
             raise SchemaMismatchError(
-                f"the {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
-                "to Spark: rename one",
+                f"the {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are the same "
+                "name to Spark: rename one",
                 condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN",
                 column=join(path, name),
             )

@@ -1,4 +1,4 @@
-"""Limits: the first rows of a stream or of each key, and how many rows have passed a limit."""
+"""Limits on the rows of a stream or of each key, and the number of rows that have passed a limit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The first rows of each key, of a stream or of a batch.
 
-The shuffle has 64 places, each with the keys that hash to it. A stateful call therefore processes many keys
-at once, and its state is one table of them, with no call and no Python object for each key.
+The shuffle distributes keys over 64 places by their hash. A stateful call therefore processes many keys
+together, and its state is one table of keys, without a call or a Python object for each key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COUNT, _LAST = "count", "last"
 ORDER = "__penstock_order"
 PACKED = pa.schema([*shuffle_batches.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
 PLACES = 64
-"""Part of the state: the place of a key must not change."""
+"""Must not change, since stored state depends on the place of each key."""
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000_000, 128 << 20
 _BATCH_ROWS = 65_536
 _STATE = StructType([StructField("seen", BinaryType())])
@@ -89,7 +89,7 @@ class KeyLimit:
         return counted.mapInArrow(unpack, frame.schema)
 
     def kinds(self, frame: DataFrame) -> tuple[str, ...]:
-        """Return what a DataFrame's key values are to their hash."""
+        """Return the kinds of a DataFrame's key columns, as the hash distinguishes them."""
         return tuple(_hashed_kind(frame.schema[place].dataType) for place in self._key(frame))
 
     def _key(self, frame: DataFrame) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class KeyLimit:
 
 
 def _hashed_kind(kind: DataType) -> str:
-    """Return a text that stays the same if a column is widened, as do the hashes of its values."""
+    """Return a text for a type that stays the same if the column is widened, as the hashes do."""
     if isinstance(kind, DecimalType):
         return f"decimal with scale {kind.scale}"
     if isinstance(kind, IntegralType):
@@ -122,19 +122,19 @@ def _hashed_kind(kind: DataType) -> str:
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = None) -> DataFrame:
-    """Return the first rows of each key, of a batch or a stream; the same rows for both if each key is in
-    one partition.
+    """Return the first rows of each key in a batch or a stream; the same rows for both if each key is in one
+    partition.
 
-    The order of rows is that of the input's partitions, and of the rows in each partition; in a stream,
-    earlier micro-batches are first. A stream keeps the count of each key in Spark's state store, and needs
+    Rows are ordered by the input's partitions, and within them by their order in the partition; in a stream,
+    earlier micro-batches come first. A stream keeps the count of each key in Spark's state store, and needs
     output mode append.
 
     Parameters
     ----------
     df
-        Static or streaming.
+        A static or streaming DataFrame.
     n
-        How many rows of each key pass.
+        The number of rows of each key that pass.
     per
         The key columns: numbers, strings, binary values, booleans, dates or times. Null is a key like any
         other.
@@ -169,13 +169,13 @@ def _milliseconds(text: object) -> int | None:
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """The keys seen so far, with their rows that passed, and the last row's time in milliseconds."""
+    """The keys seen so far, with the number of rows that passed and the last row's time in milliseconds."""
 
     table: pa.Table
 
     @classmethod
     def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
-        """Return no counts, for keys with these types."""
+        """Return empty counts for keys with these types."""
         return cls(_counts_schema(keys).empty_table())
 
     @classmethod
@@ -185,7 +185,7 @@ class KeyCounts:
             # Columns without values could claim any number of rows.
             last = [(field.name, field.type) for field in list(table.schema)[-2:]]
             if last != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:
-                raise ValueError("its columns are not those of counted keys")
+                raise ValueError("its columns do not fit counted keys")
             return cls(table)
         except ValueError as error:
             raise CheckpointMismatchError(
@@ -208,7 +208,7 @@ class KeyCounts:
         return KeyCounts(dated.filter(pa.array(last >= moment)))
 
     def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[NDArray[np.bool_], KeyCounts]:
-        """Return which of some new rows are among the first of their keys, and the counts after them."""
+        """Return which new rows are among the first of their keys, and the updated counts."""
         known = self.table.num_rows
         together = self._with(keys)
         codes = factorize(together).dense()
@@ -225,15 +225,15 @@ class KeyCounts:
         return passes, KeyCounts(pa.table(columns, schema=_counts_schema(together)))
 
     def _with(self, keys: list[pa.Array]) -> list[pa.Array]:
-        """Return the counted keys and new ones, in the wider of their types."""
+        """Return the counted keys followed by new ones, in the wider of their types."""
         counted = self.table.columns[:-2]
         before, now = [column.type for column in counted], [column.type for column in keys]
         types = [_wider(*pair) for pair in zip(before, now, strict=False)]
         if len(before) != len(now) or None in types:
             raise CheckpointMismatchError(
                 f"the limit has counted rows by a key of the type {_listed(before)}, and now the key's type "
-                f"is {_listed(now)}: cast the columns of the key to the types that they had, or start with a "
-                "new checkpoint",
+                f"is {_listed(now)}: cast the key columns to their previous types, or start with a new "
+                "checkpoint",
                 condition="CHECKPOINT_MISMATCH.LIMIT_PER",
                 before=_listed(before),
                 now=_listed(now),
@@ -250,7 +250,7 @@ def _counts_schema(keys: Sequence[pa.Array]) -> pa.Schema:
 
 
 def _wider(before: pa.DataType, now: pa.DataType) -> pa.DataType | None:
-    """Return the type of a widened column's values, whose hashes stay the same; None for other changes."""
+    """Return the wider of two types if a column was widened and hashes stay the same; otherwise None."""
     if before == now:
         return now
     if pat.is_decimal(before) and pat.is_decimal(now):
@@ -282,7 +282,7 @@ class PackRows:
 
     def _packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        # Tasks are numbered in the order of the source's partitions, and of the ranges within each.
+        # Tasks are numbered in the order of the source's partitions and of the ranges in each partition.
         number = 0 if context is None else context.partitionId() << 32
         for chunk in grouped(batches, _CHUNK_ROWS, _CHUNK_BYTES):
             table = first_rows_of_keys(pa.Table.from_batches(chunk), self.key, self.rows)
@@ -307,7 +307,7 @@ def first_rows_of_keys(table: pa.Table, key: tuple[int, ...], rows: int) -> pa.T
 
 @dataclass(frozen=True)
 class CountInState:
-    """Return a place's rows that are among the first of their keys in all micro-batches."""
+    """Return the rows of a place that are among the first of their keys over all micro-batches."""
 
     key: tuple[int, ...]
     rows: int
@@ -325,7 +325,7 @@ class CountInState:
         seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.nothing(keys)
         now = 0
         if self.forget_ms is not None:
-            # The time of the micro-batch, the same when it is repeated.
+            # The time of the micro-batch, which stays the same when it is repeated.
             now = state.getCurrentProcessingTimeMs()
             seen = seen.since(now - self.forget_ms, now)
         passes, after = seen.take(keys, self.rows, now)

@@ -57,7 +57,7 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
     CheckpointNotFoundError
         When the path has no checkpoint.
     NotFoundError
-        When the checkpoint has no limit, or one for each key, which has a count for each key.
+        When the checkpoint has no limit, or has a limit per key, which counts each key separately.
     StateRefusedError
         When the state cannot be read.
     """
@@ -80,7 +80,7 @@ def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
     what = (
         "no limit: is it the checkpoint of a pipeline with stream.limit(n)?"
         if keyed is None
-        else f"{keyed}, which counts each key by itself: penstock.state.read shows the counts"
+        else f"{keyed}, which counts each key separately: penstock.state.read shows the counts"
     )
     return NotFoundError(f"the checkpoint {checkpoint.shown!r} has {what}", checkpoint=checkpoint.shown)
 

@@ -1,6 +1,4 @@
-"""Limits stored in a query's checkpoint: Spark stores the counts of rows there, but not the limits that
-they count towards.
-"""
+"""Store limits in a query's checkpoint, where Spark stores the counts of rows but not the limits."""
 
 from __future__ import annotations
 
@@ -28,7 +26,9 @@ class KeyRecord:
     rows: int
     forget_ms: int | None
     kinds: tuple[str, ...] = ()
-    """What the key's values are to their hash, which decides where they are counted; empty if unknown."""
+    """The kinds of the key columns, as the hash that decides where keys are counted distinguishes them; empty
+    if unknown.
+    """
 
     def __str__(self) -> str:
         forgotten = "" if self.forget_ms is None else f", ttl='{self.forget_ms} milliseconds'"
@@ -66,7 +66,7 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
         limit = read_record(checkpoint)
         how = "without a limit" if limit is None else f"with limit({limit})"
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run {how} before, and did not count by key: "
+            f"the query at {checkpoint.shown!r} has run {how} before and did not count by key: "
             f"{NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=checkpoint.shown,
@@ -85,7 +85,7 @@ def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, now: KeyRecord,
     if list(map(folded, before.per)) != list(map(folded, now.per)):
         raise CheckpointMismatchError(
             f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)}, not "
-            f"{_shown(now.per)}: by the counts of other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
+            f"{_shown(now.per)}: with the counts of other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
             checkpoint=checkpoint.shown,
             before=list(before.per),
@@ -108,7 +108,7 @@ def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: obj
     then, after = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
     return CommitRefusedError(
         f"micro-batch {planned} was started with {then} and not committed; with {after} it could have other "
-        f"rows than the sink has: start the query once with {then}, which finishes it, then with {after}",
+        f"rows than the sink: start the query once with {then} to finish it, then with {after}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
         checkpoint=checkpoint.shown,
         before=before,

@@ -1,5 +1,5 @@
-"""A row limit while its query runs in micro-batches: where it resumes, what the source may read, when the
-query ends.
+"""A row limit while its query runs in micro-batches: where it resumes, how many rows the source may read, and
+when the query ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LimitState:
     """The rows that have passed a limit when its query starts."""
 
     passed: int
-    """Rows, at the end of the last committed micro-batch."""
+    """The rows that had passed at the end of the last committed micro-batch."""
     last: int | None
     """The last committed micro-batch."""
     planned: int | None
@@ -73,7 +73,7 @@ class LimitRun:
         return cls(limit, checkpoint, _resumed(spark, checkpoint, limit.rows))
 
     def reason_to_end(self, name: str | None) -> str | None:
-        """Return why the query need not start; None if it must, at least to finish a micro-batch."""
+        """Return why the query need not start; None if it must start, at least to finish a micro-batch."""
         rows, passed = self.limit.rows, self.resumed.passed
         if self.limit.on_limit != STOP or passed < rows or self.resumed.is_unfinished:
             return None
@@ -96,7 +96,9 @@ class LimitRun:
         return {"once": True} if is_last else arguments
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
-        """Return options that make a queue source read only what the limit leaves; none for others."""
+        """Return options that make a queue source read only as many rows as the limit leaves; empty for other
+        sources.
+        """
         exact = is_one_to_one(frame)
         if self.limit.on_limit != STOP or not of_a_queue:
             return {}
@@ -141,7 +143,7 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
 
 
 def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
-    """Return how many rows a limit leaves to read; ``exact`` when each row that is read passes."""
+    """Return how many rows a limit leaves to read; ``exact`` if every row that is read passes."""
     left, since = (rows - resumed.passed, _since(checkpoint, resumed)) if exact else (None, None)
     return Quota(rows, left, since, checkpoint.location)
 
@@ -183,7 +185,7 @@ def keep_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
 
 
 def require_no_limit(location: str) -> None:
-    """Refuse to run without a limit a query that has counted rows for one: the rows would pass uncounted."""
+    """Refuse to run a query without its former limit, since rows would pass uncounted."""
     try:
         checkpoint = Checkpoint(location)
         rows, keyed = read_record(checkpoint), read_key_record(checkpoint)
@@ -202,7 +204,7 @@ def require_no_limit(location: str) -> None:
 
 
 class LimitedQuery(Protocol):
-    """A running query, as the thread that stops it needs it."""
+    """The part of a running query that the thread that stops it uses."""
 
     @property
     def id(self) -> str: ...
@@ -237,7 +239,7 @@ class _Watch:
         try:
             self._watch()
         except (JvmError, ConnectionError) as error:
-            # Spark has ended, and the query with it.
+            # Spark has ended, and the query has ended with it.
             log.debug(
                 "the row limit is no longer watched: %s",
                 type(error).__name__,
@@ -260,7 +262,7 @@ class _Watch:
             time.sleep(_POLL_SECONDS)
 
     def _passed(self, new: Sequence[StreamingQueryProgress]) -> int:
-        """Return how many rows have passed, by the state, which counts recomputed rows once."""
+        """Return how many rows have passed, from the state, which counts recomputed rows once."""
         self._observed += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()

@@ -1,4 +1,4 @@
-"""Spark's own reader of state, with the session that a checkpoint's files need."""
+"""Read state with Spark's own reader, in the session that a checkpoint's files need."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _REASON_CHARACTERS = 300
 def load_state(
     spark: SparkSession, checkpoint: Checkpoint, operator: int, options: Mapping[str, str], *, state_ids: bool
 ) -> DataFrame:
-    """Load an operator's state with some options of Spark's state reader.
+    """Load an operator's state with options of Spark's state reader.
 
-    ``state_ids`` is whether the commit log names the files of the state (format 2 of Spark's state
+    ``state_ids`` says whether the commit log names the files of the state (format 2 of Spark's state
     checkpoints).
     """
     reader = _session(spark, state_ids).read.format("statestore").option("operatorId", operator)
@@ -55,7 +55,7 @@ def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
 
 
 def unreadable(shown: str, operator: int, error: Exception) -> StateRefusedError:
-    """Return the error for state on which Spark's reader fails, at once or when its rows are read."""
+    """Return the error for state on which Spark's reader fails, immediately or when its rows are read."""
     return StateRefusedError(
         f"Spark cannot read operator {operator} of the checkpoint at {shown!r}: {spark_reason(error)}",
         condition="STATE_REFUSED.UNREADABLE",
@@ -76,7 +76,7 @@ def spark_reason(error: Exception) -> str:
 
 
 def _session(spark: SparkSession, state_ids: bool) -> SparkSession:
-    """Return a session with the state's file format, which Spark takes from its settings only."""
+    """Return a session with the state's file format, which Spark only takes from its settings."""
     wanted = "2" if state_ids else "1"
     if spark.conf.get(_FORMAT, "1") == wanted:
         return spark

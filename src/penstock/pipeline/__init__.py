@@ -1,1 +1,1 @@
-"""One pipeline: source, transform, sink, any trigger, checked before it starts."""
+"""Pipelines of a source, transformations and a sink, with any trigger; checked before they start."""

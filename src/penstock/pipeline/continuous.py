@@ -54,7 +54,7 @@ def start_continuous(
 ) -> ContinuousQuery:
     if guarantee not in _GUARANTEES:
         raise InvalidOptionError(
-            f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
+            f"the continuous trigger has guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
             condition="INVALID_OPTION.CONFLICT",
             option="guarantee",
         )
@@ -64,7 +64,7 @@ def start_continuous(
     continuous_source, continuous_sink = _connectors(spark, source, sink)
     register(spark)
     reads = continuous_source.continuous_driver(spark)
-    # The frame that a continuous query passes to them has the methods of a DataFrame.
+    # The frame that a continuous query passes to transforms has the methods of a DataFrame.
     functions = cast(Sequence[ContinuousTransform], transforms)
     engine = SparkEngine(spark, reads, functions, name or "continuous query")
     temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
@@ -77,7 +77,7 @@ def start_continuous(
     try:
         writes = continuous_sink.continuous_driver(spark, logs.query_id(), guarantee, output_mode)
         writes.check(engine.schema)
-        # A lower limit that ends the query at once does not replace the one beside the checkpoint.
+        # A lower limit that ends the query immediately does not replace the one stored with the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_commit()):
             keep_record(logs, limit.rows)
     except Exception:
@@ -126,7 +126,7 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
         )
     if not isinstance(sink, ContinuousSink):
         raise ContinuousRefusedError(
-            f"{type(sink).__name__} takes micro-batches alone: use penstock.Trigger.processing_time",
+            f"{type(sink).__name__} only takes micro-batches: use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SINK",
             sink=type(sink).__name__,
         )
@@ -134,7 +134,7 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
 
 
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
-    """Return the transformations before a limit, and the limit, which the engine itself keeps."""
+    """Return the transformations before a limit, and the limit, which the engine itself applies."""
     last = transforms[-1] if transforms else None
     limit = last if isinstance(last, RowLimit) else None
     before = transforms if limit is None else transforms[:-1]

@@ -1,8 +1,8 @@
 """Micro-batches without new data, for queries that keep rows in their state.
 
-Spark emits what a watermark has closed in a micro-batch after the one that moved the watermark. A run that
-ends in between leaves those rows in the state store, and the next run has no micro-batch until there is new
-data (Spark 4.2, 4.3). So each run begins with one.
+Spark emits the rows that a watermark has finalized one micro-batch after the one that moved the watermark. A
+run that ends in between leaves these rows in the state store, and the next run has no micro-batch until there
+is new data (Spark 4.2, 4.3). So each run begins with a micro-batch without data.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
-    """Return the same rows, such that each run of the query at a checkpoint begins with a micro-batch.
+    """Add a source without rows to a frame, so that each run of its query begins with a micro-batch.
 
-    Return the frame itself if it does not need that, or if its checkpoint began without it or cannot be read.
+    Return the frame itself if it does not need this, or if its checkpoint began without it or cannot be read.
     """
     if not _is_needed(frame, location):
         return frame
     spark = frame.sparkSession
     register_source(spark, InitialBatchSource)
-    # The optimizer removes what is empty, so it costs no task.
+    # The optimizer removes empty parts, so this costs no task.
     empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
     return frame.union(empty.mapInArrow(_no_rows, frame.schema))
 
@@ -49,11 +49,11 @@ def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
 def _is_needed(frame: DataFrame, location: str) -> bool:
     try:
         checkpoint = Checkpoint(location)
-        # As Spark does: the last micro-batch that was begun says which sources there are, finished or not.
+        # As in Spark, the last micro-batch that was begun, finished or not, says which sources there are.
         last = checkpoint.last_planned()
         begun = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
-        # A guarantee that needs the checkpoint has refused it before; the others do without.
+        # A guarantee that needs the checkpoint has refused it before; the others work without it.
         log.info(
             "the query does not begin with a micro-batch without data, since its checkpoint cannot be "
             "read: %s",
@@ -97,7 +97,7 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {RUNS_KEY: 0}
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return one more than the earlier runs, all through this one."""
+        """Return the number of earlier runs plus one, throughout this run."""
         if self._run is None:
             self._run = int(start[RUNS_KEY]) + 1
         return {RUNS_KEY: self._run}
@@ -124,10 +124,10 @@ _changing_setting = threading.Lock()
 
 @contextmanager
 def no_data_batches(spark: SparkSession) -> Iterator[None]:
-    """Let queries that start within emit what a watermark has closed without new data.
+    """Enable micro-batches without data for queries that start in the block.
 
-    A query copies its session's settings when it starts (Spark 4.3). Several may start at once: the first
-    sets the setting, and the last restores it.
+    A query copies its session's settings when it starts (Spark 4.3). If several start at the same time, the
+    first changes the setting, and the last restores it.
     """
     with _changing_setting:
         starts = _starts.setdefault(spark, _Starts())

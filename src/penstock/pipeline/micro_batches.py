@@ -1,7 +1,7 @@
 """The running query of a pipeline with micro-batches, which Spark runs.
 
-Before it starts its checkpoint catches up with its sink, and after it has ended its consumers move to where
-the checkpoint ends.
+Before it starts, its checkpoint catches up with its sink. After it has ended, its consumers move to where the
+checkpoint ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MicroBatchQuery(Query):
         self._sources, self._others = sources, others
         self._expected = expected or {}
         self._ended = False
-        # A source that cannot be drained may never be idle for long.
+        # Sources that cannot be drained may never be idle for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
         self._on_end = on_end
 
@@ -109,7 +109,7 @@ class MicroBatchQuery(Query):
         return None if timeout is None else ended
 
     def _wait(self, seconds: float) -> bool | None:
-        # Spark's annotation says int; it takes fractions of a second as well.
+        # Spark's annotation says int, but it accepts fractions of a second.
         return self._query.awaitTermination(seconds)  # type: ignore[arg-type]  # see above
 
     def processAllAvailable(self) -> None:
@@ -123,7 +123,7 @@ class MicroBatchQuery(Query):
         try:
             finished = not self.isActive or self._drained(timeout)
         except Exception as error:
-            # How the query itself ends is what counts.
+            # Only how the query itself ended matters.
             log.warning(
                 "query %r stopped before its micro-batch ended, and the next run repeats it: %s",
                 self._called,
@@ -148,7 +148,7 @@ class MicroBatchQuery(Query):
             self._has_ended()
 
     def _drained(self, timeout: float) -> bool:
-        """Drain the sources; return whether the query is idle within ``timeout`` seconds."""
+        """Drain the sources; return whether the query became idle within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         quiet, left = 0, list(self._sources)
         while self.isActive and quiet < self._quiet_polls:
@@ -169,10 +169,10 @@ class MicroBatchQuery(Query):
         return True
 
     def _drain(self, sources: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
-        """Ask the owners of consumers to plan nothing more; return the sources that have yet to be asked.
+        """Ask the owners of consumers to plan no more micro-batches; return the sources still to be asked.
 
-        Another query may own the consumer by now, so only an owner that is known to be this query's is asked.
-        A query that has not begun a micro-batch yet has no owner to ask.
+        Another query may own a consumer by now, so only an owner that is known to be this query's is asked. A
+        query that has not begun a micro-batch yet has no owner to ask.
         """
         offsets, left = self._planned(sources), []
         for source in sources:
@@ -185,8 +185,8 @@ class MicroBatchQuery(Query):
         return left
 
     def _planned(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], QueueOffset]:
-        """Return an offset of each source that an owner of this run has made, from the run's progress, or
-        before that from the checkpoint.
+        """Return an offset of each source that an owner in this run has made: from the run's progress, or,
+        before there is any, from the checkpoint.
         """
         progress = self._query.lastProgress
         if progress is not None:
@@ -228,7 +228,7 @@ class MicroBatchQuery(Query):
 
 
 def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
-    """Return the owner epochs that a query will have if it starts now and no other one does before.
+    """Return the owner epochs that a query will get if it starts now and no other query starts first.
 
     Raises NotRegisteredError when a consumer is not registered on its queue.
     """
@@ -240,7 +240,7 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
         except NotRegisteredError:
             raise
         except PenstockError:
-            # The query itself reports anything else that is wrong with a source.
+            # The query itself reports all other problems of a source.
             continue
     return epochs
 
@@ -248,12 +248,12 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
 def catch_up_with_sink(
     spark: SparkSession, sink: Sink, guarantee: str, location: str, consumers: Sequence[OwnedConsumer]
 ) -> None:
-    """Log in a checkpoint the last epoch or micro-batch if the sink has it and the checkpoint does not.
+    """Log the last epoch or micro-batch in a checkpoint if the sink has it and the checkpoint does not.
 
-    The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
-    wrote last. A query that is ``at_least_once`` repeats it instead.
+    The driver of a continuous query may have died in between, or a power failure may have lost what Spark
+    wrote last. A query that is ``at_least_once`` repeats the epoch instead.
     """
-    # After the very first epoch, the checkpoint may have the query's id and nothing else.
+    # After the very first epoch, the checkpoint may have only the query's id.
     if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:
         return
     logs = CheckpointLog(location)
@@ -267,7 +267,7 @@ def catch_up_with_sink(
 
 
 def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
-    """Move the consumer of an epoch that the sink has."""
+    """Move the consumer past an epoch that the sink has."""
     parsed = QueueOffset.of(offset)
     for owned in consumers:
         if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
@@ -277,7 +277,7 @@ def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
 def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
     """Move the consumers to where the checkpoint's commit log ends, once the query no longer owns them.
 
-    An error is logged and not raised: how the query itself ended is what counts.
+    An error is logged, not raised, since only how the query itself ended matters.
     """
     offsets: list[QueueOffset] = []
     if consumers:
@@ -308,7 +308,7 @@ def _logging_errors(called: str) -> Iterator[None]:
 
 
 def _await_release(store: Store, owned: OwnedConsumer) -> None:
-    """Wait for Spark to end the process that owns the consumer, a moment after the query."""
+    """Wait until Spark ends the process that owns the consumer, a moment after the query."""
     registration = store.consumer(owned.consumer).registration(owned.queue)
     lock = store.database.owner_lock(registration.lock_name(store.uuid))
     deadline = time.monotonic() + _RELEASE_SECONDS
@@ -320,5 +320,5 @@ def _json(text: str | None) -> object:
     try:
         return parse_json(text or "null")
     except ValueError:
-        # Another source's offset need not be JSON.
+        # The offset of another source may not be JSON.
         return None

@@ -43,16 +43,17 @@ OnEnd = Callable[[Exception | None], None]
 def monitor(spark: SparkSession, *, url: str | None = None) -> None:
     """Report the session's streaming queries to a store, for the page of ``penstock ui``.
 
-    Queries of :func:`penstock.stream` report to the store of their sink or source on their own. This is for
-    all others that start from now on, and for pipelines without a store. Over Spark Connect no query reports
-    until you call it, since PySpark's listener (4.3) keeps a program running until ``spark.stop()``.
+    Queries of :func:`penstock.stream` report to the store of their sink or source automatically. Call this
+    for all other queries that start from now on, and for pipelines without a store. Over Spark Connect, no
+    query reports until you call it, since PySpark's listener (4.3) keeps a program running until
+    ``spark.stop()``.
 
     Parameters
     ----------
     spark
         The session, classic or Spark Connect.
     url
-        The store, which has to exist; the session's ``spark.penstock.url`` when None.
+        The store, which must exist; the session's ``spark.penstock.url`` when None.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def monitor(spark: SparkSession, *, url: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class MonitorTarget:
-    """Where a pipeline's query reports to, and what is known of the query before it starts."""
+    """The store that a pipeline's query reports to, and what is known about the query before it starts."""
 
     spark: SparkSession
     publisher: Publisher
@@ -104,10 +105,10 @@ class MonitorTarget:
 def monitor_target(
     spark: SparkSession, source: Source, sink: Sink, consumers: Sequence[OwnedConsumer] = ()
 ) -> MonitorTarget | None:
-    """Return where a pipeline's query reports to; None for nowhere.
+    """Return where a pipeline's query reports to, or None.
 
-    That is the store of its sink, else of its source, else that of ``penstock.monitor``. Over Spark Connect
-    it is None before ``penstock.monitor``.
+    That is the store of its sink, or else of its source, or else the store of ``penstock.monitor``. Over
+    Spark Connect it is None before ``penstock.monitor``.
     """
     listener = session_listener(spark, listen=False)
     if not (is_classic(spark) or listener.listens):
@@ -151,7 +152,7 @@ class ContinuousMonitor:
 def start_monitored(
     spark: SparkSession, target: MonitorTarget | None, start: Callable[[], StreamingQuery], checkpoint: str
 ) -> tuple[StreamingQuery, OnEnd]:
-    """Start a query that Spark runs and report it; return it with the function to call at its end."""
+    """Start a query that Spark runs and report it; return it with the function to call when it ends."""
     try:
         listener = session_listener(spark, listen=target is not None)
     except Exception as error:
@@ -177,7 +178,7 @@ def _end(
     run_id: str,
     error: Exception | None,
 ) -> None:
-    """Wait until the end is written; the last progress, and the end, come by another thread."""
+    """Wait until the end is written; another thread reports the last progress and the end."""
     if not listener.await_end(run_id, _ENDING_SECONDS):
         error = error or _exception(query)
         publisher.end(run_id, None if error is None else error_of(error, publisher.secrets))
@@ -225,7 +226,7 @@ class SessionListener:
         """Whether it is registered with Spark."""
         self._guard = threading.Condition()
         self._runs: dict[str, Publisher | None] = {}
-        """By run; None for runs that it does not report."""
+        """The publishers by run; None for runs that are not reported."""
         self._starting = 0
         self._parked: list[Callable[[], None]] = []
         self.others: Publisher | None = None
@@ -239,7 +240,7 @@ class SessionListener:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Park events of unknown queries while a pipeline starts one, until it has claimed its own."""
+        """Hold events of unknown queries while a pipeline starts one, until it has claimed its query."""
         with self._guard:
             self._starting += 1
         try:
@@ -263,11 +264,11 @@ class SessionListener:
             self._guard.notify_all()
 
     def await_end(self, run_id: str, timeout: float) -> bool:
-        """Wait until the end of a run was reported; return whether it was in time."""
+        """Wait until the end of a run is reported; return whether that happened in time."""
         with self._guard:
             return self._guard.wait_for(lambda: run_id not in self._runs, timeout)
 
-    # Called by Spark, from threads of its own.
+    # Called by Spark, from its own threads.
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
         if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
@@ -312,7 +313,7 @@ _guard = threading.Lock()
 
 
 def session_listener(spark: SparkSession, *, listen: bool = True) -> SessionListener:
-    """Return the listener of a session, registered with Spark by the first call that asks it to listen.
+    """Return the listener of a session; the first call with ``listen`` registers it with Spark.
 
     Queries that Spark does not run need no registration.
     """

@@ -1,4 +1,4 @@
-"""Spark's progress and errors in the form of the store: short, and without secrets."""
+"""Convert Spark's progress and errors to the store's form: short, and without secrets."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _TEXT = 300
 _MESSAGE = 600
 _WARNING = 400
 # What Spark appends to an error's message: the query's plan, and its own stack trace.
-# Every pattern here takes linear time: the text may come from anywhere.
+# All patterns here take linear time, since the text may come from anywhere.
 _APPENDED = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM stacktrace:")
 
-# The text of an object without one: its class, and its address.
+# Java's default text of an object: its class and its address.
 _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
 def progress_of(
     progress: Json, rows_in: int, rows_out: int | None, secrets: Sequence[str] = (), late: int = 0
 ) -> QueryProgress:
-    """Return Spark's progress as the store has it.
+    """Return Spark's progress in the store's form.
 
     Parameters
     ----------
     progress
-        The newest, in the form of Spark's JSON.
+        The newest progress, in the form of Spark's JSON.
     rows_in, rows_out
         The rows since the last progress that was written.
     secrets
-        Texts that are replaced.
+        Texts to replace.
     late
         Rows that this run has dropped as late.
     """
@@ -65,7 +65,7 @@ def progress_of(
 
 
 def rows_of(progress: Json) -> tuple[int, int | None]:
-    """Return the rows that were read and written; None where Spark does not count them."""
+    """Return the numbers of rows read and written; None if Spark does not count them."""
     out = (progress.get("sink") or {}).get("numOutputRows", -1)
     return int(progress.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
 
@@ -104,7 +104,7 @@ def _called(end: Json) -> str:
 
 
 def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) -> str | None:
-    """Return a text that every store takes, without secrets; None for an empty one."""
+    """Return a text that every store accepts, without secrets; None if it is empty."""
     if not text:
         return None
     kept = text.replace("\0", "").encode(errors="replace").decode()
@@ -112,7 +112,7 @@ def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) ->
 
 
 def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | None = None) -> QueryError:
-    """Return a query's error as the store has it, with Spark's condition if it has lost its own."""
+    """Return a query's error in the store's form, with Spark's condition if it has lost its own."""
     error = original_error(error)
     if isinstance(error, PenstockError):
         condition, message = error.condition, error.message
@@ -124,7 +124,7 @@ def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | Non
 
 
 def _brief(message: str, secrets: Sequence[str]) -> str:
-    """Return the beginning and the end of a message; the end often is what a Python function has raised."""
+    """Return the start and the end of a message; the end is often the error of a Python function."""
     whole = text_of(message, secrets, len(message) + _MESSAGE) or ""
     half = (_MESSAGE - 3) // 2
     return whole if len(whole) <= _MESSAGE else f"{whole[:half]} … {whole[-half:]}"

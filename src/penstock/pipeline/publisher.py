@@ -1,7 +1,7 @@
-"""The publisher of this process's queries to a store.
+"""Publish the progress of this process's queries to a store.
 
 One thread writes the newest progress of each query, at most once a second. Its callers leave a note and do
-not wait. A store that does not answer is logged once, and tried again later.
+not wait. If the store does not answer, that is logged once, and the thread tries again later.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.store.url import parse_url, with_options
 log = logging.getLogger("penstock.pipeline")
 
 EVERY_SECONDS = 1.0
-"""Between two writes for one query."""
+"""Seconds between two writes for one query."""
 RETRY_SECONDS = 10.0
-"""After a store did not answer."""
+"""Seconds until the next try after a store did not answer."""
 GIVEN_UP_SECONDS = 300.0
-"""After which the end of a run is dropped if the store has not answered since."""
+"""Seconds after which the end of a run is dropped if the store has not answered."""
 _EXIT_SECONDS = 2.0
 
 LedgerName = Callable[[Transaction], str | None]
@@ -41,12 +41,12 @@ LedgerName = Callable[[Transaction], str | None]
 
 
 def in_no_ledger(_tx: Transaction) -> None:
-    """Return the ledger name of a sink without entries there: none."""
+    """Return None, as the ledger name of a sink that has no entries in the ledger."""
 
 
 @dataclass(frozen=True)
 class _Unwritten:
-    """Progress that is not written yet: the newest, and the rows of all since the last write."""
+    """Unwritten progress of a run: the newest progress, and the sum of the rows since the last write."""
 
     progress: Json
     rows_in: int
@@ -81,7 +81,7 @@ class _Followed:
         return self.ended_at is not None
 
     def due(self) -> float:
-        """Return when there is something to write, by the clock."""
+        """Return the time of the clock at which there is something to write."""
         if not self.begun or self.ended:
             return 0.0
         return self.written_at + (HEARTBEAT_SECONDS if self.news is None else EVERY_SECONDS)
@@ -89,7 +89,7 @@ class _Followed:
 
 @dataclass(frozen=True)
 class _Note:
-    """What the next transaction writes for a run."""
+    """What to write for a run in the next transaction."""
 
     followed: _Followed
     begins: bool
@@ -118,7 +118,7 @@ class Publisher(Forkable):
         """Forget the queries, which the parent reports."""
         self._reset()
 
-    # For callers; none of it waits.
+    # For callers. These methods do not wait.
 
     def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
         with self._changed:
@@ -138,13 +138,13 @@ class Publisher(Forkable):
             first = followed.news is None
             news = _Unwritten(progress, *rows_of(progress))
             followed.news = news if followed.news is None else followed.news.merged_with(news)
-            # The thread has to compute its pause again for the first one alone.
+            # Only the first one makes the thread compute its pause again.
             if first:
                 self._changed.notify_all()
 
     def _add_late(self, followed: _Followed, rows: int) -> None:
         if rows and not followed.late:
-            # Once for each run; the monitor page counts them.
+            # Logged once per run; the monitor page shows the count.
             log.warning(
                 "query %s drops rows because they are older than its watermark",
                 followed.run.name or followed.run.query_id,
@@ -206,7 +206,7 @@ class Publisher(Forkable):
         return due - time.monotonic()
 
     def _notes(self) -> list[_Note]:
-        """Take what is due; what comes meanwhile is left for the next time."""
+        """Take what is due; whatever arrives meanwhile is left for the next time."""
         now, notes = time.monotonic(), []
         for followed in self.followed.values():
             if followed.due() <= now:
@@ -216,12 +216,12 @@ class Publisher(Forkable):
 
     def _write(self, notes: list[_Note]) -> None:
         database = self._opened()
-        # Reports may be lost with the machine: no commit waits for a disk.
+        # Not durable, so no commit waits for a disk; reports may be lost if the machine fails.
         database.run(lambda tx: _write(tx, notes, self.secrets), durable=False, idempotent=True, timeout=0)
 
     def _opened(self) -> Database:
         if self._database is None:
-            # Whoever reads or writes the store has created it.
+            # Not created here: the programs that read or write the store create it.
             self._database = open_database(without_waits(self._url), create=False, timeout=0)
         return self._database
 
@@ -250,11 +250,11 @@ class Publisher(Forkable):
             for run_id, followed in list(self.followed.items()):
                 if followed.ended_at is not None and now - followed.ended_at > GIVEN_UP_SECONDS:
                     del self.followed[run_id]
-            # Once for each outage.
+            # Logged once per outage.
             if not self.unavailable:
                 kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
-                    "queries continue, for now without reports to the monitor page: %s",
+                    "queries continue without reports to the monitor page for now: %s",
                     f"{kind}{shown(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
@@ -293,9 +293,9 @@ def _progress(tx: Transaction, followed: _Followed, news: _Unwritten, secrets: l
 
 
 def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
-    """Return the rows of the micro-batches since in the ledger.
+    """Return the rows of the micro-batches up to ``upto`` that were not counted yet, from the ledger.
 
-    Spark does not count what a Python sink writes (4.2, 4.3).
+    Spark does not count the rows that a Python sink writes (4.2, 4.3).
     """
     after = upto - 1 if followed.batch is None else followed.batch
     try:

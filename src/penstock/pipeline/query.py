@@ -1,4 +1,4 @@
-"""Triggers and running queries, with the names of PySpark's ``StreamingQuery``, and their end at SIGTERM."""
+"""Triggers, and running queries with the names of PySpark's ``StreamingQuery``; how SIGTERM stops them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Trigger:
 
     @classmethod
     def processing_time(cls, interval: str = "0 seconds") -> Trigger:
-        """Run a micro-batch at every interval; by default, each one starts when the one before has ended.
+        """Run a micro-batch at every interval; by default, each one starts when the previous one has ended.
 
         Parameters
         ----------
         interval
-            Such as ``"10 seconds"``.
+            The interval, such as ``"10 seconds"``.
         """
         return cls("processing_time", _checked(interval, 0, "'10 seconds'"))
 
@@ -55,13 +55,13 @@ class Trigger:
     def continuous(cls, interval: str = "1 second") -> Trigger:
         """Run row by row in one long Spark job, with latencies of milliseconds.
 
-        Rows are committed at once, together with those that come meanwhile, but at most once in every
+        Rows are committed immediately, together with those that arrive meanwhile, but at most once per
         interval. For transformations that work on one row at a time, from a queue or a rate source.
 
         Parameters
         ----------
         interval
-            The least time between two commits, such as ``"100 ms"``.
+            The minimum time between two commits, such as ``"100 ms"``.
         """
         return cls("continuous", _checked(interval, 1, "'100 ms' or '1 second'"))
 
@@ -76,12 +76,12 @@ class Trigger:
             return {"availableNow": True}
         if self.kind == "continuous":
             return {"continuous": str(self.interval)}
-        # Spark knows no short names of units.
+        # Spark does not accept short names of units.
         return {"processingTime": f"{round(self.seconds * 1000)} milliseconds"}
 
 
 def _checked(interval: object, least: int, examples: str) -> str:
-    """Return an interval of at least so many microseconds; refuse anything else."""
+    """Return an interval of at least ``least`` microseconds; refuse anything else."""
     micros = interval_micros(interval) if isinstance(interval, str) else None
     if not isinstance(interval, str) or micros is None or micros < least:
         raise InvalidOptionError(
@@ -133,9 +133,9 @@ class Query(ABC):
 
     @abstractmethod
     def exception(self) -> Exception | None:
-        """Return the error that ended the query, Penstock's own if it was one, else Spark's.
+        """Return the error that ended the query: Penstock's error if there was one, otherwise Spark's.
 
-        None without an error.
+        None if there was no error.
         """
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Query(ABC):
 
     @abstractmethod
     def processAllAvailable(self) -> None:
-        """Wait until everything that is in the sources now has been processed and committed."""
+        """Wait until all rows that are now in the sources have been processed and committed."""
 
     @abstractmethod
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
@@ -166,12 +166,12 @@ class Query(ABC):
         Parameters
         ----------
         timeout
-            Seconds to wait for what is in flight; then it is interrupted, and the next run repeats it.
+            Seconds to wait; after that the micro-batch or epoch is interrupted, and the next run repeats it.
         """
 
 
 class EndedQuery(Query):
-    """A query that had nothing to do when it was started; its status says why."""
+    """A query that had nothing to do when it was started; ``status`` says why."""
 
     def __init__(self, query_id: str, name: str | None, message: str) -> None:
         self._id, self._name, self._message = query_id, name, message
@@ -219,10 +219,10 @@ class EndedQuery(Query):
 
 
 def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bool:
-    """Wait a second at a time until ``wait`` returns true; False after so many seconds.
+    """Wait a second at a time until ``wait`` returns true; return False after ``timeout`` seconds.
 
-    Python handles a signal in its main thread. The system may give one to another thread, as it does just
-    after a suspended process was resumed, and then does not interrupt what the main thread waits for.
+    Python handles signals in its main thread. But the system may deliver a signal to another thread, for
+    example just after a suspended process was resumed, and then does not interrupt the main thread's wait.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -233,15 +233,15 @@ def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bo
             return False
 
 
-# A signal has one handler for the process, so it stops the queries of all sessions.
+# A process has one handler for a signal, so it stops the queries of all sessions.
 _running: weakref.WeakSet[Query] = weakref.WeakSet()
 
 
 def stop_on_sigterm(query: Query) -> None:
-    """Stop the query on SIGTERM, unless the program has a handler of its own.
+    """Stop the query on SIGTERM, unless the program has its own handler.
 
     The first SIGTERM lets each query finish its micro-batch in flight, so that ``awaitTermination`` returns
-    and the program ends on its own; the second one ends the process at once.
+    and the program ends normally; the second one ends the process immediately.
     """
     _running.add(query)
     in_main = threading.current_thread() is threading.main_thread()
@@ -251,12 +251,12 @@ def stop_on_sigterm(query: Query) -> None:
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A thread of its own: the main thread may be in the middle of a call to the JVM.
+    # In a separate thread, since the main thread may be in the middle of a call to the JVM.
     threading.Thread(target=_stop_all, name="penstock-shutdown").start()
 
 
 def _stop_all() -> None:
-    # In parallel: each has its own micro-batch to finish.
+    # In parallel, since each query has its own micro-batch to finish.
     for query in list(_running):
         threading.Thread(target=_stop, args=[query], name=f"penstock-shutdown-{query.id}").start()
 

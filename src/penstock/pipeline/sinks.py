@@ -32,7 +32,7 @@ class QueueSink(Sink, ContinuousSink):
     Parameters
     ----------
     queue
-        Its name.
+        The queue's name.
     url
         The store; by default the session's ``spark.penstock.url``.
     options
@@ -102,9 +102,9 @@ class ConsoleSink(Sink, ContinuousSink):
     Parameters
     ----------
     rows
-        How many.
+        How many rows to print.
     truncate
-        Whether to cut cells off after 20 characters, or after how many.
+        Whether to cut off cells after 20 characters, or the number of characters after which to cut them off.
     """
 
     format: ClassVar[str] = "console"
@@ -131,12 +131,12 @@ class ConsoleSink(Sink, ContinuousSink):
 
 @dataclass(frozen=True)
 class FunctionSink(BatchSink, ContinuousSink):
-    """A function of your own that tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
+    """Your own function, which tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
 
     Parameters
     ----------
     function
-        Takes the batch; what it returns is ignored. Spark pickles it.
+        Takes the batch; its result is ignored. Spark pickles the function.
     """
 
     output_modes: ClassVar[tuple[str, ...]] = MODES

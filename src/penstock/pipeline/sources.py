@@ -35,7 +35,7 @@ class QueueSource(Source, ContinuousSource):
     Parameters
     ----------
     queue
-        Its name.
+        The queue's name.
     consumer
         The consumer to read with, which is registered on the queue. The query resumes at its offsets, and
         moves them.
@@ -95,9 +95,9 @@ class RateSource(Source, ContinuousSource):
     Parameters
     ----------
     rows_per_second
-        How many.
+        The number of rows per second.
     partitions
-        In how many partitions.
+        The number of partitions.
     """
 
     rows_per_second: int = 1
@@ -166,7 +166,7 @@ class DataFrameSource(Source):
 
 
 def as_source(source: Source | Feed | DataFrame) -> Source:
-    """Return a source for what a user gave as one."""
+    """Return the source for what a user passed as one."""
     if isinstance(source, Source):
         return source
     if isinstance(source, DataFrame):
@@ -185,7 +185,7 @@ def as_source(source: Source | Feed | DataFrame) -> Source:
 
 
 def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedConsumer | None:
-    """Return the consumer of a read with these options, whose names are in lower case; None without one."""
+    """Return the consumer of a read with these options (names in lower case); None without a consumer."""
     url = options.get("url") or default_url(spark)
     queue = options.get("queue") or options.get("path") or spark.conf.get(CONF_PREFIX + "queue", None)
     consumer = options.get("consumer")
@@ -194,14 +194,14 @@ def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedCons
 
 
 def check_queue(queue: str, url: str | None, options: Mapping[str, object]) -> None:
-    """Refuse arguments of a queue's source or sink that are of another kind."""
+    """Refuse arguments of a queue's source or sink that have the wrong type."""
     check_name("queue", queue)
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
     require("options", options, Mapping, "a mapping such as {'maxRowsPerTrigger': 100_000}")
 
 
 def url_of(options: Mapping[str, str], spark: SparkSession) -> str | None:
-    """Return the store's URL among options of the data source, or else the session's."""
+    """Return the store's URL from options of the data source, or else the session's."""
     return {name.lower(): value for name, value in options.items()}.get("url", default_url(spark))
 
 

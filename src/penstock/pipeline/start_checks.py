@@ -1,7 +1,7 @@
-"""Checks of the consumers of a query before it takes them over, which fences the query that has them.
+"""Check the consumers of a query before it takes them over, which fences the query that owns them.
 
-The query, or its first commit, would refuse the same: too late for the other one. They check again, since
-another query may come in between, and report whatever else is wrong.
+The query or its first commit would refuse the same, but too late for the fenced query. They check again,
+since another query may start in between, and report all other problems.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.store.records.consumers import Registration
 
 @dataclass(frozen=True)
 class RegisteredConsumer:
-    """A consumer of a query, as its store has it before the query starts."""
+    """A consumer of a query, as registered in its store before the query starts."""
 
     owned: OwnedConsumer
     store: str
@@ -34,7 +34,7 @@ class RegisteredConsumer:
 
 
 def registered(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
-    """Look up consumers; those that cannot be read are left out."""
+    """Look up consumers; consumers that cannot be read are left out."""
     readable = []
     for owned in consumers:
         with suppress(PenstockError), connect(owned.url, create=False) as store:
@@ -60,7 +60,7 @@ def require_same_consumers(location: str, consumers: Sequence[RegisteredConsumer
 
 
 def _logged(location: str) -> dict[tuple[str, str | None], QueueOffset]:
-    """Return the last offset of each consumer in a checkpoint; none if Python cannot read it."""
+    """Return the last offset of each consumer in a checkpoint; empty if Python cannot read it."""
     with suppress(CommitRefusedError):
         checkpoint = Checkpoint(location)
         ranges = checkpoint.ranges(checkpoint.last_planned())
@@ -96,7 +96,7 @@ def require_own_state(
 
 
 def _bound_apps(spark: SparkSession, sink: Sink, consumer: RegisteredConsumer) -> set[str]:
-    """Return the apps to which a consumer is bound, by its store or that of the sink."""
+    """Return the apps that a consumer is bound to, in its own store or in the sink's."""
     registration = consumer.registration
     if consumer.owned.moved_by_sink:
         return set() if registration.app_id is None else {registration.app_id}

@@ -58,7 +58,7 @@ def stream(spark: SparkSession, source: Source | Feed | DataFrame) -> Stream:
         The session.
     source
         A :class:`QueueSource`, a :class:`RateSource` or another :class:`Source`; a change feed, read with the
-        defaults of ``changes.read_stream`` and so without carry-over rows; or any streaming DataFrame.
+        defaults of ``changes.read_stream``, that is, without carry-over rows; or any streaming DataFrame.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def stream(spark: SparkSession, source: Source | Feed | DataFrame) -> Stream:
 
 @dataclass(frozen=True)
 class Stream:
-    """A source with the transformations so far; each method returns a new one."""
+    """A source with the transformations so far; each method returns a new stream."""
 
     spark: SparkSession
     source: Source
@@ -88,7 +88,7 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            When it is no function.
+            When it is not a function.
         """
         if not callable(function):
             raise InvalidInputError(
@@ -106,28 +106,27 @@ class Stream:
     ) -> Stream:
         """Keep the first ``n`` rows, or the first ``n`` of each key, over all micro-batches and restarts.
 
-        That holds in output mode append, and in complete if the limit comes before the aggregation. After an
-        aggregation in complete mode, the limit is Spark's: it cuts the result of each micro-batch, and the
-        query goes on.
+        That holds in output mode append, and in complete mode if the limit comes before the aggregation.
+        After an aggregation in complete mode, the limit is Spark's: it cuts the result of each micro-batch,
+        and the query continues.
 
         Parameters
         ----------
         n
-            How many rows.
+            The number of rows.
         on_limit
-            ``stop`` (when None): the query ends by itself in the micro-batch that reaches ``n``. ``keep``: it
-            runs on and drops what it reads, as a plain ``df.limit(n)`` does.
+            ``stop`` (when None): the query ends in the micro-batch that reaches ``n``. ``keep``: it keeps
+            running and drops the rows that it reads, like a plain ``df.limit(n)``.
         per
-            The columns of a key, of which each has ``n`` rows of its own; the query does not end by itself
-            then.
+            The key columns. Each key has its own limit of ``n`` rows, and the query does not end by itself.
         ttl
-            With ``per``: how long after its last row a key is forgotten, such as ``"1 hour"``; for ever when
-            None.
+            With ``per``: how long after a key's last row its count is dropped, such as ``"1 hour"``; never
+            when None.
 
         Raises
         ------
         InvalidInputError
-            When an argument has the wrong type, or the stream has a limit already.
+            When an argument has the wrong type, or the stream already has a limit.
         """
         if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
             raise InvalidInputError(
@@ -136,8 +135,8 @@ class Stream:
         if per is not None:
             if on_limit is not None:
                 raise InvalidOptionError(
-                    "on_limit is for a limit of all rows: with per, each key has its own, and the query runs "
-                    "on",
+                    "on_limit is for a limit on all rows: with per, each key has its own limit, and the "
+                    "query keeps running",
                     condition="INVALID_OPTION.CONFLICT",
                     option="on_limit",
                 )
@@ -150,7 +149,7 @@ class Stream:
 
     @property
     def row_limit(self) -> RowLimit | None:
-        """The limit of all rows, if there is one."""
+        """The limit on all rows, if there is one."""
         return next((limit for limit in self.transforms if isinstance(limit, RowLimit)), None)
 
     @property
@@ -168,21 +167,21 @@ class Stream:
         Parameters
         ----------
         sink
-            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or a
-            :class:`BatchSink` of your own.
+            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or
+            your own :class:`BatchSink`.
         guarantee
-            Into a queue or a table, ``exactly_once`` by default (one transaction writes the rows and records
-            the micro-batch; the consumer moves in it too, or after it if it is in another store),
-            ``idempotent`` (for stateless transformations, in output mode append: tasks write their rows
-            directly, and skip those that are there) or ``at_least_once``. The console and a function give
-            ``at_least_once`` only; other sinks list their own.
+            For a queue or a table, ``exactly_once`` by default (one transaction writes the rows and records
+            the micro-batch; it also moves the consumer, or the consumer moves afterwards if it is in another
+            store), ``idempotent`` (for stateless transformations in output mode append: tasks write their
+            rows directly, and skip rows that are already there) or ``at_least_once``. The console and a
+            function only support ``at_least_once``; other sinks list their own guarantees.
         output_mode
-            ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
+            ``append`` for a queue, whose rows never change. A table also takes ``update`` and ``complete``.
 
         Raises
         ------
         InvalidOptionError
-            When the sink does not keep the guarantee, or does not take the output mode.
+            When the sink does not support the guarantee or the output mode.
         """
         require(
             "sink",
@@ -241,18 +240,18 @@ class Pipeline:
         ----------
         checkpoint
             Where Spark keeps the query's progress: a folder, or the URL of one. Only the continuous trigger
-            works without one: it then uses a temporary folder, which is deleted when the query ends, and kept
+            works without one. It then uses a temporary folder, which is deleted when the query ends, and kept
             if it fails.
         name
             The query's name.
         trigger
             One micro-batch after the other when None.
         check
-            Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode
-            is refused.
+            Whether to refuse a query that :func:`penstock.modes.check` finds not allowed or not safe in its
+            output mode.
         monitor
             Whether the query reports its progress to the store of its sink, or else of its source, for
-            ``penstock ui``: one small write a second at most. Over Spark Connect only after
+            ``penstock ui``, with at most one small write a second. Over Spark Connect, it only reports after
             ``penstock.monitor``.
 
         Raises
@@ -260,8 +259,8 @@ class Pipeline:
         InvalidInputError
             When an argument has the wrong type, or the checkpoint is empty.
         OutputModeRefusedError
-            With the report, when Spark would not start the query in this output mode, or rows might be lost
-            or repeated, or state would grow without a limit.
+            When Spark would not start the query in this output mode, rows might be lost or repeated, or state
+            would grow without a limit; has the report.
         CommitRefusedError
             When the guarantee or the limit cannot be kept with this checkpoint or this plan.
         ContinuousRefusedError
@@ -275,7 +274,7 @@ class Pipeline:
         return self._with_moved_consumer()._start(checkpoint, name, trigger, check, monitor)
 
     def _with_moved_consumer(self) -> Pipeline:
-        """Return the same pipeline, whose source knows if the sink's transaction moves its consumer."""
+        """Return the pipeline with a source that knows whether the sink's transaction moves its consumer."""
         if self.guarantee == "at_least_once" or not self._one_store():
             return self
         return replace(self, stream=replace(self.stream, source=self.stream.source.moved_by_sink()))
@@ -286,7 +285,7 @@ class Pipeline:
         urls = self.stream.source.store_url(spark), self.sink.store_url(spark)
         if None in urls:
             return False
-        # The query itself reports what is wrong with a store.
+        # The query itself reports problems of a store.
         with suppress(PenstockError):
             uuids = set()
             for url in urls:
@@ -308,7 +307,7 @@ class Pipeline:
         location = _location(self.stream.spark, checkpoint)
         frame, counted = _transformed(self.stream)
         if check:
-            # The sink itself refuses rows below.
+            # The sink itself refuses unsuitable rows below.
             report = check_modes(frame, self.sink.format, trigger)
             report.require(self.output_mode)
             _log_warnings(report[self.output_mode], name)
@@ -395,7 +394,7 @@ class Pipeline:
         return LimitRun.of(self.stream.spark, limit, location)
 
     def _limited(self, limiting: LimitRun, frame: DataFrame) -> DataFrame:
-        """Return the rows of a source that reads no more than the limit leaves, if it can do so."""
+        """Return the rows of a source that reads only as many rows as the limit leaves, if it can."""
         source = self.stream.source
         one = len(streaming_reads(frame) or ()) == 1
         options = limiting.options(frame, of_a_queue=one and source.takes_row_quota)
@@ -440,8 +439,8 @@ class Pipeline:
         culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
         if culprit is not None:
             raise CommitRefusedError(
-                "guarantee=idempotent is for transformations whose tasks are cut the same way each time, and "
-                f"this one has {culprit}: use guarantee=exactly_once",
+                "guarantee=idempotent is for transformations that divide rows into tasks the same way each "
+                f"time, and this one has {culprit}: use guarantee=exactly_once",
                 condition="COMMIT_REFUSED.NOT_IDEMPOTENT",
                 operator=culprit,
             )
@@ -479,8 +478,8 @@ def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) ->
     """Return the checkpoint as an absolute path or URL: Spark's workers may have another directory."""
     if checkpoint is None:
         raise InvalidInputError(
-            "a query of micro-batches needs a checkpoint: start(checkpoint='checkpoints/orders'), a "
-            "folder of its own or the URL of one, where Spark keeps the query's progress",
+            "a query of micro-batches needs a checkpoint: start(checkpoint='checkpoints/orders'), its own "
+            "folder or the URL of one, where Spark keeps the query's progress",
             condition="INVALID_INPUT.CHECKPOINT_MISSING",
             parameter="checkpoint",
         )

@@ -1,1 +1,1 @@
-"""How Spark sees a store: the data source, its options, checkpoint files, sessions."""
+"""The Spark data source, its options, checkpoint files, and sessions."""

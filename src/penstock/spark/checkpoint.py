@@ -29,11 +29,11 @@ _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTA
 _USER = re.compile(r"//[^/:@]*:")
 
 LIMIT_PASSED_SETTING = "penstock.limit.passed"
-"""The setting, logged with an epoch, with the number of rows that a limit has let through up to its end."""
+"""The setting, logged with each epoch, that has the rows that a limit has let through by the epoch's end."""
 LIMIT_RECORD = "penstock/limit.json"
 """The file with the limit on all rows that micro-batches count."""
 MAX_FILE_BYTES = 64 << 20
-"""The size limit of a checkpoint file; Spark's own have some kilobytes."""
+"""The size limit of a checkpoint file; Spark's own files have some kilobytes."""
 RUNS_KEY = "penstock runs"
 """The key in the offsets of a source without rows that counts the runs of a query."""
 
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @property
     def shown(self) -> str:
-        """Its location, without a password."""
+        """The checkpoint's location, without a password."""
         return redact_location(self.location)
 
     def query_id(self) -> str:
@@ -61,12 +61,12 @@ class Checkpoint:
         return self._query_id
 
     def require_query(self, writers: Iterable[str]) -> None:
-        """Refuse a checkpoint of another query than those whose ids the tasks of a micro-batch report."""
+        """Refuse a checkpoint of another query; ``writers`` are the query ids that the tasks report."""
         queries, expected = set(writers), self.query_id()
         if queries != {expected}:
             raise CheckpointMismatchError(
-                f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
-                f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
+                f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint belongs to "
+                f"{expected}: pass checkpointLocation as a full URL if paths without a scheme are not local",
                 condition="CHECKPOINT_MISMATCH.OTHER_LOCATION",
                 query=sorted(queries),
                 checkpoint=expected,
@@ -149,7 +149,7 @@ class Checkpoint:
             raise self.malformed(name, error) from error
 
     def malformed(self, name: str, error: Exception) -> CommitRefusedError:
-        """Return the error for a file of the checkpoint that is not what was written."""
+        """Return the error for a file of the checkpoint that is malformed."""
         return CommitRefusedError(
             f"the checkpoint's file {name} at {self.shown} is malformed or truncated "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
@@ -169,7 +169,7 @@ class Checkpoint:
         return self._last("offsets")
 
     def tree(self) -> dict[str, fs.FileInfo]:
-        """Return all files and folders by path, as far as a running query does not delete them meanwhile."""
+        """Return all files and folders by path, except those that a running query deletes meanwhile."""
         infos = self.files.get_file_info(fs.FileSelector(self.root, allow_not_found=True, recursive=True))
         # A file system may put its own address in front of a path.
         return {info.path.partition(f"{self.root}/")[2]: info for info in infos}
@@ -199,7 +199,7 @@ class Checkpoint:
         except Exception as error:
             raise CommitRefusedError(
                 f"the checkpoint's file {name} cannot be read at {self.shown}: "
-                f"{type(error).__name__}; is it another query's, or was it deleted?",
+                f"{type(error).__name__}; it may be another query's, or was deleted",
                 condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
                 checkpoint=self.shown,
             ) from error
@@ -211,7 +211,7 @@ def is_batch_number(name: str) -> bool:
 
 
 def _restorable_offset(offsets: Sequence[JsonValue]) -> str | None:
-    """Return the offset that restores a checkpoint without this micro-batch: one source's, in JSON."""
+    """Return the offset that can restore a checkpoint without this micro-batch: that of a single source."""
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 
@@ -277,7 +277,7 @@ def redacted_cause(error: Exception, location: str) -> str:
     """Return the text of an error without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
     password, query = location[_password(location)], location.partition("?")[2]
-    # Libraries sort the parameters, and encode them in their own way.
+    # Libraries sort and encode the parameters in their own way.
     values = [value for _, value in parse_qsl(query) if len(value) >= SHORTEST_SECRET]
     secrets = [query, password, unquote(password), *values, *map(quote, values)]
     return redact(text, [secret for secret in secrets if secret])

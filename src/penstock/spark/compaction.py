@@ -1,4 +1,4 @@
-"""Compaction of a queue by a Spark job: tasks read, encode and write, each for partitions of its own."""
+"""Compaction of a queue by a Spark job, whose tasks read, encode and write separate partitions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from penstock.store.records import catalog
 _TASK_BYTES = 64 << 20
 """The bytes of segments that are worth a task."""
 _TASKS_PER_CORE = 4
-"""So that no core waits long for the last task."""
+"""More than one, so that no core waits long for the last task."""
 _REPORT = pa.schema(
     [("gone", pa.int64()), *((name, pa.string()) for name in ("kind", "condition", "message"))]
 )
 
 
 def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
-    """Compact small segments into large ones in a Spark job, and return how many segments fewer there are.
+    """Compact small segments into large ones in a Spark job; return by how many segments the queue shrank.
 
-    Each task compacts some of the partitions: it reads what they have in the same objects at once, and writes
-    new objects of about 8 MiB. A segment is replaced in one transaction, so readers, writers and other
-    compactions go on meanwhile, and a task that is repeated finds its work done. Tasks connect to the
+    Each task compacts some of the partitions. It reads payloads in the same object with one request, and
+    writes new objects of about 8 MiB. Each segment is replaced in one transaction, so readers, writers and
+    other compactions continue meanwhile, and a repeated task finds its work done. Tasks connect to the
     database. For a small queue, :meth:`Queue.compact` does the same in this process.
 
     Parameters
@@ -47,14 +47,14 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
     queue
         The queue's name.
     url
-        The store's URL; by default that of the session.
+        The store's URL; by default the session's.
 
     Raises
     ------
     QueueNotFoundError
         When there is no such queue.
     StoreError
-        When segments cannot be read; those of other partitions are compacted.
+        When segments cannot be read. The segments of other partitions are compacted.
     QueryFailedError
         When Spark could not run the job.
     InvalidOptionError
@@ -93,21 +93,21 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
 
 
 def _explained(error: Exception, queue: str) -> Exception:
-    """Return Penstock's error in what Spark reports, or one of a line for what Spark says about itself."""
+    """Return Penstock's error in Spark's report, or an error with one line of Spark's own."""
     original = original_error(error)
     if isinstance(original, PenstockError):
         return original
     return QueryFailedError(
-        f"Spark could not compact queue {in_quotes(queue)}: {sentence(str(error), 300)} What was compacted "
-        "before stays so: repeat the call",
+        f"Spark could not compact queue {in_quotes(queue)}: {sentence(str(error), 300)} Partitions that were "
+        "compacted before stay compacted: repeat the call",
         queue=queue,
     )
 
 
 def _shares(crowded: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
-    """Divide partitions into at most so many shares of about the same bytes.
+    """Divide partitions into at most ``most`` shares of about equal size.
 
-    Neighbours stay together, since they are next to each other in objects.
+    Neighbouring partitions stay together, since they are next to each other in objects.
     """
     if not crowded:
         return []
@@ -144,7 +144,7 @@ class _CompactTask:
                 except PenstockError as error:
                     if not concerns_rows(error):
                         raise
-                    # Raised by a task, it would end the job, and with it the tasks of other partitions.
+                    # Raised by a task, the error would end the job and the tasks of other partitions.
                     report |= {"gone": 0, "kind": type(error).__name__, "condition": error.condition}
                     report["message"] = error.message
                 yield pa.RecordBatch.from_pylist([report], schema=_REPORT)

@@ -1,7 +1,7 @@
 """Protocols for the sources and sinks of a pipeline.
 
-A pipeline asks its source for a streaming DataFrame and its sink for a writer, and never what kind they are.
-What the continuous trigger needs besides is in :mod:`penstock.continuous.connectors.protocol`.
+A pipeline asks its source for a streaming DataFrame and its sink for a writer, whatever their kinds. The
+protocols that the continuous trigger also needs are in :mod:`penstock.continuous.connectors.protocol`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Binding:
 
 
 class Source(ABC):
-    """Something that a pipeline reads. A source of your own has to implement :meth:`to_df` alone."""
+    """Something that a pipeline reads. Your own source only has to implement :meth:`to_df`."""
 
     @abstractmethod
     def to_df(self, spark: SparkSession) -> DataFrame:
@@ -56,27 +56,27 @@ class Source(ABC):
 
     @property
     def kind(self) -> str:
-        """What error messages call it."""
+        """The source's name in error messages."""
         return type(self).__name__
 
     @property
     def description(self) -> str | None:
-        """What the monitor page calls the source; None for the description in Spark's progress."""
+        """The source's name on the monitor page; None for the description in Spark's progress."""
         return self.kind
 
     def store_url(self, spark: SparkSession) -> str | None:
-        """Return the URL of the store that it reads, if it reads one."""
+        """Return the URL of the store that the source reads, if any."""
         return None
 
     def owned_consumers(self, spark: SparkSession) -> Sequence[OwnedConsumer]:
-        """Return the consumers that a query of it owns, for a session whose plans cannot be read."""
+        """Return the consumers that a query of this source owns, for a session whose plans cannot be read."""
         return ()
 
     takes_row_quota: ClassVar[bool] = False
-    """Whether the source reads no more rows than a limit still lets through."""
+    """Whether the source can read only as many rows as a limit still lets through."""
 
     def with_row_quota(self, options: Mapping[str, str]) -> Source:
-        """Return the same source, reading no more than these options allow."""
+        """Return the same source, reading only as many rows as these options allow."""
         return self
 
     def moved_by_sink(self) -> Source:
@@ -91,19 +91,19 @@ class WriteSettings:
     guarantee: str
     output_mode: str
     checkpoint: str = field(repr=False)
-    """Its location; the URL may hold a password."""
+    """The checkpoint's location; the URL may contain a password."""
 
 
 @dataclass(frozen=True)
 class MicroBatch(WriteSettings):
-    """A micro-batch to be written.
+    """A micro-batch to write.
 
     ``app_id`` and ``batch_id`` identify its rows: a micro-batch that is repeated after a failure has the same
     ids and, in a deterministic query, the same rows.
     """
 
     batch_id: int
-    """Its number, from 0."""
+    """The micro-batch's number, from 0."""
 
     @property
     def app_id(self) -> str:
@@ -114,13 +114,13 @@ class MicroBatch(WriteSettings):
 class Sink(ABC):
     """Something that a pipeline writes to.
 
-    A sink of your own extends :class:`BatchSink`, or this class if Spark has a format for it.
+    Your own sink extends :class:`BatchSink`, or this class if Spark has a format for it.
     """
 
     format: ClassVar[str] = "foreachBatch"
-    """The format whose rules :func:`penstock.modes.check` applies to it."""
+    """The format whose rules :func:`penstock.modes.check` applies to the sink."""
     guarantees: ClassVar[tuple[str, ...]] = ("at_least_once",)
-    """The guarantees that it keeps, the default first."""
+    """The guarantees that the sink supports, with the default first."""
     output_modes: ClassVar[tuple[str, ...]] = ("append",)
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Sink(ABC):
         """Return a writer of the rows for Spark to start, with the checkpoint among its options."""
 
     def check(self, guarantee: str, output_mode: str) -> None:
-        """Refuse a guarantee or an output mode that the sink does not keep.
+        """Refuse a guarantee or an output mode that the sink does not support.
 
         Raises
         ------
@@ -148,27 +148,27 @@ class Sink(ABC):
 
     @property
     def description(self) -> str:
-        """What the monitor page calls it."""
+        """The sink's name on the monitor page."""
         return type(self).__name__
 
     def store_url(self, spark: SparkSession) -> str | None:
-        """Return the URL of the store that it writes to, if it writes to one."""
+        """Return the URL of the store that the sink writes to, if any."""
         return None
 
     def ledger_name(self, tx: Transaction) -> str | None:
-        """Return its name in its store's ledger; None where it keeps no entries there."""
+        """Return the sink's name in its store's ledger; None if it has no entries there."""
         return None
 
     def binding(self, spark: SparkSession) -> Binding | None:
-        """Return the app to which its commits bind consumers; None if they bind none."""
+        """Return the app to which the sink's commits bind consumers; None if they bind none."""
         return None
 
 
 class BatchSink(Sink):
-    """A sink of your own, which gets each micro-batch on the driver.
+    """Base class for your own sink, which gets each micro-batch on the driver.
 
-    Set the class attribute ``guarantees`` to ``("exactly_once",)`` if :meth:`write` keeps exactly once, and
-    ``output_modes`` to those that it can serve.
+    Set the class attribute ``guarantees`` to ``("exactly_once",)`` if :meth:`write` writes exactly once, and
+    ``output_modes`` to the output modes that it supports.
     """
 
     @abstractmethod
@@ -178,8 +178,8 @@ class BatchSink(Sink):
         Parameters
         ----------
         rows
-            The rows, as a DataFrame of a batch. In a stateful query they have to be computed for every
-            micro-batch, also for one that was written before.
+            The rows, as a batch DataFrame. In a stateful query they have to be computed for every
+            micro-batch, even for one that was written before.
         batch
             The ids of the micro-batch, and the settings of the query.
         """

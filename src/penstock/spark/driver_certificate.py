@@ -1,8 +1,8 @@
-"""The certificate by which tasks know their driver, on an application that encrypts its traffic.
+"""The certificate by which tasks identify their driver, in an application that encrypts its traffic.
 
-A driver makes itself a key and signs its certificate itself. The key does not leave its memory, except where
-``ssl`` can read it from a file only. Tasks get the certificate with the driver's address and trust no other
-one: there is no authority, no host name and no date to check.
+A driver creates its own key and signs its certificate itself. The key does not leave its memory, except where
+``ssl`` can only read it from a file. Tasks get the certificate with the driver's address and trust no other
+certificate, so there is no authority, host name or date to check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.extras import missing
 _NAME = "Penstock driver"
 _FIRST_DAY = datetime(2000, 1, 1, tzinfo=UTC)
 _LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""A clock that is wrong must not keep a task away (the last day is that of RFC 5280, 4.1.2.5)."""
+"""The certificate's last day, as in RFC 5280, 4.1.2.5, so that a wrong clock does not lock out a task."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _load(context: ssl.SSLContext, pem: str) -> None:
 
 
 def task_context(certificate: str) -> ssl.SSLContext:
-    """Return the end of TLS of a task that trusts one driver alone."""
+    """Return the TLS context of a task, which trusts only its driver."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

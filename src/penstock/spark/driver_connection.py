@@ -1,7 +1,7 @@
-"""A connection between a task and its driver: whole messages, authenticated, encrypted where Spark's own are.
+"""A connection between a task and its driver: whole messages, authenticated, encrypted if Spark's own are.
 
-Both sides prove that they know the driver's secret. Where they encrypt, they speak TLS 1.3, and the task
-takes no certificate but that of its driver, which it gets together with the secret.
+Both sides prove that they know the driver's secret. If they encrypt, they use TLS 1.3, and the task accepts
+only the certificate of its driver, which it gets together with the secret.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing import AuthenticationError
 _HEAD = struct.Struct("!i")
 _MOST_BYTES = 0x7FFFFFFF
 _RECORD_HEAD_BYTES = 5
-"""Of a record of TLS: its kind, its version, and the length of the rest in two bytes (RFC 8446, 5.1)."""
+"""The head of a TLS record: kind, version, and the length of the rest in two bytes (RFC 8446, 5.1)."""
 _RECORD_KINDS = range(20, 25)
 
 
@@ -32,7 +32,7 @@ class Connection:
         self._sending = threading.Lock()
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool) -> None:
-        """Encrypt what follows; raise an ``ssl.SSLError`` if the peer does not, or cannot be trusted."""
+        """Encrypt from now on; raise an ``ssl.SSLError`` if the peer does not, or cannot be trusted."""
         tls = _Tls(context, server=server)
         try:
             while not tls.handshake_done():
@@ -47,15 +47,15 @@ class Connection:
         self._tls = tls
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``, readable when a message has come."""
+        """Return the descriptor for ``select``, which is readable when a message has arrived."""
         return self._socket.fileno()
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Let whatever waits for the peer fail after so many seconds with a TimeoutError."""
+        """Let operations that wait for the peer fail with a TimeoutError after ``seconds``."""
         self._socket.settimeout(seconds)
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Return whether a message has come, or the peer has hung up; wait so many seconds for it."""
+        """Return whether a message has arrived or the peer has hung up, within ``timeout`` seconds."""
         if self._socket.fileno() < 0:
             raise OSError("the connection is closed")
         waiting = select.poll()
@@ -73,11 +73,11 @@ class Connection:
         """Return the next message; raise an OSError if it is longer than ``most`` bytes."""
         (length,) = _HEAD.unpack(self._receive(_HEAD.size))
         if not 0 <= length <= most:
-            raise OSError(f"a message of {length} bytes has come, and {most} are allowed")
+            raise OSError(f"a message of {length} bytes has arrived, but only {most} are allowed")
         return self._receive(length)
 
     def shut_down(self) -> None:
-        """Wake the thread that receives, which a mere close would not."""
+        """Wake the thread that receives; closing the socket would not wake it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -98,9 +98,10 @@ class Connection:
         return found
 
     def _record(self) -> bytes:
-        """Return the next record of TLS.
+        """Return the next TLS record.
 
-        No more than that: what has come is then either in the socket, where ``select`` sees it, or taken.
+        Read no further, so that bytes that have arrived are either in the socket, where ``select`` sees them,
+        or have been processed.
         """
         head = self._exactly(_RECORD_HEAD_BYTES)
         if head[0] not in _RECORD_KINDS:
@@ -120,7 +121,7 @@ class Connection:
 class _Tls:
     """TLS without its socket.
 
-    An ``ssl.SSLSocket`` would not do: one thread could not send while another one waits for a message.
+    With an ``ssl.SSLSocket``, one thread could not send while another one waits for a message.
     """
 
     def __init__(self, context: ssl.SSLContext, *, server: bool) -> None:
@@ -130,7 +131,7 @@ class _Tls:
         self._decrypted = bytearray()
 
     def handshake_done(self) -> bool:
-        """Take the next step of the handshake; return whether nothing more has to come for it."""
+        """Take the next step of the handshake; return whether it needs no more data from the peer."""
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
@@ -150,7 +151,7 @@ class _Tls:
             return self._to_send.read()
 
     def decrypted(self, count: int) -> bytes | None:
-        """Return so many of the bytes that were received; None while there are not as many."""
+        """Return ``count`` of the received bytes; None while there are fewer."""
         with self._lock, suppress(ssl.SSLWantReadError):
             while len(self._decrypted) < count:
                 piece = self._object.read(count - len(self._decrypted))
@@ -165,16 +166,15 @@ class _Tls:
 
 
 TASK, DRIVER = b"penstock task", b"penstock driver"
-"""What a proof is for: nobody can pass a proof of one side off as that of the other."""
+"""The side that a proof is for, so that a proof of one side cannot be used as one of the other."""
 _CHALLENGE_BYTES = 32
 _ACCEPTED, _REFUSED = b"accepted", b"refused"
 
 
 def require_proof(connection: Connection, secret: bytes, side: bytes) -> None:
-    """Let the peer prove that it is one side and knows the secret, without showing it (HMAC-SHA-256).
+    """Make the peer prove that it is one side and knows the secret, without revealing it (HMAC-SHA-256).
 
-    ``multiprocessing`` has a handshake of its own, which takes MD5 before Python 3.12, and does not tell the
-    sides apart.
+    The handshake of ``multiprocessing`` uses MD5 before Python 3.12, and does not distinguish the sides.
     """
     challenge = secrets.token_bytes(_CHALLENGE_BYTES)
     connection.send_bytes(challenge)
@@ -198,7 +198,9 @@ def _proof(secret: bytes, side: bytes, challenge: bytes) -> bytes:
 
 
 def send_at_once(connection: socket.socket) -> None:
-    """Do not hold a small message back until the peer has acknowledged the one before, which it may put off
-    for 40 ms (Nagle's algorithm and delayed acknowledgements, RFC 896 and RFC 1122).
+    """Send small messages immediately.
+
+    Otherwise each would wait until the peer has acknowledged the previous one, which may take 40 ms (Nagle's
+    algorithm and delayed acknowledgements, RFC 896 and RFC 1122).
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,11 +1,11 @@
 """Requests of tasks to their driver, over one authenticated socket.
 
 A task gets the address, the secret and the driver's certificate with its pickled function, which Spark sends
-to executors as it sends all code. Traffic is encrypted where Spark's own is.
+to executors like all code. Traffic is encrypted if Spark's own is.
 
-Anybody who reaches the driver's port can connect and send nothing. Tasks must not wait for such a stranger,
-so handshakes run concurrently, for at most a second each. When there are too many, the oldest is closed: a
-task's handshake takes milliseconds, so the oldest is a stranger's.
+Any process that reaches the driver's port can connect and send nothing. Tasks must not have to wait for such
+a stranger, so handshakes run concurrently, for at most a second each. If there are too many, the oldest one
+is closed: a task's handshake takes milliseconds, so the oldest is a stranger's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _SEND_SECONDS = 30
 """How long a driver waits for a task that receives nothing."""
 _READY = b"ready"
-"""The end of a handshake: without it, the driver was too slow, and the task tries again."""
+"""The end of a handshake. If it does not arrive, the driver was too slow, and the task tries again."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ _ENCRYPT = (
     "spark.ssl.rpc.enabled",
     "spark.authenticate.enableSaslEncryption",
 )
-"""Spark's settings that encrypt its RPC, each with a mechanism of its own (Spark 4.3, "Spark Security")."""
+"""Spark's settings that encrypt its RPC, each in a different way (Spark 4.3, "Spark Security")."""
 
 
 def driver_network(spark: SparkSession) -> DriverNetwork:
@@ -84,7 +84,7 @@ def driver_network(spark: SparkSession) -> DriverNetwork:
     host = str(settings.get("spark.driver.host"))
     bind = str(settings.get("spark.driver.bindAddress", host))
     encrypted = any(str(settings.get(name, "false")).strip().lower() == "true" for name in _ENCRYPT)
-    # Spark puts brackets around an address of IPv6.
+    # Spark puts brackets around an IPv6 address.
     return DriverNetwork(host.strip("[]"), bind.strip("[]"), encrypted)
 
 
@@ -96,7 +96,7 @@ class Address:
     port: int
     secret: bytes = field(repr=False)
     certificate: str | None = field(default=None, repr=False)
-    """That of the driver, in PEM; None if the traffic is not encrypted."""
+    """The driver's certificate in PEM; None if the traffic is not encrypted."""
 
     def ask(self, question: bytes) -> bytes:
         with self._translated_errors(), connect(self) as connection:
@@ -114,8 +114,8 @@ class Address:
             yield
         except (AuthenticationError, ssl.SSLError) as error:
             raise StoreUnavailableError(
-                f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
-                "ended: start the query again",
+                f"the process at {self.host}:{self.port} is not the driver of this task; that driver has "
+                "probably ended: start the query again",
                 condition="STORE_UNAVAILABLE.OTHER_DRIVER",
                 host=self.host,
                 port=self.port,
@@ -133,7 +133,8 @@ class Address:
 def connect(address: Address) -> Connection:
     """Connect to a driver, and retry if it closes the connection before the handshake is done.
 
-    It does so after a second, which a task on a busy machine may need, and when strangers crowd its port.
+    The driver does so after a second, which a task on a busy machine may exceed, and when strangers crowd its
+    port.
     """
     deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
@@ -153,7 +154,7 @@ def connect_once(address: Address, deadline: float) -> Connection:
     sock = socket.create_connection((address.host, address.port), timeout=left)
     send_at_once(sock)
     connection = Connection(sock)
-    # The limit also stops a peer that begins to speak and pauses: any process may have another driver's port.
+    # The limit also stops a peer that sends something and pauses, since any process may have the port by now.
     connection.set_timeout(left)
     try:
         if address.certificate is not None:
@@ -179,7 +180,7 @@ class _Handshakes:
         """The deadline of each connection, the oldest first."""
 
     def begin(self, connection: Connection) -> bool:
-        """Give a connection a second for its handshake; return False if the oldest one was closed for it."""
+        """Give a connection a second for its handshake; return False if the oldest one had to be closed."""
         with self._lock:
             full = len(self._open) >= MAX_HANDSHAKES
             if full:
@@ -199,7 +200,7 @@ class _Handshakes:
                 in_time = self._open.pop(connection, None) is not None
         if not in_time:
             raise TimeoutError(
-                f"not done within {HANDSHAKE_SECONDS:.0f} s, or {MAX_HANDSHAKES} others have come since"
+                f"not done within {HANDSHAKE_SECONDS:.0f} s, or {MAX_HANDSHAKES} others have connected since"
             )
         connection.send_bytes(_READY)
 

@@ -1,7 +1,7 @@
 """Penstock's errors on their way through Spark.
 
-Where Spark calls Penstock, errors leave without their traceback, which would bury the message in Spark's
-report. On the driver the original error is found in that report.
+Where Spark calls Penstock, errors are raised without their traceback, which would bury the message in Spark's
+report. On the driver, the original error is recovered from that report.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _callback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
 
 
 def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
-    """Yield the same rows, as one of Spark's Python workers asks for them.
+    """Yield the same rows, in one of Spark's Python workers.
 
     Penstock's errors leave the iteration without their traceback, and the worker's garbage collection after
-    its task leaves out what it has imported.
+    the task skips the imported modules.
     """
     freeze_imports()
     try:
@@ -78,7 +78,7 @@ def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
 
 
 def original_error(error: Exception) -> Exception:
-    """Return Penstock's error in what Spark reports; Spark's own error if there is none."""
+    """Return the Penstock error in Spark's report; Spark's own error if there is none."""
     text = "\n".join(_messages(error))
     matches = _PENSTOCK_ERROR.findall(text)
     if not matches:
@@ -90,7 +90,7 @@ def original_error(error: Exception) -> Exception:
 
 @contextmanager
 def raising_original_errors() -> Iterator[None]:
-    """Raise Penstock's errors in what Spark raises while it analyses a plan."""
+    """Raise the Penstock error inside an error that Spark raises while it analyses a plan."""
     try:
         yield
     except AnalysisException as error:
@@ -111,8 +111,8 @@ def _has_jvm_ended(error: Exception) -> bool:
 
 def _shut_down() -> QueryFailedError:
     return QueryFailedError(
-        "Spark was shut down in the middle of a micro-batch or epoch, which the next run repeats. If you "
-        "meant to stop the query, send the signal to the driver's process alone, not to its process group "
+        "Spark was shut down in the middle of a micro-batch or epoch, which the next run repeats. To stop a "
+        "query, send the signal only to the driver's process, not to its process group "
         "(timeout --foreground, systemd's KillMode=mixed)",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

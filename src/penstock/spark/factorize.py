@@ -1,6 +1,6 @@
 """Factorization of Arrow columns: equal values get equal integer codes, vectorised and exact, for every type.
 
-Codes are comparable inside one call only, since they depend on the data. NULL equals NULL, NaN equals NaN,
+Codes are only comparable within one call, since they depend on the data. NULL equals NULL, NaN equals NaN,
 and -0.0 equals 0.0, as in Spark's grouping; maps are equal regardless of the order of their entries.
 """
 
@@ -20,7 +20,7 @@ Indices = NDArray[np.int64]
 _MAX_RANGE = 1 << 40
 _MAX_CODES = 1 << 62
 _TABLE_FACTOR = 8
-"""Up to so many possible codes per row, a lookup table is faster than a hash table."""
+"""Up to this many possible codes per row, a lookup table is faster than a hash table."""
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -124,7 +124,7 @@ def _with_nulls(column: pa.Array, below: Codes) -> Codes:
 
 
 def _narrow(column: pa.Array) -> Codes | None:
-    """Return codes from the values themselves, if they lie close enough together."""
+    """Return codes that are the values themselves, if the values are close enough together."""
     if pat.is_integer(column.type):
         if column.type.bit_width == 64 and pat.is_unsigned_integer(column.type):
             return None
@@ -137,10 +137,10 @@ def _narrow(column: pa.Array) -> Codes | None:
         return None
     values = (numbers.fill_null(low) if numbers.null_count else numbers).to_numpy()
     if low == high:
-        # Most columns with the version of a commit. These zeros cost nothing while nobody reads them.
+        # Usual for columns with the version of a commit. The zeros cost nothing until they are read.
         codes = Codes(np.zeros(len(values), np.int64), 1)
     elif 0 <= low <= high - low:
-        # Subtracting it would make a copy, and the codes at most half as large.
+        # Subtracting the minimum would make a copy, and the codes at most half as large.
         codes = Codes(values, high + 1)
     else:
         codes = Codes(values - low, high - low + 1)

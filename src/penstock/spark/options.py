@@ -1,4 +1,4 @@
-"""Options of the data source, parsed from Spark's text options with case-insensitive names."""
+"""Parse the options of the data source from Spark's text options, whose names are case-insensitive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
 INTERNAL = ("limitRows", "limitUrl", "movedBySink")
-"""Options that Penstock itself gives to its source."""
+"""Options that Penstock itself passes to its source."""
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
           "includeMetadataColumns", "rowsPerTask", "maxTasks")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
@@ -36,7 +36,7 @@ _EXCLUSIVE_GROUPS = ({"queue", "path"}, {"consumer", "startingoffsets", "startin
 
 
 class OptionReader:
-    """Parses options by their case-insensitive names, and refuses those that an operation does not have."""
+    """Parses options by their case-insensitive names, and refuses options that an operation does not have."""
 
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], operation: str, others: Iterable[str] = ()
@@ -139,7 +139,7 @@ class Quota:
     """The limit of a query and its remaining rows when the query starts, passed to the source as options."""
 
     rows: int
-    """How many rows the limit lets through over the whole life of the query."""
+    """The number of rows that the limit lets through over the whole life of the query."""
     left: int | None
     """How many more rows to read, if each passes the limit; None if the query may drop or add rows."""
     since: tuple[int, ...] | None

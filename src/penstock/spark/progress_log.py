@@ -33,9 +33,9 @@ def log_progress(spark: SparkSession) -> None:
 
     A second call does nothing.
 
-    The log has the start and the end of each query, Penstock's continuous queries included (INFO, or ERROR if
-    it failed), and each micro-batch or epoch and each idle trigger (DEBUG). Over Spark Connect, PySpark's
-    listener (4.3) keeps the program from exiting until it calls ``spark.stop()``.
+    The log has the start and the end of each query, including Penstock's continuous queries (INFO, or ERROR
+    if the query failed), and each micro-batch or epoch and each idle trigger (DEBUG). Over Spark Connect,
+    PySpark's listener (4.3) keeps the program from exiting until it calls ``spark.stop()``.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def log_progress(spark: SparkSession) -> None:
 
 
 class ProgressLog(StreamingQueryListener):
-    """A listener that logs each event; Spark waits for it, and never sees an error of the log."""
+    """A listener that logs each event; Spark waits for it, but never sees its errors."""
 
     def __init__(self) -> None:
         self._names: dict[str, str | None] = {}

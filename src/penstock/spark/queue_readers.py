@@ -1,8 +1,8 @@
 """Batch reads of a queue, with filters pushed down as Arrow expressions.
 
-Only filters with the same meaning in Spark and Arrow are pushed down. Those on floating-point columns are
-not: in Spark NaN equals NaN and is the largest value (SQL reference, "NaN Semantics"), in Arrow neither.
-Spark offers no filter on the values of columns with a collation (4.2 and 4.3).
+Only filters with the same meaning in Spark and Arrow are pushed down. Filters on floating-point columns are
+not, because in Spark NaN equals NaN and is the largest value (SQL reference, "NaN Semantics"), and in Arrow
+neither is true. Spark passes no filters on columns with a collation (4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RangesPartition(InputPartition):
     Parameters
     ----------
     last
-        Where the micro-batch ends in these partitions, and when the row before each end was appended; empty
-        for rows that were not planned before.
+        When the row before each end of the micro-batch was appended, by partition and end; empty for rows
+        that were not planned before.
     """
 
     def __init__(self, ranges: Sequence[Range], last: Mapping[tuple[int, int], int] | None = None) -> None:
@@ -88,8 +88,8 @@ class Scan:
         return self._filtered(_coalesced(self._planned(task)))
 
     def _planned(self, task: RangesPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows; refuse them at the end if others were planned, whose store was replaced
-        before they were read.
+        """Yield a task's rows; refuse them at the end if other rows were planned, because the store was
+        restored before they were read.
         """
         for _, batch in self.chunks(task.ranges):
             yield batch
@@ -97,7 +97,7 @@ class Scan:
             self.require_read(task.last)
 
     def require_read(self, read: Mapping[tuple[int, int], int]) -> None:
-        """Refuse rows that were read if the queue has others by now: its store was restored meanwhile."""
+        """Refuse rows that were read if the queue now has other rows, because its store was restored."""
         open_store(self.url).database.run(lambda tx: require_read(tx, self.queue, read), write=False)
 
     def chunks(
@@ -105,7 +105,7 @@ class Scan:
     ) -> Iterator[tuple[Chunk, pa.RecordBatch]]:
         """Yield the stored chunks of ranges with their rows; lost rows are logged, or raise an error.
 
-        ``with_runs`` asks for the time of each row even if its column is not read.
+        ``with_runs`` makes the time of each row available even if its column is not read.
         """
         left = deque(ranges)
         chunks = reading.read(
@@ -212,7 +212,7 @@ class QueueReader(DataSourceReader):
         return [RangesPartition(task) for task in bounded if task]
 
     def _range(self, tx: Transaction) -> tuple[list[int], list[int]]:
-        # All partitions as one statement sees them, so that the read has whole appends.
+        # Read all partitions in one statement, so that the range has whole appends.
         partitions = catalog.partitions(tx, self._scan.queue)
         wanted = start_positions(tx, self._options, self._scan.queue, partitions)
         start = skip_trimmed(self._options, partitions, wanted)

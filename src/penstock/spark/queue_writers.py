@@ -1,7 +1,7 @@
-"""Writers into a queue: batch writes, which are atomic, and streaming writes with each guarantee.
+"""Writers to a queue: batch writes, which are atomic, and streaming writes with each guarantee.
 
-A task places its rows and stores them as segments, staged or appended. The driver then commits what the tasks
-report.
+A task assigns its rows to partitions and stores them as segments, staged or appended. The driver then commits
+what the tasks report.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ log = logging.getLogger("penstock.spark")
 T = TypeVar("T")
 FLUSH_SEGMENTS = 8
 FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
-"""How much Arrow data a task buffers before it stores it."""
+"""The bytes of Arrow data that a task buffers before it stores them."""
 OBJECTS_FLUSH_BYTES = 2 * SEGMENT_RAW_BYTES
-"""How much of it before it writes objects, while it buffers as much again."""
+"""The bytes that a task buffers before it writes objects; meanwhile it buffers as many again."""
 _storages = OpenedStorages()
-"""Those of this worker, which Spark uses for many tasks."""
+"""The storages of this worker, which Spark uses for many tasks."""
 _BATCH = 0
 _STATEFUL = (
     "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may be "
@@ -98,12 +98,12 @@ class TaskResult(WriterCommitMessage):
     """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
     written: tuple[Written, ...] = ()
-    """What it has written without the database, for the commit to enter."""
+    """What the task has written without using the database, for the commit to record."""
 
 
 @dataclass(frozen=True)
 class ObjectWrites:
-    """What tasks need to write rows into objects without a connection to the database; made on the driver."""
+    """What tasks need to write rows into objects without a database connection; created on the driver."""
 
     store_uuid: str
     location: str
@@ -131,9 +131,9 @@ class SegmentGroups:
     """The partition of rows without a key."""
     max_rows: int
     flush_bytes: int | None = None
-    """How much Arrow data it gathers for a group; ``FLUSH_BYTES`` when None."""
+    """The bytes of Arrow data to gather for a group; ``FLUSH_BYTES`` when None."""
     rows: int = 0
-    """How many rows there were so far."""
+    """The number of rows so far."""
     _buffered: list[pa.RecordBatch] = field(default_factory=list)
 
     def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
@@ -239,7 +239,7 @@ def write_objects(
 
 
 def written_by(wrote: Sequence[TaskResult]) -> list[Written]:
-    """Return what tasks have written without the database, in their order."""
+    """Return what tasks have written without using the database, in the order of the tasks."""
     return [each for message in sorted(wrote, key=attrgetter("task")) for each in message.written]
 
 
@@ -280,8 +280,8 @@ class QueueWriter(DataSourceArrowWriter):
             store.tend(self._queue, store.database.run(publish).crowded)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows; if that fails they stay invisible, and are cleaned up later."""
-        # An error here would hide the one that caused the abort.
+        """Drop the staged rows; if that fails, they stay invisible and are cleaned up later."""
+        # An error here would hide the error that caused the abort.
         with contextlib.suppress(Exception):
             database = open_store(self._options.url).database
             database.run(lambda tx: staging.discard(tx, self._queue, self._job, _BATCH))
@@ -330,7 +330,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_IDEMPOTENT")
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
-        """Read from the checkpoint; None if an executor cannot, since the driver reads it too, and must."""
+        """Read from the checkpoint; None if an executor cannot: the driver reads it, too, and has to."""
         location = stream.location(self._options)
         try:
             return None if location is None else read(Checkpoint(location))

@@ -1,6 +1,6 @@
 """Row ranges of reads: where they start and end, how far the next micro-batch reaches, and its tasks.
 
-All take the partitions of a queue as one statement sees them, so that a range has whole appends.
+All functions take partitions of a queue that one statement has read, so that a range has whole appends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 log = logging.getLogger("penstock.spark")
 
 MOST_TASKS = 100_000
-"""The most tasks of one micro-batch or batch read: a driver plans so many in seconds."""
+"""The largest number of tasks in a micro-batch or batch read, which a driver plans in seconds."""
 
 
 def parse_offset(offset: JsonValue) -> QueueOffset:
@@ -33,8 +33,8 @@ def parse_offset(offset: JsonValue) -> QueueOffset:
     parsed = QueueOffset.of(offset)
     if parsed is None:
         raise CheckpointMismatchError(
-            f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it belongs "
-            "to another query; use that query's source, or a new checkpoint",
+            f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to "
+            "another query; use that query's source, or a new checkpoint",
             condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
         )
     return parsed
@@ -88,7 +88,7 @@ def _checked(
     indexes: Mapping[int, int],
     others: Sequence[int],
 ) -> list[int]:
-    """Return the checked row indexes by partition; those in ``others`` for partitions without one."""
+    """Return the checked row indexes by partition, from ``others`` for partitions without one."""
     offsets = list(others)
     for partition, index in indexes.items():
         if not 0 <= partition < len(partitions):
@@ -230,7 +230,7 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
     for segment in segments_from(tx, queue, backlog.partition, position):
         rows = min(segment.end_index, backlog.end) - max(segment.start_index, position)
         if rows <= 0:
-            # The backlog's rows were trimmed meanwhile, or somebody has planted a segment without rows.
+            # The backlog's rows were trimmed meanwhile, or another program has inserted an empty segment.
             continue
         cost = segment.bytes * rows / (segment.end_index - segment.start_index)
         if cost > budget:
@@ -300,7 +300,7 @@ def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) 
 
 
 def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> _Segment | None:
-    """Return the segment of a row and its runs, in one statement: compaction may remove it any time."""
+    """Return the segment of a row and its runs, in one statement, since compaction may remove it."""
     segment: _Segment | None = tx.one(
         "appends_at", queue_id=queue.queue_id, partition=partition, row_index=row
     )

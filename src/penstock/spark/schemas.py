@@ -1,4 +1,4 @@
-"""Schemas of queues in Spark, the metadata columns of a read, and what feeds promise about their columns."""
+"""Schemas of queues in Spark, metadata columns of reads, and the promises of feeds about their columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to_struct(schema: pa.Schema) -> StructType:
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
-    """Return whether names that differ in case only are different columns."""
+    """Return whether names that differ only in case are different columns."""
     return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
 
 
@@ -110,8 +110,8 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
         if found is None or not _reads(field, found):
             now = "missing" if found is None else _typed(found)
             raise SchemaMismatchError(
-                f"queue {in_quotes(queue.name)} was dropped and created again after the query had looked up "
-                f"its columns: {in_quotes(field.name)} is {now} now, and the query reads {_typed(field)}. "
+                f"queue {in_quotes(queue.name)} was dropped and recreated after the query looked up its "
+                f"columns: {in_quotes(field.name)} is now {now}, and the query reads {_typed(field)}. "
                 "Start the query again",
                 condition="SCHEMA_MISMATCH.QUEUE_RECREATED",
                 queue=queue.name,
@@ -120,7 +120,7 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
 
 
 def _reads(field: pa.Field, found: pa.Field) -> bool:
-    """Whether a read can have a column of a queue: its values may fit even if it has a wider type by now."""
+    """Whether a read can use a queue's column: its values may fit even if its type is now wider."""
     same_kind = found.type == field.type or is_wider(found.type, field.type)
     return same_kind and (field.nullable or not found.nullable)
 

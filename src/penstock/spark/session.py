@@ -37,9 +37,9 @@ _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstoc
 
 URL_SETTING = f"{CONF_PREFIX}url"
 
-# Spark writes settings that were made at run time into its event log with each job, without redaction
-# (4.2, 4.3, EventLoggingListener.redactProperties). So the setting has the URL without its password. One
-# dictionary for the process, since any session may have the setting that another one has.
+# With each job, Spark writes settings that were made at run time into its event log without redaction
+# (4.2, 4.3, EventLoggingListener.redactProperties). So the setting has the URL without its password. There is
+# one dictionary for the process, since several sessions may have the same setting.
 _urls_with_password: dict[str, str] = {}
 """Complete URLs by their redacted form."""
 PIPELINED = "spark.python.udf.pipelined.enabled"
@@ -63,7 +63,7 @@ def session(
     name
         The application's name.
     master
-        Spark's master URL; when None, that of spark-submit or else ``local[*]``.
+        Spark's master URL; when None, spark-submit's or else ``local[*]``.
     url
         The session's default store.
     stateful
@@ -72,9 +72,9 @@ def session(
     pipelined
         Whether rows are sent to Python and received from it at the same time
         (``spark.python.udf.pipelined.enabled``). Continuous queries with Python functions need it, and other
-        queries drain a backlog faster with it. With it, Spark 4.3.0 occasionally gives a task a worker whose
-        channel is closed (``ClosedChannelException``). The task fails, and in local mode, where tasks are not
-        retried, so does a micro-batch query. A continuous query resumes by itself.
+        queries process a backlog faster with it. But Spark 4.3.0 then occasionally gives a task a worker
+        whose channel is closed (``ClosedChannelException``). The task fails, and in local mode, where tasks
+        are not retried, so does a micro-batch query. A continuous query resumes automatically.
     memory
         The driver's memory, such as ``4g``.
     conf
@@ -83,7 +83,7 @@ def session(
     Raises
     ------
     InvalidInputError
-        When a session is running already: the settings can only be made at the start.
+        When a session is already running, since the settings can only be made at its start.
     InvalidUrlError
         When ``url`` is malformed.
     MissingDependencyError
@@ -102,7 +102,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    # Settings of the builder become part of the JVM's command line, which everybody on the machine can read.
+    # The builder's settings become part of the JVM's command line, which every user of the machine can read.
     later = {key: value for key, value in settings.items() if key.startswith(CONF_PREFIX)}
     for key in settings.keys() - later.keys():
         builder = builder.config(key, settings[key])
@@ -122,7 +122,7 @@ def _refuse_second() -> None:
 
 def _choose_python(settings: Mapping[str, str]) -> None:
     """Set PYSPARK_PYTHON: executors' first python3 may lack pyarrow."""
-    # Spark reads the setting only if spark-submit starts the program, and otherwise the variable.
+    # Spark reads the setting only if spark-submit starts the program; otherwise it reads the variable.
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     else:
@@ -231,7 +231,7 @@ def _hide_passwords(spark: SparkSession) -> None:
         try:
             redacted = _without_password(url)
         except InvalidUrlError as error:
-            # Nobody knows which part of it is the password.
+            # It is not known which part of it is the password.
             spark.conf.unset(setting)
             refused = error
             continue
@@ -271,7 +271,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
             continue
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
-            # It may be the URL, misspelt, and settings are in Spark's event log.
+            # It may be the misspelt URL, and settings are in Spark's event log.
             spark.conf.unset(setting)
             options = sorted(known.values())
             raise InvalidOptionError(
@@ -285,7 +285,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
 
 
 def register_source(spark: SparkSession, source: type[DataSource], **attributes: object) -> None:
-    """Register a source once, such that queries may start at the same time.
+    """Register a source once, so that queries can start at the same time.
 
     The session becomes the active one of the thread, as with ``createDataFrame``. For writes, Spark looks for
     the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did

@@ -1,7 +1,7 @@
 """Arrow batches serialized into binary values for a shuffle, so that Spark moves bytes instead of rows.
 
-Converting rows to Arrow and back costs Spark more than most transformations do. Here that happens once before
-and once after the shuffle, which only sees two columns: a key and a binary value of many rows.
+Converting rows to Arrow and back costs Spark more than most transformations. Here that happens once before
+and once after the shuffle, which only sees two columns: a key, and a binary value with many rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBa
 
 
 def _write(chunks: list[pa.Table], sink: pa.NativeFile) -> int:
-    """Write each chunk as an IPC stream of its own, and return the end position."""
+    """Write each chunk as a separate IPC stream, and return the end position."""
     for chunk in chunks:
         with pa.ipc.new_stream(sink, chunk.schema) as writer:
             writer.write_table(chunk)

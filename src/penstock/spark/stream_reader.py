@@ -1,4 +1,4 @@
-"""Streaming reads of a queue, and warnings about micro-batches of an unfavourable size."""
+"""Streaming reads of a queue, and warnings about micro-batches that are too large or too small."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ SMALL_BACKLOG = 100
 
 @without_tracebacks
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One source of one run of a streaming query.
+    """One source in one run of a streaming query.
 
-    Spark creates it several times, calls every method except ``read`` in one separate process, and sends
-    pickled copies to executors; so nothing is opened before the first call.
+    Spark creates it several times, calls every method except ``read`` in a separate process, and sends
+    pickled copies to executors. So nothing is opened before the first call.
     """
 
     def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
@@ -65,7 +65,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # The calls of one run, in Spark's order (4.2 and 4.3).
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note the end of the queue; later rows are left for another run."""
+        """Remember the end of the queue; later rows are left for another run."""
         self._own()
         self._cap = tuple(part.next_index for part in self._now()[1])
 
@@ -113,7 +113,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = pad(last.end, len(end))
         if end == first:
             return start
-        # Before Spark logs the range, and every restart would fail.
+        # Check this before Spark logs the range; afterwards every restart would fail.
         require_few_tasks(first, end, self._options.rows_per_task)
         return self._offset(first, end, owner, times).to_dict()
 
@@ -217,7 +217,7 @@ class RemainingQuota:
 
     def __init__(self, quota: Quota | None, *, fail_on_data_loss: bool) -> None:
         if quota is not None and not fail_on_data_loss:
-            # Trimmed rows lie between the positions but never pass the limit.
+            # Trimmed rows are between the positions but never pass the limit.
             quota = replace(quota, left=None)
         self._quota = quota
         self._since = None if quota is None else quota.since
@@ -241,7 +241,7 @@ class RemainingQuota:
         if last is None:
             return False
         if self._checked is not None and self._checked[0] == last:
-            # An idle query asks again and again.
+            # An idle query checks repeatedly.
             return self._checked[1]
         try:
             reached = rows_passed(checkpoint, last) >= quota.rows

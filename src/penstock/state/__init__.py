@@ -1,4 +1,4 @@
-"""State: the content of a streaming query's checkpoint, read without starting the query."""
+"""Read the content of a streaming query's checkpoint without starting the query."""
 
 from __future__ import annotations
 

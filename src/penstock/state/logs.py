@@ -1,8 +1,8 @@
-"""Files of a checkpoint, and its logs: which batches are planned and committed, with which offsets.
+"""The files and logs of a checkpoint: which batches are planned and committed, and with which offsets.
 
-The files are listed once, read one by one, and never written. ``metadata`` has the query's id; ``offsets/N``
-is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write the same files; only
-Spark's micro-batches have its settings in them (Spark 4.2 and 4.3).
+The files are listed once, read one by one, and never written. ``metadata`` has the query's id. ``offsets/N``
+is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write the same files, but
+only Spark's micro-batches include its settings (Spark 4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Files:
     def __init__(self, location: str | os.PathLike[str]) -> None:
         path = path_text("checkpoint", location)
         self.shown = redact_location(path)
-        # Spark's working directory may be another one.
+        # Spark's working directory may be different.
         self.location = path if _SCHEME.match(path) else os.path.abspath(path)
         try:
             self.checkpoint = Checkpoint(self.location)
             kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
             self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
-            # The cause may show a password or a signature.
+            # Without the cause, which may contain a password or a signature.
             raise self._unreachable(error) from None
         self._require_checkpoint(kind)
 
     def under(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
-        """Return the files below a folder that are not hidden, with their paths from there."""
+        """Return the files below a folder that are not hidden, with their paths relative to it."""
         for path, info in self._infos.items():
             if path.startswith(f"{folder}/") and info.is_file and not info.base_name.startswith("."):
                 yield path.removeprefix(f"{folder}/"), info
@@ -115,7 +115,7 @@ def may_exist(location: str) -> bool:
 
 
 def plain_fields(thing: object, *names: str) -> Json:
-    """Return fields and properties for JSON: times as text, and objects as their ``to_dict()``."""
+    """Return fields and properties for JSON, with times as text and objects as their ``to_dict()``."""
     return {name: _plain(getattr(thing, name)) for name in names}
 
 
@@ -137,11 +137,11 @@ class Source:
     position: int
     """The source's place in the query, from 0."""
     name: str | None
-    """The source's name, where the log has names (its format 2)."""
+    """The source's name, if the log has names (its format 2)."""
     offset: JsonValue
-    """The logged offset: JSON or text; None where the source had none yet."""
+    """The logged offset, JSON or text; None if the source had none yet."""
     repeated: bool = False
-    """Whether it is the offset of the batch before, so that this batch reads nothing from the source."""
+    """Whether the previous batch had the same offset, so that this batch reads nothing from the source."""
 
     @property
     def queue(self) -> QueueOffset | None:
@@ -159,7 +159,7 @@ class Source:
 
     @property
     def starts(self) -> int | None:
-        """How often the query was started; None for a source that is not the counter of starts."""
+        """How often the query was started; None unless the source is the counter of starts."""
         if not isinstance(self.offset, dict) or self.offset.keys() != {RUNS_KEY}:
             return None
         starts = self.offset[RUNS_KEY]
@@ -172,7 +172,7 @@ class Source:
         return next((kind for kind, value in found.items() if value is not None), "other")
 
     def to_dict(self) -> Json:
-        """Return all of it as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         described: Json = {"source": self.position, "name": self.name, "kind": self.kind}
         queue = self.queue
         if queue is None:
@@ -193,23 +193,23 @@ class Batch:
     committed: bool = False
     """Whether it is in the commit log."""
     engine: str | None = None
-    """``micro-batch`` or ``continuous``; None where the files do not show it."""
+    """``micro-batch`` or ``continuous``; None if the files do not show it."""
     planned_at: datetime | None = None
     """When its offsets were logged, by the driver's clock, in UTC."""
     committed_at: datetime | None = None
     """When the entry of the commit log was written, by the file's time."""
     watermark: datetime | None = None
-    """The watermark that it ran with; None where there was none yet."""
+    """The watermark that it ran with; None if there was none yet."""
     next_watermark: datetime | None = None
     """The watermark of the next batch, from the commit log."""
     sources: tuple[Source, ...] = ()
     state_ids: bool = False
     """Whether the commit log names the files of the state (format 2 of Spark's state checkpoints)."""
     rows: int | None = None
-    """Rows that it reads from queues; None where it has another source, or the files do not show it."""
+    """Rows that it reads from queues; None if it has another source, or if the files do not show it."""
 
     def to_dict(self) -> Json:
-        """Return all of it as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         times = ("planned_at", "committed_at", "watermark", "next_watermark")
         return plain_fields(self, "id", "committed", *times, "rows", "sources")
 
@@ -222,9 +222,9 @@ class Logs:
     batches: tuple[int, ...]
     """The committed batches whose offsets are logged too, ascending: those whose state Spark can read."""
     committed: Batch | None
-    """The last one in the commit log."""
+    """The last batch in the commit log."""
     planned: Batch | None
-    """The last one in the offset log, when it is not committed."""
+    """The last batch in the offset log, if it is not committed."""
     unknown: tuple[str, ...]
 
 
@@ -269,7 +269,7 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
 
 
 def _offsets_before(files: Files, number: int) -> list[JsonValue] | None:
-    """Return the offsets of the batch before; None if Spark has removed them, or they cannot be used."""
+    """Return the offsets of the previous batch; None if Spark has removed them or they cannot be used."""
     if not number:
         return []
     try:
@@ -336,7 +336,7 @@ def _moment(milliseconds: object, what: str, unknown: list[str]) -> datetime | N
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError):
-        # A row with a wrong event time moves the watermark so far.
+        # A row with a wrong event time can move the watermark that far.
         unknown.append(f"{what}: {milliseconds:,} ms since 1970, which is past the year 9999")
         return None
 

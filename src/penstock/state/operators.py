@@ -1,4 +1,4 @@
-"""Stateful operators of a checkpoint: their files, their parts, and the options with which Spark reads one.
+"""Stateful operators of a checkpoint: their files, their parts, and the options to read them with Spark.
 
 Files are ``state/<operator>/<partition>/[<store>/]<version>.<kind>``, where version N is the state after
 batch N - 1; snapshots of RocksDB share files in ``SSTs/``. An operator's metadata is in
@@ -40,7 +40,7 @@ class StatePart:
     kind: str | None = None
     """ValueState, ListState or MapState, for a variable."""
     keys: str | None = None
-    """The columns of the key with their types; None where they were not read or are unknown."""
+    """The columns of the key with their types; None if they were not read or are unknown."""
     values: str | None = None
     rows: int | None = None
     """Rows as of the last committed batch; a list counts as one."""
@@ -50,7 +50,7 @@ class StatePart:
     """Rows that the last committed batch removed."""
 
     def to_dict(self) -> Json:
-        """Return all of it as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         return asdict(self)
 
 
@@ -60,21 +60,21 @@ class StateStore:
 
     name: str
     kind: str | None
-    """``hdfs`` or ``rocksdb``, by the files' names; None where there are none."""
+    """``hdfs`` or ``rocksdb``, by the files' names; None if there are no files."""
     partitions: int
     bytes: int
-    """The size of all files, those of older batches too; without checksums and leftovers of crashes."""
+    """The size of all files, including those of older batches, without checksums and leftovers of crashes."""
     newest_snapshot: int | None
-    """The batch of the newest file that has the whole state of a partition."""
+    """The batch of the newest file with the whole state of a partition."""
     newest_delta: int | None
-    """The batch of the newest file that has the changes of one batch."""
+    """The batch of the newest file with the changes of one batch."""
     written_at: datetime | None
-    """When the newest of the two was written, by the file's time."""
+    """When the newer of these two files was written, by the file's time."""
     batches_with_changes: frozenset[int] = frozenset()
-    """The batches whose changes every partition has a file of."""
+    """The batches for which every partition has a file of changes."""
 
     def to_dict(self) -> Json:
-        """Return all of it as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         files = ("partitions", "bytes", "newest_snapshot", "newest_delta", "written_at")
         return plain_fields(self, "name", "kind", *files)
 
@@ -85,7 +85,7 @@ class StateOperator:
 
     id: int
     name: str | None
-    """Spark's name for it, such as ``stateStoreSave``; None where the files do not have it."""
+    """Spark's name for it, such as ``stateStoreSave``; None if the files do not have it."""
     stores: tuple[StateStore, ...]
     parts: tuple[StatePart, ...] = ()
     rows: int | None = None
@@ -121,7 +121,7 @@ class StateOperator:
         return max((store.written_at for store in self.stores if store.written_at), default=None)
 
     def to_dict(self) -> Json:
-        """Return all of it as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         counts = ("rows", "updated", "removed", "partitions", "bytes", "newest_batch")
         return plain_fields(
             self, "id", "name", *counts, "written_at", "parts", "stores", "properties", "unknown"
@@ -133,10 +133,10 @@ class ReadOptions:
     """The options that read a part."""
 
     store: str
-    """The store with its files."""
+    """The name of the state store with its files."""
     rows: Mapping[str, str]
     changes: Mapping[str, str] | None = None
-    """The options that read its changes; None where Spark cannot."""
+    """The options that read the part's changes; None if Spark cannot read them."""
 
 
 def parts_of(name: str | None, properties: Json, stores: Iterable[str]) -> tuple[StatePart, ...]:
@@ -182,7 +182,7 @@ def read_options(operator: StateOperator, part: StatePart) -> ReadOptions:
 
 
 def why_no_changes(operator: StateOperator, options: ReadOptions, batch: int) -> str | None:
-    """Return why the rows that a batch wrote and removed are unknown; None where the files have them."""
+    """Return why the rows that a batch wrote and removed are unknown; None if the files have them."""
     if options.changes is None:
         return "Spark cannot read the changes of a join that keeps both sides in one store"
     stores = [store for store in operator.stores if store.name == options.store]
@@ -218,7 +218,7 @@ class _File:
     info: fs.FileInfo
     batch: int = -1
     kind: str = ""
-    """The suffix of its name; none for a file that snapshots share, which is of no batch."""
+    """The suffix of its name; empty for a file that snapshots share, which belongs to no batch."""
 
 
 def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
@@ -242,8 +242,8 @@ def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
 def _operator(
     files: Files, logs: Logs, number: int, state_files: Mapping[str, Sequence[_File]]
 ) -> tuple[StateOperator, tuple[str, ...]]:
-    """Describe an operator by its files and its metadata as of the last committed batch; return its schemas'
-    paths too.
+    """Describe an operator by its files and its metadata as of the last committed batch; also return the
+    paths of its schemas.
     """
     stores = tuple(_store(store, its_files) for store, its_files in sorted(state_files.items()))
     folder = f"state/{number}/_metadata"
@@ -262,7 +262,7 @@ def _operator(
     except ValueError as error:
         why = str(error)
     except (AttributeError, KeyError, TypeError):
-        why = "it is not as Spark writes it"
+        why = "it is not in Spark's format"
     unknown = f"its name: the file {file!r} cannot be used ({why}); Spark writes it from 4.0 on"
     return StateOperator(number, None, stores, parts_of(None, {}, state_files), unknown=(unknown,)), ()
 

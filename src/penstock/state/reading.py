@@ -55,9 +55,9 @@ def read(
     Returns
     -------
     DataFrame
-        Columns ``key``, ``value`` and ``partition_id``, as Spark's data source ``statestore`` has them; for
+        Columns ``key``, ``value`` and ``partition_id``, as in Spark's data source ``statestore``; for
         variables the columns of their kind, with a row for each element of a list or map. It is lazy, and
-        fails when a running query has cleaned up the batch before it is used.
+        fails if a running query cleans up the batch before the DataFrame is used.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def first_rows_of_state(
     batch: int | None,
     rows: int,
 ) -> pa.Table:
-    """Read the first rows of a state; raise StateRefusedError also where its files turn out to be damaged."""
+    """Read the first rows of a state; raise StateRefusedError also if its files turn out to be damaged."""
     frame = read(spark, checkpoint, operator, part=part, batch=batch)
     try:
         return frame.limit(rows).toArrow()
@@ -91,7 +91,7 @@ def first_rows_of_state(
 
 
 def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Mapping[str, str]) -> DataFrame:
-    """Load state with some options of Spark's state reader."""
+    """Load state with options of Spark's state reader."""
     last = layout.logs.committed
     state_ids = last is not None and last.state_ids
     return load_state(spark, layout.files.checkpoint, operator, options, state_ids=state_ids)
@@ -103,12 +103,12 @@ def _operator(layout: Layout, number: int) -> StateOperator:
     if not layout.operators:
         last = layout.logs.planned or layout.logs.committed
         why = (
-            "it is of a continuous query, which keeps none"
+            "it belongs to a continuous query, which keeps none"
             if last is not None and last.engine == CONTINUOUS
             else "the query keeps none, or has not run a batch yet"
         )
         raise StateRefusedError(
-            f"the checkpoint at {where!r} has no state: {why}. penstock.state.show lists what it has",
+            f"the checkpoint at {where!r} has no state: {why}. penstock.state.show lists its content",
             condition="STATE_REFUSED.NO_STATE",
             checkpoint=where,
         )
@@ -142,7 +142,7 @@ def _part(operator: StateOperator, name: str | None) -> StatePart:
 
 
 def _require_schemas(layout: Layout, operator: StateOperator) -> None:
-    """Refuse a checkpoint that was moved, when Spark opens its schemas by an absolute path."""
+    """Refuse a checkpoint that was moved if Spark opens its schemas by an absolute path."""
     for path in layout.schema_paths.get(operator.id, ()):
         if not may_exist(path):
             raise StateRefusedError(
@@ -199,7 +199,7 @@ class _Count:
     """All rows or changes."""
     removals: int = 0
     error: str | None = None
-    """Why they are not counted."""
+    """Why the rows could not be counted."""
 
 
 def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOperator, ...]:
@@ -285,13 +285,13 @@ def _with_count(part: StatePart, count: _Count) -> StatePart:
         return part
     if not count.of_changes:
         return replace(part, rows=count.rows)
-    # A join also rewrites a row when it matches it, or moves it into a gap.
+    # A join also rewrites a row when the row is matched or moved into a gap.
     updated = None if count.operator.name == JOIN else count.rows - count.removals
     return replace(part, updated=updated, removed=count.removals)
 
 
 def _columns(columns: Iterable[StructField]) -> str:
-    """Format columns with their types, and those of structs in place of the structs."""
+    """Format columns with their types; a struct is replaced by its fields."""
     structs = (column.dataType if isinstance(column.dataType, StructType) else [column] for column in columns)
     return ", ".join(
         f"{field.name} {field.dataType.simpleString()}" for struct in structs for field in struct

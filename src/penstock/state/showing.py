@@ -39,7 +39,7 @@ class Block:
 
     @property
     def right(self) -> frozenset[int]:
-        """The places of numeric columns, which are aligned to the right."""
+        """The positions of numeric columns, which are aligned to the right."""
         return frozenset(place for place, title in enumerate(self.titles) if title in _NUMBERS)
 
     def __str__(self) -> str:
@@ -116,16 +116,16 @@ def moment(instant: datetime | None) -> str:
 
 
 def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> CheckpointState:
-    """Show what the checkpoint of a streaming query has: batches, watermarks, offsets and stateful operators.
+    """Show what a streaming query's checkpoint holds: batches, watermarks, offsets and stateful operators.
 
-    Nothing is started and nothing is written. The checkpoint may be of micro-batches or of a continuous
-    query, complete or as a crash left it, also while the query runs.
+    Nothing is started and nothing is written. The checkpoint may be that of micro-batches or of a continuous
+    query, complete or left by a crash, and the query may be running.
 
     Parameters
     ----------
     spark
-        A session. Spark reads all of the state in one job, for its columns and its rows as of the last
-        committed batch. With None these are left out: files are listed, and small ones are read.
+        A session. Spark reads all of the state in one job, to show its columns and its rows as of the last
+        committed batch. With None these are left out: files are only listed, and small ones are read.
     checkpoint
         The query's ``checkpointLocation``: a path, or the URL of a file system that Python and Spark both
         reach.
@@ -156,7 +156,7 @@ def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | No
     try:
         if read_record(files.checkpoint) is None:
             return None, ()
-        # Imported late: it imports Spark, which queries without a limit do not need.
+        # Imported here because it imports Spark, which queries without a limit do not need.
         from penstock.limits.progress import limit_progress
 
         return limit_progress(files.location, spark=spark), ()
@@ -179,12 +179,12 @@ def _counted(spark: SparkSession | None, layout: Layout) -> tuple[tuple[StateOpe
 
 @dataclass(frozen=True, repr=False)
 class CheckpointState:
-    """What the checkpoint of a streaming query holds; ``print`` and a notebook show it as text."""
+    """The content of a streaming query's checkpoint; ``print`` and a notebook show it as text."""
 
     location: str
     """The location, without secrets."""
     query_id: str | None
-    """The query's id, the same over all runs; None where the file that has it is missing."""
+    """The query's id, the same over all runs; None if the file with the id is missing."""
     committed: Batch | None
     """The last committed batch."""
     planned: Batch | None
@@ -193,15 +193,13 @@ class CheckpointState:
     """
     operators: tuple[StateOperator, ...] = ()
     limit: LimitProgress | None = None
-    """The progress of a pipeline's limit; None where the query has none."""
+    """The progress of a pipeline's limit; None if the query has no limit."""
     unknown: tuple[str, ...] = ()
     """What is unknown, and why."""
 
     @property
     def engine(self) -> str | None:
-        """The engine of the last batch, ``micro-batch`` or ``continuous``; None where the files do not
-        show it.
-        """
+        """The engine of the last batch, ``micro-batch`` or ``continuous``; None if files do not show it."""
         last = self.planned or self.committed
         return None if last is None else last.engine
 
@@ -224,8 +222,8 @@ class CheckpointState:
         return None if self.committed is None else self.committed.next_watermark
 
     def to_dict(self) -> Json:
-        """Return all of it for JSON, with times as text in UTC. Keys are never renamed or removed; new
-        ones may be added.
+        """Return all fields for JSON, with times as text in UTC. Keys are never renamed or removed; new keys
+        may be added.
         """
         query = ("location", "query_id", "engine", "last_planned", "last_committed", "watermark")
         return plain_fields(self, *query, "committed", "planned", "limit", "operators", "unknown")

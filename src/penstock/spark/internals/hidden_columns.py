@@ -1,13 +1,13 @@
-"""Plans of a continuous query with hidden columns, beside the plans that the user sees (Spark 4.2, 4.3).
+"""Plans of a continuous query with hidden columns, besides the plans that the user sees (Spark 4.2, 4.3).
 
-Each operation is done on the user's columns alone, so that names, stars, types and errors are Spark's own.
+Each operation is applied to the user's columns only, so that names, stars, types and errors are Spark's own.
 The operators that it adds to the analysed plan are then rebuilt over the carried plan, with the same
 attributes plus the hidden columns.
 
 Expressions are guarded: they are evaluated on real rows only. Markers and fillers pass every filter, and get
-a value without the expression being evaluated. Otherwise a marker that is the copy of a filtered row would
-reach what comes after the filter: a division by the zero that was filtered out, or a Python function that
-does not expect a null.
+a value without evaluation of the expression. Otherwise a marker that is the copy of a filtered row would
+reach the expressions after the filter, such as a division by the zero that was filtered out, or a Python
+function that does not expect a null.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class HiddenColumnRewriter:
     def carry(self, plain: DataFrame, known: tuple[PlanPair, ...]) -> PlanPair:
         """Rebuild over the carried plan the operators that an operation added to the user's columns.
 
-        Spark may change operators below the newest known pair, as for a filter on a column that a select left
-        out.
+        Spark may change operators below the newest known pair, for example for a filter on a column that a
+        select left out.
         """
         return self._rebuilt(analysed(plain), known)
 
@@ -146,7 +146,7 @@ class Guards:
         self._kind = kind
         self._jvm = jvm = jvm_of(spark)
         self._expressions = expressions = jvm.org.apache.spark.sql.catalyst.expressions
-        # To look up a name in the JVM takes as long as to call it.
+        # Looking up a name in the JVM takes as long as calling it.
         self._case_when, self._default = expressions.CaseWhen, expressions.Literal.default
         self._tuple, self._option = jvm.scala.Tuple2, jvm.scala.Option.apply
         self._to_seq, self._with_children = partial(to_seq, jvm), partial(with_children, jvm)
@@ -213,7 +213,7 @@ class Guards:
         return self._expressions.CreateArray(self._to_seq([literal.create(None, data_type.elementType())]))
 
     def _wrapped(self, expression: JavaObject) -> JavaObject:
-        """Wrap each Python function in an expression: Spark runs those before it evaluates any condition."""
+        """Wrap each Python function in an expression: Spark runs those before it evaluates conditions."""
         if not expression.containsPattern(self._python_udf_pattern):
             return expression
         if node_name(expression) == "PythonUDF":

@@ -1,4 +1,4 @@
-"""Which sides of a stream-stream join leave the state, from the printed join condition (Spark 4.2, 4.3)."""
+"""Find which sides of a stream-stream join leave the state, by the printed condition (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def bounded_sides(node: Node) -> frozenset[str]:
 def evicted_sides(node: Node) -> frozenset[str]:
     """Return the sides whose rows leave the state, and are emitted in an outer join if they had no match.
 
-    Of the bounded sides, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) evicts one that has a
-    watermark of its own, or both where the watermark is on a column of an equality.
+    Of the bounded sides, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) evicts a side that has its
+    own watermark, or both sides if the watermark is on a column of an equality.
     """
     columns = map(output_columns, node.children)
     timed = {side for side, own in zip((LEFT, RIGHT), columns, strict=True) if any(map(has_watermark, own))}
@@ -89,7 +89,7 @@ def has_equality(node: Node) -> bool:
 
 
 def condition_columns(node: Node) -> frozenset[str]:
-    """Return the numbers of the columns that the parts of a join's condition about both sides read whole.
+    """Return the numbers of the columns that are read whole by the condition's parts about both sides.
 
     Spark moves parts about one side below the join, and reads fields of columns below it.
     """

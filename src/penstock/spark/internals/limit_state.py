@@ -100,7 +100,7 @@ def _count(file: bytes) -> int | None:
     number = None
     for value in _values(b"".join(_blocks(file))):
         if value is None or len(value) != _VALUE.size:
-            raise ValueError("its records are not those of a limit")
+            raise ValueError("its records do not fit a limit")
         number = _VALUE.unpack(value)[1]
     return number
 
@@ -111,7 +111,7 @@ def _blocks(file: bytes) -> Iterator[bytes]:
     while position < len(file):
         magic, token, packed, size, _ = _HEADER.unpack_from(file, position)
         if magic != _BLOCK or token & 0xF0 not in (_RAW, _LZ4):
-            raise ValueError("it is compressed in another way")
+            raise ValueError("it has an unknown compression")
         left -= size
         if left < 0:
             raise ValueError("it would decompress to more bytes than a limit needs")

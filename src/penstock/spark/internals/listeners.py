@@ -1,5 +1,5 @@
-"""Streaming listeners: events of continuous queries are posted, and all are received without PySpark's
-conversion (Spark 4.2, 4.3).
+"""Streaming listeners: post events of continuous queries, and receive all events without PySpark's conversion
+(Spark 4.2, 4.3).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _PythonListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """Return a classic session's listener, which converts no event: that calls the JVM for each value."""
+        """Return a classic session's listener, which converts no events, as that calls the JVM per value."""
         if not hasattr(self, "_jlistenerobj"):
             jvm = cast(JVMView, SparkContext._jvm)
             self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_JvmListener(self._listener))

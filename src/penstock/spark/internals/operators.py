@@ -1,6 +1,6 @@
-"""Traits of Spark's logical operators: the one table for every decision about plans.
+"""Traits of Spark's logical operators: the only table for decisions about plans.
 
-The names are those of a printed plan. An unknown operator has no traits, which is the safe answer everywhere.
+The names are those in a printed plan. An unknown operator has no traits, which is the safe answer everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Trait(Flag):
     FUNCTION = auto()
     """A user's stateful function."""
     AGGREGATION = auto()
-    """It keeps groups; ``SELECT DISTINCT`` is one, which Spark plans as a group for each row."""
+    """It keeps groups; also ``SELECT DISTINCT``, which Spark plans with a group for each row."""
     DEDUPLICATION = auto()
     """It drops rows whose keys it has seen before."""
     DROPS_LATE = auto()
@@ -48,7 +48,7 @@ class Trait(Flag):
     REFUSED = auto()
     """Spark refuses it on streams, in any output mode."""
     NEW_COLUMNS = auto()
-    """A function returns its columns, which have no watermark unless the function's schema has one."""
+    """A function returns its output columns, which have no watermark unless the function's schema has one."""
     TRANSFORM = auto()
     """``transformWithState``: a stateful function for any output mode, with its state in RocksDB."""
     PYTHON_STATE = auto()

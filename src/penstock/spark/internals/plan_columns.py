@@ -1,4 +1,4 @@
-"""Columns that the operators of a plan get, whatever Spark's optimizer removes (Spark 4.2, 4.3)."""
+"""Find columns that a plan's operators get, whatever Spark's optimizer removes (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Ids = frozenset[str]
 def event_times_of_inputs(root: Node) -> Iterator[tuple[Node, list[str]]]:
     """Yield each input of each operator, as the operator and the event-time columns that it certainly gets.
 
-    The optimizer removes columns that nothing above reads, and rewrites expressions. So a column counts only
-    where it is itself in the result, a key, an argument of a function or a term of a join's condition.
+    The optimizer removes columns that no operator above reads, and rewrites expressions. So a column counts
+    only if it is itself in the result, a key, an argument of a function or a term of a join's condition.
     """
     yield from _below(root, frozenset(_ids(output_columns(root))))
 
@@ -55,7 +55,7 @@ def _of_one_input(node: Node, kept: Ids) -> Ids:
     if node.name == "Project":
         return frozenset(_read_by_name(node, kept))
     if Trait.NEW_COLUMNS in traits and (Trait.FUNCTION not in traits or Trait.PYTHON_STATE in traits):
-        # A function in Python is printed with its arguments, which are all columns.
+        # A Python function is printed with its arguments, which are all columns.
         return frozenset(_READ.findall(node.text))
     return kept if Trait.NAMES_KEPT in traits or node.name in _PASSED_ON else frozenset()
 

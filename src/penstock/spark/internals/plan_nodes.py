@@ -1,4 +1,4 @@
-"""What the printed arguments of a plan's operators say (Spark 4.2, 4.3)."""
+"""Interpret the printed arguments of a plan's operators (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def groups_by_session(node: Node) -> bool:
 
 
 def by_window(node: Node) -> bool:
-    """Return whether an aggregation groups by time or session windows, or by a bound of theirs."""
+    """Return whether an aggregation groups by time or session windows, or by a window's bound."""
     windows = _time_windows(node)
     matches = map(_GROUPED.fullmatch, grouping_expressions(node))
     return any(match is not None and match[1] in windows for match in matches)
@@ -144,9 +144,9 @@ def has_subtotals_over_time(node: Node) -> bool:
 
 
 def python_aggregate(node: Node) -> str | None:
-    """Return the name of a Python function that aggregates, where the plan shows one.
+    """Return the name of a Python function that aggregates, if the plan shows one.
 
-    It is called with a column that the aggregate does not group by, which no other Python function can be.
+    Only such a function can be called with a column that the aggregate does not group by.
     """
     grouped = grouping_expressions(node)
     for call in _PYTHON_CALL.finditer(node.arguments[-1] if node.arguments else ""):

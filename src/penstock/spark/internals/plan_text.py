@@ -1,7 +1,7 @@
 """Parser for printed analysed plans, into a tree of nodes (Spark 4.2, 4.3).
 
-Both kinds of session print a plan in one call. To walk the JVM's objects instead costs several calls a node,
-and the plan's JSON does not show which columns have a watermark.
+Both kinds of session print a plan in one call. Walking the JVM's objects instead costs several calls per
+node, and the plan's JSON does not show which columns have a watermark.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Node:
     """The position in the plan, from the top."""
     children: tuple[Node, ...]
     filters: tuple[str, ...] = ()
-    """Of an inner join: the conditions above it, which Spark's optimizer makes conditions of the join."""
+    """For an inner join: the conditions above it, which Spark's optimizer turns into join conditions."""
 
     def walk(self) -> Iterator[Node]:
         yield self
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def line(self) -> str:
-        """Return the line in the plan, shortened for people."""
+        """Return the operator's line in the plan, shortened for display."""
         text = without_ids(f"{self.name} {self.text}".strip())
         return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE - 1]}…"
 
@@ -178,7 +178,7 @@ def keeps_state(frame: DataFrame) -> bool:
     if not is_classic(frame):
         return False
     stateful = [node for node in plan_tree(frame).walk() if Trait.STATEFUL in traits_of(node.name)]
-    # A join with a table keeps none.
+    # A join with a table keeps no state.
     return any(
         node.streaming and (node.name != "Join" or all(child.streaming for child in node.children))
         for node in stateful

@@ -147,9 +147,9 @@ class StreamingRead:
     """A leaf of a plan that reads a stream."""
 
     format: str
-    """In lower case; empty for a source of the older interface, such as files."""
+    """The format in lower case; empty for a source with the older interface, such as files."""
     options: Mapping[str, str] = field(repr=False)
-    """By their names in lower case."""
+    """The options by name, in lower case."""
     _leaf: JavaObject = field(repr=False, compare=False)
 
     @classmethod
@@ -194,9 +194,9 @@ def fingerprint(frame: DataFrame, *details: str) -> str:
 
 
 Replacement = Callable[[StreamingRead], DataFrame | None]
-"""Returns a DataFrame in place of a streaming read, with columns of the same types in the same order.
+"""Returns a DataFrame to replace a streaming read, with columns of the same types in the same order.
 
-None to keep the read.
+None keeps the read.
 """
 
 

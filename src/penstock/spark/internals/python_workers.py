@@ -1,9 +1,9 @@
 """Spark's Python workers: the packages and stores they need, garbage collection, the Arrow types they get.
 
-Before a worker takes its next task it collects garbage over everything it holds (pyspark/daemon.py, Spark 4.2
-and 4.3). With Arrow and pandas that takes 40 ms and more, since a forked worker copies the memory pages that
-the collector touches, and the next micro-batch waits for it. So imported modules are left out of it. Types
-are converted as PySpark does it (``pyspark.sql.pandas.types``).
+Before a worker takes its next task, it collects garbage over everything it holds (pyspark/daemon.py, Spark
+4.2 and 4.3). With Arrow and pandas that takes 40 ms and more, since a forked worker copies the memory pages
+that the collector touches, and the next micro-batch waits for it. So imported modules are excluded. Types are
+converted as in PySpark (``pyspark.sql.pandas.types``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _missing_here(python: str) -> tuple[str, ...]:
 
 @cache
 def _missing_on_executor(_application: str) -> tuple[str, ...]:
-    """Ask one executor, with a task that needs the standard library only."""
+    """Ask one executor, with a task that only needs the standard library."""
 
     def probe(_rows: object) -> list[str]:
         from importlib.util import find_spec
@@ -96,7 +96,7 @@ def check_reach(url: str, master: str | None) -> None:
 def freeze_imports() -> None:
     """Exclude what this worker holds so far from garbage collection; elsewhere do nothing.
 
-    Spark's workers run tasks, and what a data source does on the driver, such as its commits.
+    Spark's workers run tasks, and the driver side of data sources, such as commits.
     """
     if TaskContext.get() is not None or _REUSED in os.environ:
         _freeze(len(sys.modules))
@@ -104,8 +104,9 @@ def freeze_imports() -> None:
 
 @lru_cache(maxsize=1)
 def _freeze(_modules: int) -> None:
-    """Freeze once for a number of modules: the first tasks of a worker import more. Each time would keep
-    garbage.
+    """Freeze once per number of imported modules, since the first tasks of a worker import more modules.
+
+    Freezing after every task would keep garbage.
     """
     gc.freeze()
 

@@ -1,7 +1,7 @@
-"""What decides whether Spark starts a streaming query (classic sessions, Spark 4.2 and 4.3).
+"""Check whether Spark would start a streaming query, without starting it (classic sessions, Spark 4.2, 4.3).
 
-Spark's own check of a plan in an output mode (``UnsupportedOperationChecker``), and what the format of the
-sink can do, without starting a query.
+This uses Spark's own check of a plan in an output mode (``UnsupportedOperationChecker``), and the
+capabilities of the sink's format.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def refusal_of_error(error: Exception) -> Refusal:
     try:
         condition = str(thrown.getCondition())
     except JvmError:
-        # It has none.
+        # The error has no condition.
         condition = None
     return Refusal(condition, _first_line(str(thrown.getMessage())))
 
@@ -91,7 +91,7 @@ def _first_line(message: str) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """A format, and what it does with streams."""
+    """A format and its support for streams."""
 
     python: bool = False
     """Whether it is a Python data source."""
@@ -115,9 +115,9 @@ def preset_environment(spark: SparkSession, name: str) -> None:
     """Set the environment variables that Spark adds to a Python data source when a query starts.
 
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's
-    own when it starts (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once corrupt it, and
-    each task then fails with an ``OptionalDataException``. Variables that exist already are only replaced,
-    which is safe.
+    own when it starts (4.2, 4.3: ``PythonStreamingSourceRunner``). If two do so at the same time, they
+    corrupt it, and each task then fails with an ``OptionalDataException``. Variables that already exist are
+    only replaced, which is safe.
     """
     source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(name)
     environment = source.dataSourceCls().envVars()

@@ -22,7 +22,7 @@ CHECKPOINT_FILE_MANAGER = (
 )
 """The file manager for checkpoints.
 
-Spark's default runs a process for each possible symbolic link, some 30 a micro-batch.
+Spark's default runs a process for each possible symbolic link, about 30 per micro-batch.
 """
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 """The state store that transformWithState needs."""
@@ -50,7 +50,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def check_version(spark: SparkSession) -> None:
-    """Refuse an unknown version of Spark, where code on its private API could go wrong without an error."""
+    """Refuse an unknown version of Spark, with which code that uses its private API could fail silently."""
     if parse_version(spark.version) in SUPPORTED:
         return
     known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
@@ -99,7 +99,7 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
     """
     if not is_classic(spark):
         return dict(spark.conf.getAll)
-    # No value has it.
+    # Random, so that no value contains it.
     between = secrets.token_hex(16)
     text = spark._jsparkSession.conf().getAll().mkString(between)
     return {name: value for name, _, value in (each.partition(" -> ") for each in text.split(between))}
@@ -113,7 +113,7 @@ def session_id(spark: SparkSession) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Return whether a master URL means this process only."""
+    """Return whether a master URL means only this process."""
     return master == "local" or master.startswith("local[")
 
 

@@ -119,11 +119,11 @@ def _by_columns(function: Callable[..., V], columns: _Columns[V]) -> Callable[..
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch that a function over batches has got: its length, and the indices of its real rows."""
+    """A batch that was passed to a function over batches: its length, and the indices of its real rows."""
 
     count: int
     rows: Indices | None
-    """None for a batch without real rows, in whose place the function got the last row once more."""
+    """None for a batch without real rows, instead of which the function got the last row again."""
 
 
 def _by_batches(
@@ -131,8 +131,8 @@ def _by_batches(
 ) -> Callable[[Iterator[Batch[V]]], Iterator[V]]:
     """Wrap a function over an iterator of batches.
 
-    Instead of a batch without real rows the function gets the last row once more, and its result is dropped.
-    It must get something, since it may read a batch before it returns the previous one.
+    Instead of a batch without real rows, the function gets the last row again, and its result is dropped. It
+    must get something, since it may read a batch before it returns the previous one.
     """
 
     def call(batches: Iterator[Batch[V]]) -> Iterator[V]:
@@ -149,7 +149,7 @@ def _by_batches(
 
 
 def _real_rows(batches: Iterator[Batch[V]], columns: _Columns[V], sent: deque[_Sent]) -> Iterator[Batch[V]]:
-    """Yield the batches for the function, and note each; the first one has a real row."""
+    """Yield the batches for the function, and record each in ``sent``; the first one has a real row."""
     last: list[V] = []
     for batch in batches:
         kind, *arguments = batch if isinstance(batch, tuple) else (batch,)
@@ -195,7 +195,7 @@ def _checked(result: V, expected: int) -> V:
 
 
 def _result_indices(rows: Indices, count: int) -> Indices:
-    """Return the index of the result for each of `count` rows; markers and fillers get any."""
+    """Return the index of the result for each of `count` rows; for markers and fillers it is arbitrary."""
     indices = np.zeros(count, dtype=np.int64)
     indices[rows] = np.arange(len(rows))
     return indices
