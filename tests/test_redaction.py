@@ -16,7 +16,7 @@ from penstock import redaction
 from penstock.errors import InvalidUrlError, QueueNotFoundError
 from penstock.lake.storage import without_secrets
 from penstock.modes.previewing.run import refusal
-from penstock.pipeline.progress_format import ends_of, error_of
+from penstock.pipeline.progress_format import descriptions_of, error_of
 from penstock.redaction import redact, sentence, without_literals, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
 from penstock.spark.error_boundary import original_error
@@ -350,7 +350,7 @@ LOOKS: dict[str, Callable[[str], object]] = {
     "a query's error": lambda text: error_of(RuntimeError(text)),
     "Spark's account": lambda text: original_error(RuntimeError(text)),
     "a refusal of Spark's": lambda text: refusal(RuntimeError(text)),
-    "Spark's names": lambda text: ends_of({"sink": {"description": text}}, ()),
+    "Spark's names": lambda text: descriptions_of({"sink": {"description": text}}, ()),
 }
 REPEATED = (
     "a://:", "a://", "//:", "//", ":", "@", "a://:@", "a@", "?password=", "password", "password ",

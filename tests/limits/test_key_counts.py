@@ -24,7 +24,7 @@ LOTS = st.lists(st.lists(KEYS, min_size=1, max_size=12), max_size=5)
 
 def test_columns_without_values_are_refused() -> None:
     """They could claim any number of rows."""
-    sound = KeyCounts.nothing([pa.array(["a"])])
+    sound = KeyCounts.empty([pa.array(["a"])])
     assert KeyCounts.from_bytes(sound.to_bytes()).table.num_rows == 0
     for names in (["key_0", "count", "last"], ["key_0"]):
         bad = KeyCounts(pa.table({name: pa.nulls(1 << 20) for name in names}))
@@ -43,7 +43,7 @@ def plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @given(LOTS, st.integers(1, 3))
 def test_the_first_rows_of_each_key_pass_once_across_all_lots(lots: list[list[Any]], rows: int) -> None:
-    seen, counts = KeyCounts.nothing(columns([])), Counter()
+    seen, counts = KeyCounts.empty(columns([])), Counter()
     for lot in lots:
         seen = KeyCounts.from_bytes(seen.to_bytes())
         passes, seen = seen.take(columns(lot), rows, 0)
@@ -56,7 +56,7 @@ def test_the_first_rows_of_each_key_pass_once_across_all_lots(lots: list[list[An
 
 def test_a_key_is_forgotten_after_a_while_without_rows() -> None:
     both, first, second = (pa.array(keys) for keys in (["a", "b"], ["a"], ["a", "b"]))
-    _, seen = KeyCounts.nothing([both]).take([both], 1, 1_000)
+    _, seen = KeyCounts.empty([both]).take([both], 1, 1_000)
     passes, seen = seen.since(1_000, 2_000).take([first], 1, 2_000)
     assert passes.tolist() == [False], "it is not forgotten yet"
     passes, _ = seen.since(1_001, 3_000).take([second], 1, 3_000)
@@ -67,7 +67,7 @@ def test_a_key_is_forgotten_after_a_while_without_rows() -> None:
 
 def test_keys_counted_without_expiry_start_to_expire_when_it_is_set() -> None:
     rows = pa.array(["a"])
-    _, seen = KeyCounts.nothing([rows]).take([rows], 1, 0)
+    _, seen = KeyCounts.empty([rows]).take([rows], 1, 0)
     dated = seen.since(4_000, 5_000)
     passes, _ = dated.take([rows], 1, 5_000)
     assert passes.tolist() == [False], "its first row has passed"
@@ -77,7 +77,7 @@ def test_keys_counted_without_expiry_start_to_expire_when_it_is_set() -> None:
 
 def test_a_higher_limit_continues_from_the_count() -> None:
     rows = pa.array(["a"] * 3)
-    _, seen = KeyCounts.nothing([rows]).take([rows], 2, 0)
+    _, seen = KeyCounts.empty([rows]).take([rows], 2, 0)
     passes, seen = seen.take([rows], 4, 0)
     assert passes.tolist() == [True, True, False]
     passes, _ = seen.take([rows], 1, 0)
@@ -96,7 +96,7 @@ def test_keys_of_a_widened_column_keep_their_counts(
     narrow: pa.DataType, wide: pa.DataType, known: object, new: object
 ) -> None:
     before, after = pa.array([known], narrow), pa.array([known, new], wide)
-    _, seen = KeyCounts.nothing([before]).take([before], 1, 0)
+    _, seen = KeyCounts.empty([before]).take([before], 1, 0)
     passes, seen = KeyCounts.from_bytes(seen.to_bytes()).take([after], 1, 0)
     assert passes.tolist() == [False, True]
     passes, seen = KeyCounts.from_bytes(seen.to_bytes()).take([before], 1, 0)
@@ -115,7 +115,7 @@ def test_keys_of_a_widened_column_keep_their_counts(
 def test_keys_of_another_type_are_refused(now: list[pa.Array]) -> None:
     """Their hashes differ, so they would be counted from the start."""
     before = [pa.array([1])]
-    _, seen = KeyCounts.nothing(before).take(before, 1, 0)
+    _, seen = KeyCounts.empty(before).take(before, 1, 0)
     with pytest.raises(CheckpointMismatchError, match="counted rows by a key of the type int64") as refused:
         seen.take(now, 1, 0)
     assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"

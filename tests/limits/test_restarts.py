@@ -69,7 +69,7 @@ def test_a_query_whose_limit_is_reached_ends_immediately(
     again = feed.start(8)
     assert (again.isActive, again.awaitTermination(), again.stop()) == (False, True, True)
     assert (again.id, again.recentProgress, again.lastProgress) == (first.id, [], None)
-    assert "ends at once: its limit of 8 rows is reached" in again.status["message"]
+    assert "ends immediately: its limit of 8 rows is reached" in again.status["message"]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "penstock.limits"):
         lower = feed.start(5)

@@ -19,7 +19,7 @@ import penstock
 from penstock.errors import QueryFailedError, QueueNotFoundError
 from penstock.json_text import Json
 from penstock.pipeline import publisher as module
-from penstock.pipeline.progress_format import ends_of, error_of, progress_of, rows_of
+from penstock.pipeline.progress_format import descriptions_of, error_of, progress_of, rows_of
 from penstock.pipeline.publisher import Publisher
 from penstock.store.database import Transaction
 from penstock.store.records import queries
@@ -260,7 +260,10 @@ def test_progress_of_spark_is_parsed() -> None:
     assert (bare.watermark, bare.duration, bare.state_rows) == (None, None, None)
     assert rows_of(progress_report(1, 5, 3)) == (5, 3)
     nameless = {"description": "org.apache.spark.sql.PythonStream@75fa25be"}
-    assert ends_of({"sources": [nameless, {"description": "rate"}]}, ()) == ("PythonStream, rate", None)
+    assert descriptions_of({"sources": [nameless, {"description": "rate"}]}, ()) == (
+        "PythonStream, rate",
+        None,
+    )
     assert rows_of({"batchId": 1}) == (0, None)
 
 

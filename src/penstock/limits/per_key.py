@@ -174,7 +174,7 @@ class KeyCounts:
     table: pa.Table
 
     @classmethod
-    def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
+    def empty(cls, keys: list[pa.Array]) -> KeyCounts:
         """Return empty counts for keys with these types."""
         return cls(_counts_schema(keys).empty_table())
 
@@ -322,7 +322,7 @@ class CountInState:
             return
         table = pa.concat_tables([_opened(rows) for _, rows in sorted(packed, key=lambda pair: pair[0])])
         keys = key_arrays(table, self.key)
-        seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.nothing(keys)
+        seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.empty(keys)
         now = 0
         if self.forget_ms is not None:
             # The time of the micro-batch, which stays the same when it is repeated.

@@ -83,12 +83,12 @@ class LimitRun:
             reason = f"its limit of {rows:,} rows is lower than the {passed:,} rows that have passed"
         query = name or self.checkpoint.query_id()
         log.warning(
-            "query %r ends at once: %s",
+            "query %r ends immediately: %s",
             query,
             reason,
             extra={"action": "limit_reached", "query": query, "limit": rows},
         )
-        return f"query {query!r} ends at once: {reason}"
+        return f"query {query!r} ends immediately: {reason}"
 
     def trigger_arguments(self, arguments: Mapping[str, str | bool]) -> Mapping[str, str | bool]:
         """Return the trigger's arguments; once all rows have passed, only an unfinished micro-batch runs."""

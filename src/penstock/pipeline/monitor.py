@@ -271,7 +271,7 @@ class SessionListener:
     # Called by Spark, from its own threads.
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
-        if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
+        if self._holds_back(run_id, lambda: self.started(query_id, run_id, name)):
             return
         with self._guard:
             publisher, known = self.others, run_id in self._runs
@@ -284,13 +284,13 @@ class SessionListener:
 
     def progressed(self, progress: Json) -> None:
         run_id = str(progress["runId"])
-        if not self._parks(run_id, lambda: self.progressed(progress)):
+        if not self._holds_back(run_id, lambda: self.progressed(progress)):
             publisher = self._runs.get(run_id)
             if publisher is not None:
                 publisher.progressed(run_id, progress)
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
-        if self._parks(run_id, lambda: self.terminated(run_id, exception, condition)):
+        if self._holds_back(run_id, lambda: self.terminated(run_id, exception, condition)):
             return
         publisher = self._runs.get(run_id)
         if publisher is not None:
@@ -300,7 +300,7 @@ class SessionListener:
             publisher.end(run_id, error)
         self.forget(run_id)
 
-    def _parks(self, run_id: str, later: Callable[[], None]) -> bool:
+    def _holds_back(self, run_id: str, later: Callable[[], None]) -> bool:
         with self._guard:
             if self._starting and run_id not in self._runs:
                 self._parked.append(later)

@@ -70,7 +70,7 @@ def rows_of(progress: Json) -> tuple[int, int | None]:
     return int(progress.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
 
 
-def late_of(progress: Json) -> int:
+def late_rows_of(progress: Json) -> int:
     """Return how many rows a micro-batch has dropped because they were older than the watermark."""
     return _sum(progress.get("stateOperators") or [], "numRowsDroppedByWatermark") or 0
 
@@ -82,7 +82,7 @@ def _late_text(rows: int) -> str:
     )
 
 
-def ends_of(progress: Json, secrets: Sequence[str]) -> tuple[str | None, str | None]:
+def descriptions_of(progress: Json, secrets: Sequence[str]) -> tuple[str | None, str | None]:
     """Return Spark's descriptions of the sources and the sink."""
     sources = [_called(source) for source in progress.get("sources") or []]
     sink = _called(progress.get("sink") or {})

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
-from penstock.pipeline.progress_format import ends_of, late_of, progress_of, rows_of
+from penstock.pipeline.progress_format import descriptions_of, late_rows_of, progress_of, rows_of
 from penstock.redaction import secrets_of, shown
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
@@ -61,7 +61,7 @@ class _Unwritten:
 
 
 @dataclass
-class _Followed:
+class _ReportedRun:
     """A run that the publisher reports."""
 
     run: QueryRun
@@ -91,7 +91,7 @@ class _Followed:
 class _Note:
     """What to write for a run in the next transaction."""
 
-    followed: _Followed
+    followed: _ReportedRun
     begins: bool
     news: _Unwritten | None
     ends: bool
@@ -108,7 +108,7 @@ class Publisher(Forkable):
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self.followed: dict[str, _Followed] = {}
+        self.followed: dict[str, _ReportedRun] = {}
         self.thread: threading.Thread | None = None
         self._database: Database | None = None
         self.again_at = 0.0
@@ -122,7 +122,7 @@ class Publisher(Forkable):
 
     def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
         with self._changed:
-            self.followed[run.run_id] = _Followed(run, ledger_name)
+            self.followed[run.run_id] = _ReportedRun(run, ledger_name)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="penstock-publisher", daemon=True)
                 self.thread.start()
@@ -134,7 +134,7 @@ class Publisher(Forkable):
             followed = self.followed.get(run_id)
             if followed is None:
                 return
-            self._add_late(followed, late_of(progress))
+            self._add_late(followed, late_rows_of(progress))
             first = followed.news is None
             news = _Unwritten(progress, *rows_of(progress))
             followed.news = news if followed.news is None else followed.news.merged_with(news)
@@ -142,7 +142,7 @@ class Publisher(Forkable):
             if first:
                 self._changed.notify_all()
 
-    def _add_late(self, followed: _Followed, rows: int) -> None:
+    def _add_late(self, followed: _ReportedRun, rows: int) -> None:
         if rows and not followed.late:
             # Logged once per run; the monitor page shows the count.
             log.warning(
@@ -279,20 +279,20 @@ def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
             queries.report(tx, run, None)
         else:
             progress = _progress(tx, followed, note.news, secrets)
-            source, sink = ends_of(note.news.progress, secrets)
+            source, sink = descriptions_of(note.news.progress, secrets)
             queries.report(tx, run, progress, source=source, sink=sink)
         if note.ends:
             queries.end(tx, run, followed.error)
 
 
-def _progress(tx: Transaction, followed: _Followed, news: _Unwritten, secrets: list[str]) -> QueryProgress:
+def _progress(tx: Transaction, followed: _ReportedRun, news: _Unwritten, secrets: list[str]) -> QueryProgress:
     progress = progress_of(news.progress, news.rows_in, news.rows_out, secrets, followed.late)
     if progress.rows_out is not None:
         return progress
     return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))
 
 
-def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
+def _rows_out(tx: Transaction, followed: _ReportedRun, upto: int) -> int | None:
     """Return the rows of the micro-batches up to ``upto`` that were not counted yet, from the ledger.
 
     Spark does not count the rows that a Python sink writes (4.2, 4.3).

@@ -68,7 +68,7 @@ class Producer:
             last one were appended before and are skipped. After an error, repeat the same rows first, since
             they may have been appended.
         partition
-            The partition; by default that of each row's key, or any one if the queue has no key.
+            The partition; by default the partition of each row's key, or any one if the queue has no key.
 
         Raises
         ------

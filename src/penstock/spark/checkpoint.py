@@ -211,7 +211,7 @@ def is_batch_number(name: str) -> bool:
 
 
 def _restorable_offset(offsets: Sequence[JsonValue]) -> str | None:
-    """Return the offset that can restore a checkpoint without this micro-batch: that of a single source."""
+    """Return the offset that can restore a checkpoint without this micro-batch: a single source's."""
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 

@@ -291,7 +291,7 @@ def register_source(spark: SparkSession, source: type[DataSource], **attributes:
     the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did
     not create the session, or if its connection to the JVM was closed, for example by an interrupt.
 
-    ``attributes`` are those of a subclass of the source, which is pickled by value, for every Python worker.
+    ``attributes`` are set on a subclass of the source, which is pickled by value for every Python worker.
     """
     if is_classic(spark):
         activate(spark)

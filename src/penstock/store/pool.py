@@ -16,7 +16,7 @@ from penstock.store import forks
 from penstock.store.forks import Forkable
 
 Connection: TypeAlias = Any
-"""A connection of the database's driver; each dialect has a type of its own."""
+"""A connection of the database's driver; each dialect has its own type."""
 SIZE = 16
 FORK_SECONDS = 5.0
 """How many seconds a fork waits for transactions of other threads."""

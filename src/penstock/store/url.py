@@ -204,7 +204,7 @@ def _require_mode(mode: str) -> None:
     bits = int(mode, 8) if _MODE.fullmatch(mode) else 0
     if bits & 0o600 != 0o600 or bits & 0o111:
         raise InvalidUrlError(
-            "mode must let the owner read and write, such as 0600 or 0640, and nobody execute, not "
+            "mode must let the owner read and write, such as 0600 or 0640, and no one execute, not "
             f"{in_quotes(mode)}",
             condition="INVALID_URL.VALUE",
             option="mode",
@@ -321,7 +321,7 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
         return {}
     if not _is_address(direct) or direct.startswith(":") or not direct:
         raise InvalidUrlError(
-            "direct is the server's own address, its host and port alone, such as db:5432",
+            "direct is the server's own address, only its host and port, such as db:5432",
             condition="INVALID_URL.VALUE",
             option="direct",
         )

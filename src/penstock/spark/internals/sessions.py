@@ -44,7 +44,7 @@ def check_session(spark: object) -> None:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version; vendors append names of their own."""
+    """Return the first two numbers of a version; vendors append their own names."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

@@ -164,7 +164,7 @@ def _warn_in_clear(connection: PgConnection, shown: str) -> None:
         return
     warned.add(shown)
     log.warning(
-        "the connection to %s is not encrypted: anybody on the network path can read and change the rows, "
+        "the connection to %s is not encrypted: anyone on the network path can read and change the rows, "
         "and may learn the password. Set sslmode=verify-full in its URL, and sslrootcert=… for a private "
         "certificate authority",
         shown,

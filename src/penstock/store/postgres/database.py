@@ -128,7 +128,7 @@ class PostgresDatabase(Database):
         return set_up_transaction(self._lock_timeout, names).encode()
 
     def _found_pooler(self) -> None:
-        """Warn or refuse when a connection has no server process of its own."""
+        """Warn or refuse when a connection does not have its own server process."""
         if self.url.pooled:
             raise StoreError(
                 f"{self.url}: direct={self.url.options['direct']} leads to a pooler, too: owners' locks and "
