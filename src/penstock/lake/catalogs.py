@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import cast
 
+import pyiceberg.catalog
 import requests
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE, Catalog, CatalogType, infer_catalog_type, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.auth import AuthManagerAdapter
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
+from pyiceberg.typedef import RecursiveDict
+from pyiceberg.utils.config import merge_config
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
@@ -36,7 +43,12 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     Requests to a REST catalog that is busy, or whose reply is lost, are repeated. If the first one was
     carried out, the answer to its repetition is a conflict.
     """
-    catalog = load_catalog(name, **properties)
+    own = pyiceberg.catalog._ENV_CONFIG.get_catalog_config(name) or {}
+    merged = merge_config(own, cast(RecursiveDict, dict(properties)))
+    if PY_CATALOG_IMPL in properties or not _is_rest(name, merged):
+        catalog = load_catalog(name, **properties)
+    else:
+        catalog = _RestCatalog(name, **cast(dict[str, str], merged))
     session = getattr(catalog, "_session", None)
     if isinstance(session, requests.Session):
         _repeat_requests(session)
@@ -100,11 +112,61 @@ class _Retries(Retry):
     """Repetitions of any request: a catalog refuses one that it has carried out before."""
 
     def get_backoff_time(self) -> float:
-        longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (len(self.history) - 1))
-        return random.uniform(longest / 2, longest)
+        return _wait(len(self.history) - 1)
 
     def parse_retry_after(self, retry_after: str) -> float:
         return min(super().parse_retry_after(retry_after), _LONGEST_NAMED_WAIT)
+
+
+class _RestCatalog(RestCatalog):
+    """REST catalog that repeats the requests which open it, too: for a token, and for its configuration."""
+
+    def _config_headers(self, session: requests.Session) -> None:
+        # A session is prepared here, before its first request for a token.
+        super()._config_headers(session)
+        _repeat_requests(session)
+
+    def _create_session(self) -> requests.Session:
+        session = super()._create_session()
+        # It may have got an adapter that signs requests.
+        _repeat_requests(session)
+        if isinstance(session.auth, AuthManagerAdapter):
+            session.auth = _RepeatedToken(session.auth.auth_manager)
+        return session
+
+
+class _RepeatedToken(AuthManagerAdapter):
+    """Authorization that may fetch a token by a request outside the session, which is repeated too."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        for repeats in range(_REPEATS):
+            try:
+                return super().__call__(request)
+            except requests.RequestException as error:
+                if not _may_pass(error):
+                    raise
+            time.sleep(_wait(repeats))
+        return super().__call__(request)
+
+
+def _may_pass(error: requests.RequestException) -> bool:
+    """Whether a request may succeed when it is repeated."""
+    if error.response is not None:
+        return error.response.status_code in _BUSY
+    return isinstance(error, requests.ConnectionError | requests.Timeout)
+
+
+def _wait(repeats: int) -> float:
+    """Return how many seconds to wait before a request is repeated that was repeated before."""
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0**repeats)
+    return random.uniform(longest / 2, longest)
+
+
+def _is_rest(name: str, properties: RecursiveDict) -> bool:
+    kind = properties.get(TYPE)
+    if isinstance(kind, str):
+        return kind.lower() == CatalogType.REST.value
+    return infer_catalog_type(name, properties) == CatalogType.REST
 
 
 def _repeat_requests(session: requests.Session) -> None:
@@ -117,5 +179,5 @@ def _repeat_requests(session: requests.Session) -> None:
             adapter.max_retries = _Retries(
                 total=_REPEATS, allowed_methods=None, status_forcelist=_BUSY, raise_on_status=False
             )
-    limited = partial(session.request, timeout=(_CONNECT_SECONDS, ANSWER_SECONDS))
+    limited = partial(requests.Session.request, session, timeout=(_CONNECT_SECONDS, ANSWER_SECONDS))
     session.request = limited  # type: ignore[method-assign]

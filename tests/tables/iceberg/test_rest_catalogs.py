@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyiceberg.catalog
 import pytest
@@ -22,6 +23,7 @@ from penstock.tables.iceberg.schema import rows_layout, table_schema
 from tests.support.feed_reading import changes
 from tests.support.object_store import KEY, SECRET, object_store, storage_properties
 from tests.support.rest_catalog import (
+    CLIENT_ID,
     CLIENT_SECRET,
     SESSION,
     Fault,
@@ -52,6 +54,14 @@ def writing(server: RestCatalogServer, tmp_path: Path, **options: str) -> Driver
 BUSY = [refused(503, Retry_After="0"), refused(429, Retry_After="0"), refused(503), hung_up, refused(500)]
 LOST = [lost_reply(500), lost_reply(502), lost_reply(503), lost_reply(504), no_reply]
 
+SIGNING = {
+    "rest.sigv4-enabled": "true",
+    "rest.signing-region": "us-east-1",
+    "rest.signing-name": "glue",
+    "client.access-key-id": KEY,
+    "client.secret-access-key": SECRET,
+}
+
 
 @pytest.mark.few(8)
 @pytest.mark.parametrize("fault", [*BUSY, *LOST])
@@ -68,6 +78,53 @@ def test_a_request_that_fails_is_repeated(
     assert driver.orphans == []
 
 
+@pytest.mark.few(8)
+@pytest.mark.parametrize("fault", [refused(503, Retry_After="0"), refused(429), hung_up, no_reply])
+@pytest.mark.parametrize("operation", ["token", "config"])
+@pytest.mark.parametrize("client", ["credential", "oauth2", "signed"])
+def test_a_request_that_opens_the_catalog_is_repeated(
+    server: RestCatalogServer, client: str, operation: str, fault: Fault
+) -> None:
+    properties: dict[str, Any] = dict(server.properties)
+    if client == "oauth2":
+        login = {"client_id": CLIENT_ID, "client_secret": CLIENT_SECRET}
+        auth = {"type": "oauth2", "oauth2": {**login, "token_url": f"{server.uri}/v1/oauth/tokens"}}
+        properties = {"uri": server.uri, "auth": auth}
+    if client == "signed":
+        properties |= SIGNING
+    server.fail(operation, fault, fault)
+    assert IcebergPlace("lake", ("other", "t"), properties).find() is None
+    assert server.pending == 0
+
+
+def test_a_token_that_is_fetched_later_is_repeated_too(server: RestCatalogServer) -> None:
+    login = {"client_id": CLIENT_ID, "client_secret": CLIENT_SECRET, "refresh_margin": 3600}
+    auth = {"type": "oauth2", "oauth2": {**login, "token_url": f"{server.uri}/v1/oauth/tokens"}}
+    place = IcebergPlace("lake", ("other", "t"), {"uri": server.uri, "auth": auth})  # type: ignore[dict-item]
+    assert place.find() is None
+    server.fail("token", refused(503), hung_up)
+    assert place.find() is None
+    assert server.pending == 0
+
+
+@pytest.mark.parametrize("operation", ["token", "config"])
+def test_a_refused_login_is_reported_at_once(server: RestCatalogServer, operation: str) -> None:
+    server.fail(operation, *[refused(401)] * 20)
+    with pytest.raises(StoreUnavailableError) as caught:
+        IcebergPlace("lake", ("other", "t"), server.properties).find()
+    assert caught.value.condition == "STORE_UNAVAILABLE.ACCESS_DENIED"
+    assert server.requests.count(operation) == 1
+
+
+def test_a_catalog_that_does_not_answer_at_first_is_asked_again(
+    server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.lake.catalogs.ANSWER_SECONDS", 0.2)
+    server.fail("token", lambda _: time.sleep(1))
+    server.fail("config", lambda _: time.sleep(1))
+    assert IcebergPlace("lake", ("other", "t"), server.properties).find() is None
+
+
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_every_other_reply_is_lost(server: RestCatalogServer, tmp_path: Path, scd_type: int) -> None:
     done = lambda work: work()  # noqa: E731
@@ -81,9 +138,7 @@ def test_every_other_reply_is_lost(server: RestCatalogServer, tmp_path: Path, sc
 
 
 def test_a_signed_request_that_fails_is_repeated(server: RestCatalogServer, tmp_path: Path) -> None:
-    signing = {"rest.sigv4-enabled": "true", "rest.signing-region": "us-east-1", "rest.signing-name": "glue"}
-    keys = {"client.access-key-id": KEY, "client.secret-access-key": SECRET}
-    driver = writing(server, tmp_path, **signing, **keys)
+    driver = writing(server, tmp_path, **SIGNING)
     server.fail("load", refused(503), hung_up)
     server.fail("commit", refused(503), no_reply)
     driver.write(0, [(1, "a")])
