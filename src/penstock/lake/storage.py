@@ -42,6 +42,8 @@ _DENIED = re.compile(
     r"|unrecognized.?client|invalid.?signature",
     re.IGNORECASE,
 )
+_REQUEST = re.compile(r"Error performing [A-Z]+ ")
+"""How an object store's client reports a request that failed."""
 
 
 def is_url(path: str) -> bool:
@@ -191,24 +193,46 @@ class DeltaPlace:
             raise
         except beside:
             raise
-        # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
-        except (OSError, NotImplementedError) as error:
-            raise StoreUnavailableError(
-                f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the path, "
-                "the storage options and the credentials",
-                condition="STORE_UNAVAILABLE.TABLE_STORAGE",
-                table=self.shown,
-            ) from None
         except Exception as error:
+            if _is_of_storage(error):
+                raise self._storage_failed(error) from None
             raise TableRefusedError(
                 f"the Delta table {self.shown} refused the operation: {self.message(error)}",
                 condition="TABLE_REFUSED.DELTA",
                 table=self.shown,
             ) from None
 
+    def _storage_failed(self, error: Exception) -> StoreUnavailableError:
+        what, reason = f"the storage of the Delta table {self.shown}", self.message(error)
+        if is_denied(error):
+            remedy = (
+                "credentials are wrong, have expired, or may not do this: give others in the storage options"
+            )
+            if not is_url(self.path):
+                remedy = (
+                    "user of this process may not do this: give it the rights to the folder and its files"
+                )
+            return StoreUnavailableError(
+                f"{what} refuses access: {reason}. The {remedy}",
+                condition="STORE_UNAVAILABLE.ACCESS_DENIED",
+                table=self.shown,
+            )
+        return StoreUnavailableError(
+            f"{what} failed: {reason}. Check the path and the storage options, and whether the storage runs",
+            condition="STORE_UNAVAILABLE.TABLE_STORAGE",
+            table=self.shown,
+        )
+
     def message(self, error: Exception) -> str:
         """Return the first cause in an error message of deltalake, on one line."""
         return one_line(re.split(r"\n\s*\d+: ", str(error))[0], self.options)
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether an error is about the storage of a table, rather than about its rows."""
+    # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
+    # deltalake reports some failed requests as errors of its own.
+    return isinstance(error, OSError | NotImplementedError) or _REQUEST.search(str(error)) is not None
 
 
 def _local(target: str) -> str:

@@ -1,0 +1,83 @@
+"""Delta tables whose storage refuses access, or is away: each has its own error, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import StoreUnavailableError, TableRefusedError
+from penstock.lake.storage import DeltaPlace
+from penstock.tables.delta.transactions import committing
+from tests.support.object_store import KEY, SECRET, ObjectStore, object_store, settings
+from tests.tables.delta.row_queries import RowQuery
+
+ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+DENIED, AWAY = "STORE_UNAVAILABLE.ACCESS_DENIED", "STORE_UNAVAILABLE.TABLE_STORAGE"
+
+
+def row(number: int) -> pa.Table:
+    return pa.table([[number], ["x"]], schema=ROWS)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as served:
+        served.bucket("lake")
+        yield served
+
+
+@pytest.mark.parametrize("mode", ["append", "update", "complete"])
+def test_refused_access_is_reported_and_the_next_run_writes_the_rows_once(
+    store: ObjectStore, mode: str
+) -> None:
+    place = DeltaPlace(f"s3://lake/{mode}", settings(store.endpoint))
+    query = RowQuery(place, ROWS, mode, ["id"] if mode == "update" else [])
+    query.write(0, row(1))
+    store.refuse_everybody()
+    for refused in (place.find, partial(query.stage, 1, row(2)), partial(query.write, 1, row(2))):
+        with pytest.raises(StoreUnavailableError, match=r"refuses access.*storage options") as caught:
+            refused()
+        assert caught.value.condition == DENIED
+        assert KEY not in str(caught.value)
+        assert SECRET not in str(caught.value)
+    store.admit_everybody()
+    query.write(1, row(2))
+    rows = sorted(pa.table(query.table().scan())["id"].to_pylist())
+    assert rows == ([2] if mode == "complete" else [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("reason", "condition"),
+    [
+        ("the operation lacked the necessary privileges: Error performing PUT …/lake/t in 4 ms", DENIED),
+        ("Error performing PUT …/lake/t in 30 s - operation timed out", AWAY),
+        ("Check constraint: Invalid data found: 'Forbidden'", "TABLE_REFUSED.DELTA"),
+    ],
+)
+def test_errors_that_deltalake_does_not_report_as_those_of_its_storage(reason: str, condition: str) -> None:
+    with (
+        pytest.raises((StoreUnavailableError, TableRefusedError)) as caught,
+        committing(DeltaPlace("s3://lake/t")),
+    ):
+        raise RuntimeError(reason)
+    assert caught.value.condition == condition
+
+
+def test_a_storage_that_is_away_is_not_taken_for_one_that_refuses() -> None:
+    options = {**settings("http://127.0.0.1:9"), "max_retries": "0"}
+    with pytest.raises(StoreUnavailableError) as caught:
+        DeltaPlace("s3://lake/t", options).find()
+    assert caught.value.condition == AWAY
+
+
+def test_a_folder_without_rights_names_the_user_rather_than_storage_options(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoreUnavailableError, match="user of this process") as caught,
+        DeltaPlace(str(tmp_path)).translating_errors(),
+    ):
+        raise PermissionError(13, "Permission denied", "part-0.parquet")
+    assert caught.value.condition == DENIED
