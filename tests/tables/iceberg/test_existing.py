@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, date, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyiceberg.transforms import (
     HourTransform,
     IdentityTransform,
     MonthTransform,
+    Transform,
     YearTransform,
 )
 from pyiceberg.types import (
@@ -115,6 +117,19 @@ def test_rows_are_written_by_partition_and_updated_across_partitions(
     Driver(tmp_path, "complete", app_id="other", schema=EVENTS).write(0, [event(1), event(1, 5000, "z")])
     assert len(driver.rows()) == 2
     assert driver.orphans == []
+
+
+@pytest.mark.parametrize("part", [YearTransform(), MonthTransform(), DayTransform(), HourTransform()])
+def test_the_first_and_the_last_time_are_keys_by_which_a_table_is_partitioned(
+    tmp_path: Path, part: Transform[Any, Any]
+) -> None:
+    events(tmp_path, PartitionField(2, 1000, part, "p"))
+    driver = Driver(tmp_path, "update", "k", "at", schema=EVENTS)
+    first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    times = [first, MOMENT, last]
+    for batch_id, (kind, at) in enumerate(product(("old", "new"), times)):
+        driver.write(batch_id, [(1, at, None, kind)])
+    assert [row[3] for row in driver.rows()] == ["new"] * 3
 
 
 def test_rows_of_an_older_partitioning_are_rewritten_by_the_new_one(tmp_path: Path) -> None:

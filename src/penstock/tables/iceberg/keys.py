@@ -142,8 +142,9 @@ def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
     try:
         with _refusing_equality_deletes(table):
             return list(table.scan(row_filter=row_filter).plan_files())
-    except struct.error:
-        # pyiceberg 0.11 cannot compare bounds from before a column was widened.
+    except (struct.error, OverflowError):
+        # pyiceberg 0.11 cannot compare bounds from before a column was widened. No version can compare the
+        # first and the last time that Python has with partitions by year or month.
         return list(all_files(table))
 
 
