@@ -5,8 +5,10 @@ features or refuses them.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -14,8 +16,10 @@ from deltalake import DeltaTable, Schema
 
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.lake.storage import DeltaPlace
+from penstock.tables.delta.compaction import compact
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.delta.writer import delta_writer
 from tests.support.object_store import object_store
 from tests.support.object_store import settings as object_settings
 from tests.tables.delta.row_queries import RowQuery
@@ -203,6 +207,25 @@ def test_a_partitioned_table_is_written_in_every_mode(tmp_path: Path) -> None:
     query.write(0, row(3, "d"))
     assert query.rows() == [(3, "d")]
     assert query.own_files() == []
+
+
+@pytest.mark.parametrize("mode", ["append", "update", "complete"])
+def test_a_table_partitioned_by_binary_values_is_refused(tmp_path: Path, mode: str) -> None:
+    """deltalake reads the text that the log has for them, and would write that when it rewrites rows."""
+    schema = ROWS.set(1, pa.field("v", pa.binary()))
+    DeltaTable.create(str(tmp_path), Schema.from_arrow(schema), partition_by=["v"])
+    wanted = DeltaLayout(schema, ("id",))
+    other = delta_writer(DeltaPlace(str(tmp_path / "other")), wanted, mode, "at_least_once", "", None)
+    place = DeltaPlace(str(tmp_path))
+    with pytest.raises(TableRefusedError) as at_start:
+        delta_writer(place, wanted, mode, "at_least_once", "", None)
+    with pytest.raises(TableRefusedError) as recreated:
+        replace(other, place=place)(MagicMock(), 0)
+    with pytest.raises(TableRefusedError) as compacted:
+        compact(place, 1 << 20)
+    assert {each.value.condition for each in (at_start, recreated, compacted)} == {
+        "TABLE_REFUSED.PARTITIONING"
+    }
 
 
 def test_files_in_an_object_store_are_committed_in_every_mode() -> None:

@@ -30,7 +30,7 @@ from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
 from penstock.tables.delta.changes_commit import ChangesCommit
 from penstock.tables.delta.data_files import REPORT, DataFile
-from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
+from penstock.tables.delta.schema import DeltaLayout, match_table, require_partitioning, rows_layout
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
     SOURCE,
@@ -57,6 +57,7 @@ def changes_writer(
         table = place.create(events.table)
     elif not events.history:
         refuse_history((f.name for f in table.schema().fields), place.shown, f"the Delta table {place.shown}")
+    require_partitioning(place, table)
     layout = match_table(place, changes_layout(events), table)
     named = pa.schema(list(layout.schema)[: len(events.columns)])
     events = replace(events, rows=named, keys=layout.keys)

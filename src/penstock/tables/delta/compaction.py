@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.compaction import TableCompaction, given_up, not_found
+from penstock.tables.delta.schema import require_partitioning
 from penstock.tables.delta.transactions import committing
 
 _ATTEMPTS = 10
@@ -17,6 +18,7 @@ def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
         table = place.find()
         if table is None:
             raise not_found(f"Delta table {place.shown}", place.shown)
+        require_partitioning(place, table)
         try:
             with committing(place):
                 done = table.optimize.compact(target_size=file_bytes)

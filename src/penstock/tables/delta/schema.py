@@ -14,7 +14,7 @@ from pyspark.sql import types as spark
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInputError, SchemaMismatchError, UnsupportedTypeError
+from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError, UnsupportedTypeError
 from penstock.json_text import Json
 from penstock.lake.storage import DeltaPlace, library
 
@@ -98,6 +98,21 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
     renamed = dict(zip(layout.schema.names, names, strict=True))
     schema = pa.schema([field.with_name(name) for field, name in zip(layout.schema, names, strict=True)])
     return DeltaLayout(schema, tuple(renamed[key] for key in layout.keys))
+
+
+def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
+    """Refuse a partitioning by binary values: deltalake reads others than the log has, and would write those
+    when it rewrites rows.
+    """
+    parts = table.metadata().partition_columns
+    for field in json.loads(table.schema().to_json())["fields"] if parts else ():
+        if field["name"] in parts and field["type"] == "binary":
+            raise TableRefusedError(
+                f"the Delta table {place.shown} is partitioned by {in_quotes(field['name'])}, whose binary "
+                "values deltalake changes when it rewrites rows: partition it by text, such as hex(column)",
+                condition="TABLE_REFUSED.PARTITIONING",
+                table=place.shown,
+            )
 
 
 def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:

@@ -22,7 +22,7 @@ from penstock.tables.delta.data_files import REPORT, DataFile, files_in
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.repeated_keys import repeated_key
 from penstock.tables.delta.rows_commit import RowsCommit
-from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
+from penstock.tables.delta.schema import DeltaLayout, match_table, require_partitioning, rows_layout
 from penstock.tables.delta.small_files import joined
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.statistics import indexed_columns
@@ -50,8 +50,9 @@ def delta_writer(
     table = place.find()
     if table is None:
         layout = match_table(place, layout, place.create(layout.schema))
-    elif output_mode != "complete":
-        layout = match_table(place, layout, table)
+    else:
+        require_partitioning(place, table)
+        layout = layout if output_mode == "complete" else match_table(place, layout, table)
     delete_abandoned(place)
     return DeltaWriter(place, layout, output_mode, guarantee, location, app_id)
 
@@ -100,6 +101,7 @@ class DeltaWriter:
             # The process that committed it may have died before this.
             stage.drop()
             return
+        require_partitioning(self.place, table)
         try:
             files = self._written(frame, stage, transaction)
             self._commit(stage, files, transaction, frame.sparkSession)
