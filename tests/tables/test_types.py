@@ -160,6 +160,19 @@ def test_a_text_with_nul_is_refused(feed: Feed, expression: str) -> None:
     assert caught.value.condition == "TABLE_REFUSED.NUL_CHARACTER"
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_nan_is_refused_where_sqlite_needs_a_value(feed: Feed) -> None:
+    """SQLite keeps NULL instead."""
+    feed.add({"id": 1})
+    nan = "double('nan')"
+    key, order = f"{nan} as k", ("1 as k", "'insert' as _change_type", f"{nan} as s")
+    changing = feed.table("t", "k", apply_changes=True, sequence_by="s")
+    for columns, sink, mode in (([key], feed.table("u", "k"), "update"), (order, changing, "append")):
+        with pytest.raises(TableRefusedError, match="nanvl") as caught:
+            feed.run(sink, lambda df, columns=columns: df.selectExpr(*columns), mode=mode, checkpoint=mode)
+        assert caught.value.condition == "TABLE_REFUSED.NAN"
+
+
 def test_a_text_that_is_not_utf8_is_refused(feed: Feed) -> None:
     text = "cast(x'61ff' as string)"
     feed.add({"id": 1})

@@ -133,6 +133,19 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
         )
 
 
+def require_no_nan(array: pa.Array, column: str, table: str, dialect: str) -> None:
+    """Refuse NaN in a key or a sequence in SQLite, which keeps NULL instead."""
+    if dialect != "sqlite" or not pat.is_floating(array.type):
+        return
+    if pc.any(pc.is_nan(array)).as_py():
+        raise TableRefusedError(
+            f"a row has NaN in {in_quotes(column)}, which is a key of {table} or orders its changes, and "
+            "SQLite would keep it as NULL: replace it, as nanvl(column, 0) does, or drop such rows",
+            condition="TABLE_REFUSED.NAN",
+            column=column,
+        )
+
+
 def require_writable_times(array: pa.Array, column: str, table: str, dialect: str) -> None:
     """Refuse dates and timestamps that Arrow cannot write as text, or that PostgreSQL would not read again.
 

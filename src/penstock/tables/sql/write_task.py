@@ -19,6 +19,7 @@ from penstock.tables.row_checks import (
     first_repeated_key,
     require_changes,
     require_key_value,
+    require_no_nan,
     require_writable_times,
 )
 from penstock.tables.row_encoding import chunked, database_schema, projected_schema, to_database_types
@@ -60,6 +61,8 @@ class RowEncoder:
                 require_key_value(array, column.name, self.layout.name.sql)
         for array, column in zip(rows.columns, self.layout.staged.values(), strict=True):
             require_writable_times(array, column.name, self.layout.name.sql, self.layout.dialect)
+            if column.key or column.ordered:
+                require_no_nan(array, column.name, self.layout.name.sql, self.layout.dialect)
         if self.layout.sequence is not None:
             require_changes(rows, self.layout.sequence.name)
         if self.layout.unchanged is not None:
