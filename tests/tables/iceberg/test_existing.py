@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import (
     DateType,
+    DecimalType,
     IntegerType,
     LongType,
     NestedField,
@@ -177,6 +179,24 @@ def test_buckets_need_a_library_of_their_own(tmp_path: Path) -> None:
         driver = Driver(tmp_path, schema=EVENTS)
         driver.write(0, [event(1), event(2)])
         assert len(driver.rows()) == 2
+
+
+def test_a_value_of_a_partition_that_has_too_many_digits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As -99.99 has, truncated to tens; this transform needs another library."""
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
+    table(tmp_path, NestedField(1, "k", LongType()), NestedField(2, "d", DecimalType(4, 2)), spec=spec)
+    truncated = pa.chunked_array([pa.array([Decimal("-100.00")], pa.decimal128(5, 2))])
+    monkeypatch.setattr(
+        "penstock.tables.iceberg.partitioning.transform", lambda *_: lambda column: truncated[: len(column)]
+    )
+    schema = spark.StructType().add("k", spark.LongType()).add("d", spark.DecimalType(4, 2))
+    driver = Driver(tmp_path, schema=schema)
+    with pytest.raises(TableRefusedError, match="precision") as caught:
+        driver.write(0, [(1, Decimal("-99.99"))])
+    assert caught.value.condition == "TABLE_REFUSED.ICEBERG"
+    assert not [name for name in driver.orphans if name.endswith(".parquet")]
 
 
 def test_partitions_by_a_field_inside_a_column_are_refused(tmp_path: Path) -> None:

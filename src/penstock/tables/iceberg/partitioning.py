@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from pyiceberg.conversions import to_bytes
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Transform, YearTransform
-from pyiceberg.types import IcebergType
+from pyiceberg.types import IcebergType, PrimitiveType
 
 from penstock.errors import TableRefusedError
 
@@ -65,7 +66,16 @@ def divided(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tup
             PartitionFieldValue(field=part, value=values[name])
             for part, name in zip(spec.fields, names, strict=True)
         ]
+        for field in fields:
+            _require_storable(schema, field)
         yield PartitionKey(fields, spec, schema), rows.take(group.column(f"{_ROW}_list").flatten())
+
+
+def _require_storable(schema: Schema, found: PartitionFieldValue) -> None:
+    """Raise an error if manifests cannot have a value: a decimal that is truncated may get one more digit."""
+    kind = found.field.transform.result_type(schema.find_field(found.field.source_id).field_type)
+    if found.value is not None and isinstance(kind, PrimitiveType):
+        to_bytes(kind, found.value)
 
 
 def transform(
