@@ -60,7 +60,7 @@ TYPES: list[tuple[str, pa.DataType, list[str]]] = [
     ("point", TEXT, ["'(1,2)'"]),
     ("oid", pa.int64(), ["4294967295"]),
     ("{schema}.mood", TEXT, ["'glad'"]),
-    ("{schema}.pair", TEXT, ["row(1, 'a b')"]),
+    ("{schema}.pair", TEXT, ["row(1, 'a b')", "row(NULL, NULL)", "row(1, NULL)"]),
     ("{schema}.price", pa.decimal128(9, 2), ["12.5"]),
     ("{schema}.dear", pa.decimal128(9, 2), ["99.99"]),
 ]  # fmt: skip
@@ -93,7 +93,7 @@ def expected(source: Source, table: str) -> dict[str, list[Any]]:
         connection.execute("SET timezone = 'UTC'; SET search_path = 'pg_catalog'")
         for n, (_, kind, _) in enumerate(TYPES):
             # concat() writes values as a result in text form has them.
-            value = f"CASE WHEN c{n} IS NOT NULL THEN concat(c{n}) END" if kind == TEXT else f"c{n}"
+            value = f"CASE WHEN c{n} IS DISTINCT FROM NULL THEN concat(c{n}) END" if kind == TEXT else f"c{n}"
             rows = connection.execute(f"SELECT {value} FROM {table} ORDER BY id".encode()).fetchall()
             found[f"c{n}"] = [row[0] for row in rows]
     return found

@@ -50,4 +50,5 @@ def _text(column: str, without: Collection[str]) -> str:
     if column in without:
         return "NULL::bytea"
     name = quoted(column)
-    return f"CASE WHEN {name} IS NULL THEN NULL ELSE convert_to(concat({name}), 'UTF8') END"
+    # A composite value IS NULL, too, if all its fields are.
+    return f"CASE WHEN {name} IS NOT DISTINCT FROM NULL THEN NULL ELSE convert_to(concat({name}), 'UTF8') END"
