@@ -71,6 +71,40 @@ def test_keys_of_each_type(source: Source, kind: str, tmp_path: Path, column: st
         assert made.compare(range_rows=64).equal
 
 
+@pytest.mark.all_kinds
+@pytest.mark.parametrize(
+    ("column", "old", "new"), [("numeric", "1.5", "1.50"), ("interval", "1 day", "24:00:00")]
+)
+def test_keys_that_are_equal_in_postgresql_and_read_differently(
+    source: Source, kind: str, tmp_path: Path, column: str, old: str, new: str
+) -> None:
+    table = source.table(f"k {column} PRIMARY KEY, v int", "t")
+    source.run(f"INSERT INTO {table} VALUES ('{old}', 1), ('3', 3)")
+    with copied(source, table, kind, tmp_path) as made:
+        source.run(f"UPDATE {table} SET k = '{new}' WHERE v = 1")
+        found = made.compare(repair=True)
+        kinds = {row.key["k"]: row.kind for row in found.differing_rows}
+        assert kinds == {old: "extra", new: "missing"}
+        assert found.differences == found.repaired == 2
+        assert made.compare().equal
+
+
+def test_differing_rows_are_counted_in_the_range_of_their_number(
+    source: Source, kind: str, tmp_path: Path
+) -> None:
+    table = source.table("k numeric PRIMARY KEY, v int", "t")
+    source.run(f"INSERT INTO {table} SELECT n, 0 FROM generate_series(1, 40) AS n")
+    source.run(f"INSERT INTO {table} VALUES ('NaN', 0), ('-7', 0)")
+    with copied(source, table, kind, tmp_path) as made:
+        source.run(f"UPDATE {table} SET v = 1 WHERE k IN (9, 10, 'NaN', -7)")
+        made.insert([{"k": "none", "v": 0}])
+        found = [
+            (each.after and each.after["k"], each.upto and each.upto["k"], each.different)
+            for each in made.compare(range_rows=10).differing_ranges
+        ]
+        assert found == [(None, "9", 2), ("9", "19", 1), ("39", None, 1)]
+
+
 @pytest.mark.few(1)
 def test_composite_keys(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("a int, b text, c date, v int, PRIMARY KEY (c, a, b)", "t")

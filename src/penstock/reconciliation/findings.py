@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from penstock.reconciliation.report import DIFFERENT, EXTRA, MISSING, DifferingR
 from penstock.reconciliation.rows import ABSENT, INVALID, HashedRows, Key, key_table, keys_of, without_nan
 from penstock.reconciliation.scanning import Scan
 from penstock.reconciliation.settling import Sighting
-from penstock.reconciliation.source import SourceTable
+from penstock.reconciliation.source import NUMERIC, SourceTable
 
 _HASH_RANGES_BITS = 10
 """A range of hashes has 1,024 of the 65,536 buckets."""
@@ -44,12 +45,17 @@ class Findings:
     def _range_numbers(self, keys: Sequence[Key]) -> list[int]:
         if self._source.is_ordered:
             # A range gets its bound when its rows are reported: until then it is the last one.
-            bounds = [_comparable(key) for key in self._scan.bounds]
-            return [bisect.bisect_left(bounds, _comparable(key)) for key in keys]
+            bounds = [self._comparable(key) for key in self._scan.bounds]
+            return [bisect.bisect_left(bounds, self._comparable(key)) for key in keys]
         table = key_table(self._key_schema, keys)
         buckets = HashedRows(table, np.zeros(len(keys), np.uint64)).buckets
         numbers: list[int] = (buckets >> _HASH_RANGES_BITS).tolist()
         return numbers
+
+    def _comparable(self, key: Key) -> tuple[object, ...]:
+        """Return a key that Python orders as the databases do."""
+        kinds = self._source.key_types
+        return tuple(_in_order(value, kinds[name]) for name, value in zip(self._source.key, key, strict=True))
 
     @property
     def _key_schema(self) -> pa.Schema:
@@ -118,6 +124,17 @@ def _differs(mine: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.invert(same)
 
 
-def _comparable(key: Key) -> tuple[object, ...]:
-    """Return a key that Python orders as the databases do: text by the bytes of UTF-8."""
-    return tuple(value.encode() if isinstance(value, str) else value for value in key)
+def _in_order(value: object, kind: int) -> object:
+    """Return a value that Python orders as the databases do: text by the bytes of UTF-8, numeric by value."""
+    if not isinstance(value, str):
+        return value
+    return _number(value) if kind == NUMERIC else value.encode()
+
+
+def _number(text: str) -> tuple[int, Decimal]:
+    """Return a number that was read as text; NaN is the last one, before what is no number."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return 2, Decimal(0)
+    return (1, Decimal(0)) if number.is_nan() else (0, number)

@@ -101,17 +101,25 @@ class PostgresTable:
         return f"COPY (SELECT {columns} FROM {rows} JOIN {self.wanted(keys)}) TO STDOUT {TO_CSV}"
 
     def wanted(self, keys: Sequence[Key]) -> str:
-        """Return a relation of keys, and the condition that ``own`` has one of them, for a join."""
+        """Return a relation of keys, and the condition that ``own`` has one of them, for a join.
+
+        A key that was read as text is found by this text alone: 1.5 equals 1.50, and 1 day equals 24 hours.
+        """
         arrays = [
             f"ARRAY[{', '.join(literal(as_text(value)) for value in values)}]::text[]"
             for values in zip(*keys, strict=True)
         ]
         names = [f"k{number}" for number in range(len(self.key))]
-        same = " AND ".join(
+        same = [
             f"own.{quoted(name)} = wanted.{short}::{self.types[name]}"
             for name, short in zip(self.key, names, strict=True)
-        )
-        return f"unnest({', '.join(arrays)}) AS wanted ({', '.join(names)}) ON {same}"
+        ]
+        same += [
+            f'concat(own.{quoted(name)}) COLLATE "C" = wanted.{short}'
+            for name, short, value in zip(self.key, names, keys[0], strict=True)
+            if isinstance(value, str)
+        ]
+        return f"unnest({', '.join(arrays)}) AS wanted ({', '.join(names)}) ON {' AND '.join(same)}"
 
     def _range(self, after: Bound | None, upto: Bound | None) -> str:
         conditions = [f"({self.condition})"] if self.condition else []

@@ -34,7 +34,8 @@ T = TypeVar("T")
 _VERSION = "xmin"
 _KEYS_AT_ONCE = 500
 _INFINITE = pa.array(["infinity", "-infinity"])
-BINARY_ORDER = frozenset({16, 17, 20, 21, 23, 26, 1082, 1114, 1184, 1700, 2950})
+NUMERIC = 1700
+BINARY_ORDER = frozenset({16, 17, 20, 21, 23, 26, 1082, 1114, 1184, NUMERIC, 2950})
 """Types that every database orders in one way: boolean, bytea, integers, dates, times, numeric and uuid."""
 TEXTS = frozenset({25, 1043})
 
