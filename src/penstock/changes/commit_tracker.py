@@ -86,7 +86,7 @@ class CommitTracker:
 
     def _execution(self, scope: Scope) -> Commits:
         key = (scope.feed, scope.execution)
-        commits = self._executions.setdefault(key, Commits())
+        commits = self._executions.setdefault(key, Commits(several_times=scope.repeats))
         self._executions.move_to_end(key)
         if len(self._executions) > _EXECUTIONS:
             self._executions.popitem(last=False)
@@ -128,12 +128,17 @@ class FeedMemory:
         self._guard = threading.Lock()
         self._journal = journal
         self._in_flight: dict[Version, int] = {}
-        self._commits = WholeCommits() if scope.delay_ms is None else LateCommits(scope.delay_ms)
+        several = scope.repeats
+        self._commits = (
+            WholeCommits(several_times=several)
+            if scope.delay_ms is None
+            else LateCommits(scope.delay_ms, several_times=several)
+        )
         for batch, commits in journal.read() if journal else ():
             if batch <= scope.batch:
                 self._begin_batch(batch)
-                self._commits.times.update(_pairs(commits))
-                self._in_flight.update(_pairs(commits))
+                _add_newest(self._commits.times, commits)
+                _add_newest(self._in_flight, commits)
 
     def add(self, seen: SeenCommits) -> None:
         """Add the commits that a task has seen; they are in the journal when this returns."""
@@ -147,9 +152,8 @@ class FeedMemory:
                 if self._journal is not None:
                     self._journal.compact(batch)
             self._commits.add_commits(seen.commits)
-            known = len(self._in_flight)
-            self._in_flight.update(_pairs(seen.commits))
-            if self._journal is not None and len(self._in_flight) > known:
+            changed = _add_newest(self._in_flight, seen.commits)
+            if self._journal is not None and changed:
                 versions = pa.array(self._in_flight.keys(), seen.commits.schema.field(0).type)
                 times = pa.array(self._in_flight.values(), pa.int64())
                 self._journal.write(batch, pa.table({"version": versions, "timestamp": times}))
@@ -159,18 +163,34 @@ class FeedMemory:
         self._in_flight = {}
 
 
-def _pairs(commits: pa.Table) -> zip[tuple[Version, int]]:
-    return zip(*(column.to_pylist() for column in commits.columns), strict=True)
+def _add_newest(times: dict[Version, int], commits: pa.Table) -> bool:
+    """Add the newest time of each version; return whether that has changed anything."""
+    changed = False
+    for version, time in zip(*(column.to_pylist() for column in commits.columns), strict=True):
+        if version not in times or times[version] < time:
+            times[version] = time
+            changed = True
+    return changed
 
 
 class Commits:
-    """The commits of a batch query, or of the micro-batch in flight."""
+    """The commits of a batch query, or of the micro-batch in flight.
 
-    def __init__(self) -> None:
+    ``several_times`` says whether a version is a position of a log that changes of several times may have: a
+    connector gives the rows of a snapshot the last position that it has read.
+    """
+
+    def __init__(self, *, several_times: bool = False) -> None:
         self.batch = -1
         self.times: dict[Version, int] = {}
+        self._several_times = several_times
 
     def add_commits(self, commits: pa.Table) -> None:
+        if not self._several_times:
+            self._check_times(commits)
+        _add_newest(self.times, commits)
+
+    def _check_times(self, commits: pa.Table) -> None:
         versions, times = commits.column(0).to_pylist(), commits.column(1).to_pylist()
         by_version = dict(zip(versions, times, strict=True))
         if len(by_version) < len(versions):
@@ -181,7 +201,6 @@ class Commits:
         for version in by_version.keys() & self.times.keys():
             if by_version[version] != self.times[version]:
                 _refuse_timestamps(version, self.times[version], by_version[version])
-        self.times.update(by_version)
 
 
 def _refuse_timestamps(version: Version, first: int, second: int) -> None:
@@ -195,8 +214,8 @@ def _refuse_timestamps(version: Version, first: int, second: int) -> None:
 class WholeCommits(Commits):
     """The commits of a stream in which each is whole in one micro-batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, several_times: bool = False) -> None:
+        super().__init__(several_times=several_times)
         self._earlier = Versions()
 
     def begin_batch(self, batch: int) -> None:
@@ -221,8 +240,8 @@ class WholeCommits(Commits):
 class LateCommits(Commits):
     """The commits of a stream that waits for late ones, by a watermark on their time."""
 
-    def __init__(self, delay_ms: int) -> None:
-        super().__init__()
+    def __init__(self, delay_ms: int, *, several_times: bool = False) -> None:
+        super().__init__(several_times=several_times)
         self._delay_ms = delay_ms
         self._greatest = 0
         """The time of the newest commit of earlier micro-batches, in milliseconds."""

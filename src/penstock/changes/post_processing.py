@@ -224,7 +224,7 @@ class Plan:
         reporter = None
         if is_classic(session):
             address = commit_tracker_address(session)
-            reporter = CommitReporter(address, self.feed, delay_ms, self.df.isStreaming)
+            reporter = CommitReporter(address, self.feed, delay_ms, self.df.isStreaming, self.layout.repeats)
         return FirstPass(self.layout, self.passes, reporter, whole, packing)
 
     def _column(self, path: Path) -> Column:

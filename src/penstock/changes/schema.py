@@ -86,6 +86,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         nullable_row_id=contract.nullable_row_id,
         unchanged=unchanged,
         keyless=contract.nullable_row_id and all(path in (*row_id, unchanged) for path in data),
+        repeats=contract.repeated_changes,
     )
 
 

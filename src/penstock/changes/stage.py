@@ -82,6 +82,8 @@ class Scope:
     batch: int = 0
     delay_ms: int | None = None
     """How late a commit may be, in the watermark strategy."""
+    repeats: bool = False
+    """Whether changes may come again, and a version is a position whose changes may have several times."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class CommitReporter:
     delay_ms: int | None = None
     streaming: bool = True
     """False for a batch inside a stream's foreachBatch, which has the properties of the stream."""
+    repeats: bool = False
 
     def report(self, commits: pa.Table) -> None:
         """Report commits; raises the error with which the driver refuses them."""
@@ -130,6 +133,7 @@ class CommitReporter:
             run=context.getLocalProperty("spark.jobGroup.id") if query else None,
             batch=int(context.getLocalProperty("streaming.sql.batchId") or 0) if query else 0,
             delay_ms=self.delay_ms,
+            repeats=self.repeats,
         )
         answer = self.address.ask(SeenCommits(scope, commits).to_bytes())
         if answer:

@@ -63,11 +63,15 @@ class ChangeContract:
         The column with the names of the columns, of the row or of its structs, that have unchanged TOAST
         values: values that a change did not touch and does not contain. Net changes take them from earlier
         changes of the row.
+    repeated_changes
+        Whether the feed may deliver a change again, equal in all columns but its time: the passes count it
+        once. Version and ``sequence`` have to identify each change of a row; changes with one version may
+        have several times.
 
     Raises
     ------
     InvalidChangelogSchemaError
-        When the row id is missing, or names a column twice.
+        When the row id is missing, or names a column twice, or ``repeated_changes`` lacks a ``sequence``.
     InvalidInputError
         When an argument has another type.
     """
@@ -81,10 +85,13 @@ class ChangeContract:
     sequence: str | None = None
     nullable_row_id: bool = False
     unchanged: str | None = None
+    repeated_changes: bool = False
 
     def __post_init__(self) -> None:
-        flags = "carryover_rows", "intermediate_changes", "updates_as_delete_and_insert", "nullable_row_id"
-        for flag in flags:
+        for flag in (
+            "carryover_rows", "intermediate_changes", "updates_as_delete_and_insert", "nullable_row_id",
+            "repeated_changes",
+        ):  # fmt: skip
             require(flag, getattr(self, flag), bool, "True or False")
         require("whole_commits", self.whole_commits, bool | None, "True, False or None")
         for name in ("row_version", "sequence", "unchanged"):
@@ -99,6 +106,12 @@ class ChangeContract:
         if duplicate is not None:
             raise InvalidChangelogSchemaError(
                 f"row_id names the column {in_quotes(duplicate)} twice: name it once", column=duplicate
+            )
+        if self.repeated_changes and self.sequence is None:
+            raise InvalidChangelogSchemaError(
+                "repeated_changes needs a column that orders the changes of one row inside a commit, by "
+                "which a repeated change differs from another one: name it as the contract's sequence",
+                condition="INVALID_CHANGELOG_SCHEMA.REPEATED_WITHOUT_SEQUENCE",
             )
         convert_fields(self, row_id=columns)
 

@@ -177,7 +177,12 @@ class DebeziumFeed:
     def contract(self) -> ChangeContract:
         """The contract of the change rows."""
         return ChangeContract(
-            row_id=self.row_id, intermediate_changes=True, whole_commits=False, sequence=SEQUENCE
+            row_id=self.row_id,
+            intermediate_changes=True,
+            whole_commits=False,
+            sequence=SEQUENCE,
+            # Another version is not that of one event, and several changes of a row may have one SCN.
+            repeated_changes=self.version is None and self.connector != "oracle",
         )
 
     def unwrap(self, df: DataFrame) -> DataFrame:

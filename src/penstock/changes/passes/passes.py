@@ -18,13 +18,14 @@ from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.passes.rows import ChangeRows, Groups, Mask, Numbers, column_at
 from penstock.changes.passes.violations import (
     check_order_known,
+    check_repeated,
     check_same_data,
     check_sequence,
     check_single,
     unknown_value,
 )
 from penstock.feeds.contract import IS_DELETE, IS_INSERT, IS_POSTIMAGE, IS_PREIMAGE, ChangeContract
-from penstock.spark.factorize import Codes, combine_codes, factorize, rows_equal
+from penstock.spark.factorize import Codes, combine_codes, factorize, order_codes, rows_equal
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Passes:
 
     def whole(self, rows: ChangeRows) -> ChangeRows:
         """Run all passes on all changes of each row in a commit, or in a window for net changes."""
+        if rows.layout.repeats:
+            rows = rows.filter(first_deliveries(rows))
         if self.carryovers:
             rows = rows.filter(changed(rows))
         if rows.layout.keyless:
@@ -112,6 +115,26 @@ class Passes:
         assert self.net is not None
         times = column_at(rows.table, (rows.layout.timestamp,)).cast(pa.int64()).to_numpy()
         return combine_codes(rows.row, factorize([pa.array(times // self.net)]))
+
+
+def first_deliveries(rows: ChangeRows) -> Mask:
+    """Return the mask of the rows without those that repeat another one; refuse those that differ from it.
+
+    A version has at most one change of a row with one sequence, or the two rows of an update. The rows of a
+    snapshot that is read again have another time, so the earliest one counts.
+    """
+    assert rows.layout.sequence is not None
+    after = np.isin(rows.kinds, (IS_INSERT, IS_POSTIMAGE))
+    place = factorize([pa.array(after), *rows.columns([rows.layout.sequence])])
+    groups = Groups.by(combine_codes(rows.change, place))
+    order = np.lexsort([order_codes(column_at(rows.table, (rows.layout.timestamp,))), groups.of])
+    _, place_in_order = np.unique(groups.of[order], return_index=True)
+    first = order[place_in_order]
+    keep = np.zeros(len(rows), bool)
+    keep[first] = True
+    if not keep.all():
+        check_repeated(rows, np.flatnonzero(~keep), first[groups.of[~keep]])
+    return keep
 
 
 def changed(rows: ChangeRows, *, partial: bool = False) -> Mask:

@@ -79,6 +79,8 @@ class Layout:
     """The column with the names of columns with unchanged TOAST values."""
     keyless: bool = False
     """Whether rows with equal ids are equal, and a table may hold duplicates."""
+    repeats: bool = False
+    """Whether a change may come again."""
 
     @property
     def content(self) -> tuple[Path, ...]:

@@ -75,7 +75,24 @@ def check_sequence(rows: ChangeRows) -> None:
             place,
             "one commit has several changes of this row with one "
             f"{name_of(rows.table.schema, rows.layout.sequence)}, in unknown order: name a column that "
-            "orders them as the contract's sequence",
+            "orders them as the contract's sequence, or drop repeated ones if the feed delivers some twice",
+        )
+
+
+def check_repeated(rows: ChangeRows, places: Numbers, originals: Numbers) -> None:
+    """Refuse changes that are at the same position as other ones and differ from them."""
+    columns = [pa.array(rows.kinds), *rows.columns(rows.layout.data)]
+    chosen = pa.array(np.concatenate([places, originals]))
+    content = factorize([column.take(chosen) for column in columns]).values
+    same = content[: len(places)] == content[len(places) :]
+    if not same.all():
+        raise _violation(
+            "REPEATED_CHANGE_DIFFERS",
+            rows,
+            int(places[np.argmin(same)]),
+            "the feed has two different changes of this row with one version and sequence, so neither "
+            "repeats the other: read the changes with deduplication_mode='none' to compare them, and read "
+            "each server or table with a feed of its own",
         )
 
 
