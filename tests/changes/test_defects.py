@@ -80,6 +80,22 @@ def test_defect_2_a_late_commit_is_never_dropped_silently(spark: SparkSession, t
     assert "commit 3 of 2023-11-14T22:15:00+00:00" in message
 
 
+def test_a_late_commit_is_not_dropped_silently_after_a_restart_with_a_longer_delay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+
+    def done(delay: str) -> DataFrame:
+        given = contract("CU", **WATERMARK)
+        return penstock.changes.post_process(files.read(), given, watermark_delay=delay)
+
+    files.add([row(1, "a", 1, "insert", 1)], [row(2, "b", 2, "insert", 9)])
+    sink.run(done("1 second"))
+    files.add([row(3, "c", 3, "insert", 3, START + 2 * MINUTE)])
+    for delay in ("1 second", "1 hour"):
+        assert "LATE_COMMIT" in violation(lambda delay=delay: sink.run(done(delay)))
+
+
 def test_defect_2_a_late_commit_within_sparks_grace_period(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))

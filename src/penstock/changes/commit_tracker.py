@@ -27,6 +27,7 @@ from penstock.errors import (
     condition_of,
 )
 from penstock.instants import moment_of
+from penstock.json_text import parse_json
 from penstock.spark.checkpoint import MAX_FILE_BYTES, Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.spark.internals.plans import watermarks_above
@@ -129,11 +130,11 @@ class FeedMemory:
         self._journal = journal
         self._in_flight: dict[Version, int] = {}
         several = scope.repeats
-        self._commits = (
-            WholeCommits(several_times=several)
-            if scope.delay_ms is None
-            else LateCommits(scope.delay_ms, several_times=several)
-        )
+        if scope.delay_ms is None:
+            self._commits: WholeCommits | LateCommits = WholeCommits(several_times=several)
+        else:
+            watermark = journal.watermark(scope.batch) if journal else 0
+            self._commits = LateCommits(scope.delay_ms, watermark, several_times=several)
         for batch, commits in journal.read() if journal else ():
             if batch <= scope.batch:
                 self._begin_batch(batch)
@@ -240,8 +241,10 @@ class WholeCommits(Commits):
 class LateCommits(Commits):
     """The commits of a stream that waits for late ones, by a watermark on their time."""
 
-    def __init__(self, delay_ms: int, *, several_times: bool = False) -> None:
+    def __init__(self, delay_ms: int, reached: int = 0, *, several_times: bool = False) -> None:
         super().__init__(several_times=several_times)
+        self._reached = reached
+        """The watermark with which the run began: an earlier run may have had a shorter delay."""
         self._delay_ms = delay_ms
         self._greatest = 0
         """The time of the newest commit of earlier micro-batches, in milliseconds."""
@@ -254,20 +257,20 @@ class LateCommits(Commits):
 
     def add_commits(self, commits: pa.Table) -> None:
         # Spark's watermark begins at 1970.
-        watermark = self._greatest - self._delay_ms
+        watermark = max(self._greatest - self._delay_ms, self._reached)
         refused = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= max(watermark, 0))
         if len(refused):
             version, time = (column[int(refused[0])].as_py() for column in commits.columns)
-            is_late = self._greatest > 0 and time // 1000 <= watermark
-            raise self._late(version, time) if is_late else _before_1970(version, time)
+            is_late = watermark > 0
+            raise self._late(version, time, watermark) if is_late else _before_1970(version, time)
         super().add_commits(commits)
 
-    def _late(self, version: Version, time: int) -> ChangelogContractViolationError:
+    def _late(self, version: Version, time: int, watermark: int) -> ChangelogContractViolationError:
         return ChangelogContractViolationError(
             f"commit {version!r} of {moment(time)} in micro-batch {self.batch} is too late: an earlier "
-            f"micro-batch had one of {moment(self._greatest * 1000)}, and watermark_delay is "
-            f"{self._delay_ms} ms. Raise watermark_delay to the longest time by which commits come out of "
-            "order",
+            f"micro-batch had one of {moment(self._greatest * 1000)}, and the watermark is at "
+            f"{moment(watermark * 1000)}. Start over with a new checkpoint and a longer watermark_delay than "
+            f"{self._delay_ms} ms, the longest time by which commits come out of order",
             condition="CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT",
             version=version,
             timestamp=moment(time),
@@ -325,6 +328,7 @@ class Journal:
     """The journal of one feed."""
 
     def __init__(self, checkpoint: Checkpoint, feed: str) -> None:
+        self._checkpoint = checkpoint
         self._files, root = checkpoint.files, checkpoint.root
         self._folder = f"{root}/penstock/changes/{feed}"
 
@@ -336,6 +340,18 @@ class Journal:
             (batch, is_all) for batch, is_all in files if batch > compacted or (is_all and batch == compacted)
         )
         return [(batch, self._load(self._name(batch, is_all=is_all))) for batch, is_all in names]
+
+    def watermark(self, batch: int) -> int:
+        """Return the watermark, in milliseconds, with which Spark has planned a micro-batch; 0 for none."""
+        name = f"offsets/{batch}"
+        content = self._checkpoint.read(name)
+        if content is None:
+            return 0
+        try:
+            metadata = content.decode().split("\n")[1]
+            return int(parse_json(metadata).get("batchWatermarkMs", 0)) if metadata else 0
+        except (IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
+            raise self._checkpoint.malformed(name, error) from error
 
     def write(self, batch: int, commits: pa.Table) -> None:
         """Write the commits of a micro-batch, replacing earlier ones."""
