@@ -405,7 +405,7 @@ REFUSED = [
     ("[1]", "it is not a JSON object"),
     (postgres("c", after=ROW)[:-9], "it is not a JSON object"),
     ("{}", "op is missing"),
-    (json.dumps({"id": 1, "name": "flat"}), "op is missing"),
+    (json.dumps({"id": 1, "name": "flat"}), "ExtractNewRecordState has flattened it"),
     (postgres("t"), "truncates the table"),
     (
         json.dumps({"source": {"file": "f"}, "ts_ms": NOW, "ddl": "DROP TABLE orders"}),

@@ -170,7 +170,13 @@ class Envelope:
                 F.col("ddl").isNotNull() & op.isNull(),
                 F.lit("it is a schema change, not a change of a row: do not read the schema change topic"),
             ),
-            (op.isNull(), F.lit("op is missing: it is not a Debezium change event")),
+            (
+                op.isNull(),
+                F.lit(
+                    "op is missing: it is not a Debezium change event, or ExtractNewRecordState has "
+                    "flattened it: leave this transformation out of the connector"
+                ),
+            ),
             (op == "t", F.lit("it truncates the table, which has no change rows")),
             (
                 ~op.isin("c", "r", "u", "d"),
