@@ -34,7 +34,7 @@ def mutate(kind: str, folder: Path, first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("segments", 100), ("sqlite", 10), ("postgresql", 4), ("checkpoints", 8)]
+    ("kind", "count"), [("segments", 100), ("sqlite", 10), ("postgresql", 4), ("checkpoints", 6)]
 )
 def test_damaged_data_harms_no_reader(kind: str, count: int, tmp_path: Path) -> None:
     mutate(kind, tmp_path, 0, count)

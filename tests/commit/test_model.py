@@ -303,11 +303,11 @@ def embedded(tmp_path: Path) -> Iterator[penstock.Store]:
 
 
 def test_rows_arrive_once_whatever_dies_in_an_embedded_store(embedded: penstock.Store) -> None:
-    check(embedded, 50)
+    check(embedded, 35)
 
 
 def test_rows_arrive_once_whatever_dies_in_a_shared_store(shared: penstock.Store) -> None:
-    check(shared, 15)
+    check(shared, 10)
 
 
 @pytest.mark.crash_full

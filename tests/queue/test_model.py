@@ -37,7 +37,7 @@ HERE = st.floats(0, 1)
 _checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 PROFILES = {
     "default": settings(
-        max_examples=40, stateful_step_count=35, deadline=None, suppress_health_check=_checks
+        max_examples=28, stateful_step_count=35, deadline=None, suppress_health_check=_checks
     ),
     "long": settings(
         max_examples=3000, stateful_step_count=150, deadline=None, suppress_health_check=_checks

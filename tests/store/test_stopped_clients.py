@@ -161,7 +161,7 @@ def test_a_lock_timeout_names_the_holder_of_the_lock(pg_url: str) -> None:
 
 
 def test_a_lock_timeout_does_not_name_another_waiter(pg_url: str) -> None:
-    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
+    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=6s") as store:
         queue = store.create_queue("q", SCHEMA)
         found: list[StoreLockedError] = []
 

@@ -37,6 +37,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("by_tasks", [True, False])
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_a_driver_that_dies_after_months_of_rest_has_not_deleted_the_version_that_counts(
