@@ -17,7 +17,7 @@ from penstock.arguments import brief
 from penstock.cli.commands import (
     changes,
     checkpoint,
-    consumer,
+    consumer_lag,
     modes,
     pump,
     query,
@@ -74,7 +74,7 @@ app = typer.Typer(
 )
 app.add_typer(store.group, name="store")
 app.add_typer(queue_export.group, name="queue")
-app.add_typer(consumer.group, name="consumer")
+app.add_typer(consumer_lag.group, name="consumer")
 app.add_typer(query.group, name="query")
 app.add_typer(pump.group, name="pump")
 app.add_typer(changes.group, name="changes")

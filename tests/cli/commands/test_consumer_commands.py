@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 
 import pytest
@@ -64,7 +65,7 @@ def test_register_at_a_position(
 def test_registering_again_changes_only_vital(filled: Penstock, store_url: str) -> None:
     filled("consumer", "register", "c", "q", "--start", "latest")
     said = filled("consumer", "register", "c", "q", "--vital").out
-    assert "vital consumer 'c' is registered on queue 'q', at {0: 10, 1: 4}" in said
+    assert "vital consumer 'c' is registered on queue 'q', at {\"0\": 10, \"1\": 4}" in said
     assert offsets(store_url) == {0: 10, 1: 4}
     for words, vital in (([], True), (["--no-vital"], False), ([], False), (["--vital"], True)):
         assert filled("consumer", "register", "c", "q", *words, "--json").json["vital"] is vital
@@ -98,6 +99,7 @@ def test_a_list_has_the_first_rows_and_counts_the_others(
     filled: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.cli.commands.consumer.MOST_LISTED", 3)
+    monkeypatch.setattr("penstock.cli.commands.consumer_lag.MOST_LISTED", 3)
     filled("queue", "create", "r", "--schema", "id int")
     for name in ("a", "b"):
         filled("consumer", "create", name)
@@ -175,6 +177,47 @@ def test_lag(filled: Penstock) -> None:
     assert text.splitlines()[-2].split()[:4] == ["0", "7", "10", "3"]
 
 
+def test_the_lag_of_a_consumer_that_has_caught_up_has_no_age(filled: Penstock) -> None:
+    filled("consumer", "register", "c", "q", "--start", "latest")
+    (found,) = filled("consumer", "lag", "--json").json["lags"]
+    assert (found["rows"], found["trimmed_rows"], found["bytes"], found["seconds"]) == (0, 0, 0, None)
+    assert [part["seconds"] for part in found["partitions"]] == [None, None]
+    assert filled("consumer", "lag").out.splitlines()[1].split() == ["c", "q", "0", "0", "0", "B"]
+    assert "nothing: it has processed all rows" in filled("consumer", "lag", "c", "q").out
+
+
+def test_the_lag_tells_trimmed_rows_from_those_that_exist(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q", "--start", '{"0": 1}')
+    with connect(store_url) as store:
+        for partition in (0, 1):
+            store.queue("q").append([{"id": 1}], partition)
+        assert store.queue("q").trim(0, 10) == 10
+        assert store.queue("q").trim(1, 5) == 5
+    (found,) = filled("consumer", "lag", "c", "--json").json["lags"]
+    assert (found["rows"], found["trimmed_rows"]) == (15, 14)
+    first, second = found["partitions"]
+    assert (first["rows"], first["trimmed_rows"]) == (10, 9)
+    assert (second["rows"], second["trimmed_rows"], second["bytes"]) == (5, 5, 0)
+    assert first["seconds"] is not None
+    assert second["seconds"] is None
+    assert found["seconds"] == pytest.approx(first["seconds"])
+    text = filled("consumer", "lag", "c", "q").out
+    assert "15 rows, 14 of them trimmed, " in text
+    assert "DATA_LOST.TRIMMED" in text
+    assert text.splitlines()[-1].split() == ["1", "0", "5", "5", "5", "0", "B"]
+
+
+def test_a_lag_without_remaining_rows_has_no_age(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q")
+    with connect(store_url) as store:
+        store.queue("q").trim(0, 10)
+        store.queue("q").trim(1, 4)
+    (found,) = filled("consumer", "lag", "--json").json["lags"]
+    assert (found["rows"], found["trimmed_rows"], found["seconds"]) == (14, 14, None)
+    behind = next(line for line in filled("consumer", "lag", "c", "q").out.splitlines() if "behind" in line)
+    assert behind.split(maxsplit=1)[1].strip() == "14 rows, 14 of them trimmed"
+
+
 def test_lag_of_a_missing_queue_or_consumer_is_refused(filled: Penstock) -> None:
     assert filled("consumer", "lag", "--json").json == {"lags": []}
     assert filled("consumer", "lag").out == "no lags\n"
@@ -206,6 +249,32 @@ def test_seek_shows_the_change_before_it_moves(filled: Penstock, store_url: str)
     assert [line.split() for line in text.splitlines()[-2:]] == [["0", "10", "5", "-5"], ["1", "4", "4", "0"]]
     assert offsets(store_url) == {0: 5, 1: 4}
     assert "would move" in filled(*move, "2000-01-01T00:00:00Z", "--dry-run").out
+
+
+def test_a_move_says_how_to_undo_it(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q", "--start", '{"0": 7}')
+    assert "to undo" not in filled("consumer", "seek", "c", "q", "--to", "latest", "--dry-run").out
+    text = filled("consumer", "seek", "c", "q", "--to", "latest").out
+    (undo,) = (line for line in text.splitlines() if line.startswith("to undo"))
+    words = shlex.split(undo.removeprefix("to undo"))
+    assert words[0] == "penstock"
+    again = filled(*words[1:]).out
+    assert offsets(store_url) == {0: 7, 1: 0}
+    assert "to undo" in again
+    assert "to undo" not in filled(*words[1:]).out
+
+
+def test_the_offsets_of_a_registration_can_be_used_as_a_position(filled: Penstock, store_url: str) -> None:
+    said = filled("consumer", "register", "c", "q", "--start", '{"0": 3}').out
+    filled("consumer", "seek", "c", "q", "--to", "latest")
+    filled("consumer", "seek", "c", "q", "--to", said[said.index("{") :].strip())
+    assert offsets(store_url) == {0: 3, 1: 0}
+
+
+def test_of_very_many_offsets_the_first_are_printed(filled: Penstock) -> None:
+    filled("queue", "create", "wide", "--schema", "id int", "--partitions", 102)
+    said = filled("consumer", "register", "c", "wide").out
+    assert said.strip().endswith('"99": 0} and 2 more partitions: --json has all')
 
 
 def test_a_consumer_in_use_is_neither_moved_nor_dropped(filled: Penstock, store_url: str) -> None:
@@ -251,6 +320,7 @@ def test_positions_are_parsed_from_text() -> None:
     assert parse_position("Latest") == "latest"
     assert parse_position("2024-01-31T12:00:00Z") == datetime(2024, 1, 31, 12, tzinfo=UTC)
     assert parse_position(' {"0": 5, "12": 0}') == {0: 5, 12: 0}
+    assert parse_position("{0: 5, 12 : 0}") == {0: 5, 12: 0}
     for text in ("", "{}", "[]", '{"a": 1}', '{"0": "x"}', '{"0": true}', '{"0": 1.5}', "{" * 100_000):
         with pytest.raises(InvalidPositionError):
             parse_position(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,30 +21,20 @@ from penstock.cli.commands.shared import (
     note_missing,
     option,
 )
-from penstock.cli.output import Column, Section, values_of
-from penstock.cli.units import age_text, count_text, counted, size_text
-from penstock.errors import (
-    ConsumerNotFoundError,
-    InvalidNameError,
-    InvalidPositionError,
-    NotRegisteredError,
-    QueueNotFoundError,
-    StoreError,
-    StoreUnavailableError,
-)
+from penstock.cli.output import Column, Section
+from penstock.cli.units import count_text, counted
+from penstock.errors import InvalidPositionError
 from penstock.json_text import parse_json_object
 
 if TYPE_CHECKING:
     from penstock.json_text import Json
-    from penstock.queue.consumer import Lag
-    from penstock.queue.store import Store
     from penstock.store.database import Row, Transaction
-    from penstock.ui.unreadable import Unreadable
 
 group = typer.Typer(help="Create, inspect and move consumers.", no_args_is_help=True)
 
 ConsumerName = Annotated[str, argument("CONSUMER", "The consumer's name.")]
 _POSITION_HELP = "earliest, latest, a time with its zone, or row indexes."
+_MOST_OFFSETS = 100
 
 
 @command(group, "create", "penstock consumer create billing")
@@ -115,8 +108,10 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
 
 
 def _parse_indexes(text: str) -> dict[int, int]:
+    # Also as Python writes them, and so the errors of a query.
+    quoted = re.sub(r"([{,]\s*)(\d+)(\s*:)", r'\1"\2"\3', text)
     try:
-        indexes = {int(partition): index for partition, index in parse_json_object(text).items()}
+        indexes = {int(partition): index for partition, index in parse_json_object(quoted).items()}
     except ValueError:
         indexes = {}
     if not indexes or any(type(index) is not int or index < 0 for index in indexes.values()):
@@ -126,9 +121,16 @@ def _parse_indexes(text: str) -> dict[int, int]:
     return indexes
 
 
+def _position_text(offsets: dict[int, int]) -> str:
+    """Return offsets as --to and --start take them."""
+    return json.dumps({str(partition): index for partition, index in offsets.items()})
+
+
 def _offsets_text(offsets: dict[int, int]) -> str:
-    text = ", ".join(f"{partition}: {index}" for partition, index in list(offsets.items())[:8])
-    return "{" + text + (", …}" if len(offsets) > 8 else "}")
+    """Return offsets for a message; the first ones if there are very many."""
+    text = _position_text(dict(list(offsets.items())[:_MOST_OFFSETS]))
+    missing = len(offsets) - _MOST_OFFSETS
+    return f"{text} and {counted(missing, 'more partition')}: --json has all" if missing > 0 else text
 
 
 @command(group, "unregister", "penstock consumer unregister billing orders")
@@ -185,131 +187,13 @@ def list_consumers(run: Run) -> None:
         }
         for row, lock in zip(listed, locks, strict=True)
     ]
-    note_missing(run.output, Unreadable(), _left_out(listed), "consumers", "the first ones by name")
+    note_missing(run.output, Unreadable(), left_out_of(listed), "consumers", "the first ones by name")
     run.output.table("consumers", _LIST_COLUMNS, rows)
 
 
-def _left_out(rows: list[Row]) -> int:
+def left_out_of(rows: list[Row]) -> int:
+    """Return how many registrations an outline of the first ones has left out."""
     return int(rows[0].total) - len(rows) if rows else 0
-
-
-_LAG_COLUMNS = (
-    Column("consumer", "consumer"),
-    Column("queue", "queue"),
-    Column("rows", "rows", count_text, right=True),
-    Column("bytes", "size", size_text, right=True),
-    Column("seconds", "oldest", age_text, right=True),
-)
-_PARTITION_LAG_COLUMNS = (
-    Column("partition", "partition", count_text, right=True),
-    Column("offset", "offset", count_text, right=True),
-    Column("next_index", "next", count_text, right=True),
-    *_LAG_COLUMNS[2:],
-)
-
-
-@command(group, "lag", "penstock consumer lag", "penstock consumer lag billing orders --json")
-def lag(
-    run: Run,
-    consumer: Annotated[str | None, argument("CONSUMER", "Only this consumer.")] = None,
-    queue: Annotated[str | None, argument("QUEUE", "Only this queue.")] = None,
-) -> None:
-    """Show the number, size and age of the unprocessed rows.
-
-    "oldest" is the age of the oldest of them. With a consumer and a queue, each partition has a row: "offset"
-    is the index of the first row that the consumer has not processed, and "next" the index that the next row
-    to be appended will get.
-
-    Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
-    """
-    from penstock.store.records.consumers import outline_registrations
-    from penstock.ui.unreadable import Unreadable
-
-    unreadable, left_out = Unreadable(), 0
-    with run.connect() as store:
-        if consumer is not None and queue is not None:
-            data = _lag_data(consumer, queue, store.consumer(consumer).lag(queue))
-            run.output.describe({"lags": [data]}, _lag_sections(data))
-            return
-        if consumer is not None:
-            lags = _lags(store, store.consumer(consumer).name, unreadable)
-        else:
-            listed = store.database.run(lambda tx: outline_registrations(tx, MOST_LISTED), write=False)
-            lags, more = _all_lags(store, listed, unreadable)
-            left_out = _left_out(listed) + more
-    note_missing(run.output, unreadable, left_out, "consumers", "the first ones by name")
-    run.output.table("lags", _LAG_COLUMNS, lags)
-
-
-def _all_lags(store: Store, listed: list[Row], unreadable: Unreadable) -> tuple[list[Json], int]:
-    """Return the lags of registrations, and how many of them were left out since they have too many
-    partitions in all.
-    """
-    from penstock.ui.reading import MOST_PARTITIONS
-    from penstock.ui.unreadable import named
-
-    lags: list[Json] = []
-    partitions = left_out = 0
-    for row in listed:
-        if row.queue is None:
-            continue
-        if partitions >= MOST_PARTITIONS:
-            left_out += 1
-            continue
-        try:
-            data = _lag_data(row.consumer, row.queue, store.consumer(row.consumer).lag(row.queue))
-        except (QueueNotFoundError, ConsumerNotFoundError, NotRegisteredError):
-            # Dropped since it was listed.
-            continue
-        except StoreUnavailableError:
-            raise
-        except (InvalidNameError, StoreError) as error:
-            # Others may have written a name that no consumer can have, and any offset.
-            unreadable.add(named("consumer", row.consumer), error)
-        else:
-            lags.append(data)
-            partitions += len(data["partitions"])
-    return lags, left_out
-
-
-def _lags(store: Store, name: str, unreadable: Unreadable) -> list[Json]:
-    from penstock.ui.unreadable import named
-
-    consumer, lags = store.consumer(name), []
-    for queue in consumer.queues():
-        try:
-            lags.append(_lag_data(name, queue, consumer.lag(queue)))
-        except QueueNotFoundError:
-            # Dropped since it was listed.
-            continue
-        except StoreUnavailableError:
-            raise
-        except StoreError as error:
-            unreadable.add(named("queue", queue), error)
-    return lags
-
-
-def _lag_data(consumer: str, queue: str, lag: Lag) -> Json:
-    return {
-        "consumer": consumer,
-        "queue": queue,
-        "rows": lag.rows,
-        "bytes": lag.bytes,
-        "seconds": round(lag.seconds, 3),
-        "partitions": [
-            {**values_of(part, _PARTITION_LAG_COLUMNS), "seconds": round(part.seconds, 3)}
-            for part in lag.partitions
-        ],
-    }
-
-
-def _lag_sections(lag: Json) -> list[Section]:
-    behind = "nothing: it has processed all rows"
-    if lag["rows"]:
-        size, age = size_text(lag["bytes"]), age_text(lag["seconds"])
-        behind = f"{counted(lag['rows'], 'row')}, {size}, the oldest {age} old"
-    pairs = [("consumer", lag["consumer"]), ("queue", lag["queue"]), ("behind", behind)]
-    return [Section("", pairs), Section("", columns=_PARTITION_LAG_COLUMNS, rows=lag["partitions"])]
 
 
 _SEEK_COLUMNS = (
@@ -357,7 +241,13 @@ def seek(
     ]
     title = f"consumer {consumer!r} {'would move' if dry_run else 'moved'} on queue {queue!r}"
     data = {"consumer": consumer, "queue": queue, "dry_run": dry_run, "partitions": moves}
-    run.output.describe(data, [Section(title, columns=_SEEK_COLUMNS, rows=moves)])
+    way_back = [] if dry_run or before == after else [("to undo", _seek_command(consumer, queue, before))]
+    run.output.describe(data, [Section(title, way_back, _SEEK_COLUMNS, moves)])
+
+
+def _seek_command(consumer: str, queue: str, offsets: dict[int, int]) -> str:
+    words = ["penstock", "consumer", "seek", consumer, queue, "--to", _position_text(offsets)]
+    return shlex.join(words)
 
 
 @command(group, "drop", "penstock consumer drop billing --yes")
