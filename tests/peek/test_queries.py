@@ -59,6 +59,13 @@ def test_a_source_of_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     assert (sorted(row[1] for row in rows), rows.to_arrow().schema.names) == ([0, 0, 1, 1, 2, 2], ["a", "a"])
 
 
+def test_rows_without_columns_come_from_any_query(spark: SparkSession) -> None:
+    """Of one that keeps state, too."""
+    assert list(penstock.take(rate(spark).select(), 3)) == [(), (), ()]
+    counted = rate(spark).dropDuplicates(["value"]).select()
+    assert list(penstock.take(counted, 3)) == [(), (), ()]
+
+
 def test_the_query_stops_at_the_timeout(spark: SparkSession) -> None:
     rows = penstock.take(rate(spark).where("value < 0"), 1, timeout=1)
     assert (len(rows), rows.complete, rows.to_arrow().schema.names) == (0, False, ["timestamp", "value"])

@@ -132,3 +132,10 @@ def test_arguments_of_the_wrong_type_are_refused(spark: SparkSession, wrong: dic
     rate = spark.readStream.format("rate").load()
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         penstock.take_sample(**{"df": rate, "n": 1} | wrong)
+
+
+@one_store
+def test_rows_without_columns_are_sampled(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+    fill(make_queue(store), range(10))
+    rows = penstock.take_sample(stream(spark, store_url).select(), 3)
+    assert (list(rows), rows.seen) == ([(), (), ()], 10)

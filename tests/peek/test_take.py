@@ -435,3 +435,14 @@ def test_rows_of_a_column_that_is_never_null_are_taken_from_both_reads(
         queue.append(pa.table([range(start, start + 1_000)], schema=numbers), partition=1)
     rows = penstock.take(stream(spark, store_url, "numbers").where("id % 500 = 499"), 16)
     assert sorted(ids(rows)) == sorted([*range(499, 4_000, 500)] * 2)
+
+
+@one_store
+@pytest.mark.usefixtures("no_query")
+def test_rows_without_columns_are_counted(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+    fill(make_queue(store), range(10))
+    rows = penstock.take(stream(spark, store_url).select(), 3)
+    assert list(rows) == spark.range(10).select().take(3) == [(), (), ()]
+    assert (rows.complete, rows.schema.fields, rows.to_arrow().shape) == (True, [], (3, 0))
+    assert rows.to_df().count() == 3
+    assert repr(rows).endswith("(3 rows)")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import in_quotes
@@ -113,6 +114,11 @@ class Deadline:
 def with_numbered_columns(batch: DataFrame) -> DataFrame:
     """Rename columns to their numbers, since two may have one name."""
     return batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
+
+
+def with_any_column(frame: DataFrame) -> DataFrame:
+    """Return a DataFrame whose rows can be counted in Arrow: tables without columns lose their rows."""
+    return frame if frame.columns else frame.select(lit(True).alias("row"))
 
 
 OnBatch = Callable[[DataFrame, int], None]

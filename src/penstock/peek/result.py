@@ -138,8 +138,10 @@ class TakeResult(Sequence[Row]):
         complete: bool,
         seen: int | None = None,
     ) -> TakeResult:
+        """Return the result of a DataFrame from tables with its columns, or with others if it has none."""
         spark = df.sparkSession
         table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
+        table = table if df.columns else table.select([])
         zone = str(spark.conf.get("spark.sql.session.timeZone"))
         return cls(df.schema, asked, complete, seconds, seen, table, spark, zone)
 

@@ -21,7 +21,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from penstock.arguments import refusal
-from penstock.peek.query import Deadline, restore_interrupts, run_query, with_numbered_columns
+from penstock.peek.query import (
+    Deadline,
+    restore_interrupts,
+    run_query,
+    with_any_column,
+    with_numbered_columns,
+)
 from penstock.peek.result import TakeResult
 from penstock.peek.take import (
     check_arguments,
@@ -126,7 +132,8 @@ def take_sample(
     if seed is not None and (type(seed) is not int or seed < 0):
         raise refusal("seed", seed, "a whole number from 0, or None")
     place = folder_text(folder)
-    check_query(df, place)
+    wanted = with_any_column(df)
+    check_query(wanted, place)
     check_workers(df.sparkSession)
     deadline, reservoir, seen = Deadline(seconds), Reservoir(n), 0
 
@@ -136,11 +143,11 @@ def take_sample(
         seen += pc.sum(drawn[_SEEN], min_count=0).as_py()
         reservoir.add(drawn.drop_columns([_KEY, _SEEN]), drawn[_KEY].to_numpy())
 
-    frame = without_side_effects(df, None if seconds is None else _MICRO_BATCH_ROWS)
+    frame = without_side_effects(wanted, None if seconds is None else _MICRO_BATCH_ROWS)
     with restore_interrupts():
         run_query(frame, draw, deadline, folder=place, available_now=seconds is None)
     kept = reservoir.kept()
-    tables = [] if kept is None else [kept[0].rename_columns(df.columns)]
+    tables = [] if kept is None else [kept[0].rename_columns(wanted.columns)]
     return TakeResult.of(df, tables, n, deadline.passed, complete=True, seen=seen)
 
 

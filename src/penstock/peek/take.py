@@ -22,6 +22,7 @@ from penstock.peek.query import (
     require_append,
     restore_interrupts,
     run_query,
+    with_any_column,
     with_numbered_columns,
 )
 from penstock.peek.result import TakeResult
@@ -79,15 +80,16 @@ def take(
     check_seconds("timeout", timeout)
     place = folder_text(folder)
     deadline, rows = Deadline(timeout), RowCollector(n)
+    frame = with_any_column(df)
     with restore_interrupts():
-        own = single_penstock_read(df)
+        own = single_penstock_read(frame)
         if own is not None:
-            rest = LocalRead(df, own, rows, deadline).collect()
+            rest = LocalRead(frame, own, rows, deadline).collect()
             if rest is not None:
                 _take_by_query(rest, rows, deadline, place, keeps_state=False)
         else:
-            stateful = check_query(df, place)
-            reads = without_side_effects(df, _MICRO_BATCH_ROWS if stateful else None)
+            stateful = check_query(frame, place)
+            reads = without_side_effects(frame, _MICRO_BATCH_ROWS if stateful else None)
             _take_by_query(reads, rows, deadline, place, keeps_state=stateful)
     result = TakeResult.of(df, rows.collected, n, deadline.passed, complete=rows.is_enough)
     if not result.complete:
