@@ -133,8 +133,20 @@ def test_a_bad_line_in_the_middle_appends_nothing(
         "count": 2,
         "more": False,
         "rows": [
-            {"line": 101, "column": "id", "value": '"x"', "reason": "is not a valid bigint"},
-            {"line": 102, "column": "amount", "value": "1.234", "reason": "is not a valid decimal(10,2)"},
+            {
+                "line": 101,
+                "column": "id",
+                "value": '"x"',
+                "reason": "is not a valid bigint",
+                "condition": None,
+            },
+            {
+                "line": 102,
+                "column": "amount",
+                "value": "1.234",
+                "reason": "is not a valid decimal(10,2)",
+                "condition": None,
+            },
         ],
     }
     said = queue("queue", "put", "q", *batch_rows, *session, stdin=text, code=1)

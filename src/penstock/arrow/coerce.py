@@ -21,6 +21,7 @@ from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatchError
 
 UNKNOWN_COLUMN = "SCHEMA_MISMATCH.UNKNOWN_COLUMN"
+DUPLICATE_COLUMN = "SCHEMA_MISMATCH.DUPLICATE_COLUMN"
 
 _ZERO = zeros(pa.int32())
 
@@ -418,9 +419,7 @@ def _places(found: Sequence[str], names: Sequence[str], path: str) -> dict[str, 
                 f"{in_quotes(first)} and {in_quotes(name)} both match column {in_quotes(column)}: "
                 "drop one of them"
             )
-            raise Misfit(
-                message, column, "one column", "two columns", condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN"
-            )
+            raise Misfit(message, column, "one column", "two columns", condition=DUPLICATE_COLUMN)
         places[target] = place
     return places
 

@@ -107,8 +107,8 @@ def test_in_a_single_column_an_empty_line_is_a_null(end: str, block_bytes: int, 
 def test_an_empty_line_is_refused_in_a_column_without_nulls() -> None:
     said = complaints("a int not null", "a\n1\n\n\n2\nx\n", format="csv")
     assert said == [
-        "line 3: column 'a': takes no nulls",
-        "line 4: column 'a': takes no nulls",
+        "line 3: column 'a' takes no nulls",
+        "line 4: column 'a' takes no nulls",
         "line 6: column 'a': \"x\" is not a valid int",
     ]
 
@@ -170,7 +170,7 @@ def test_each_bad_row_is_reported_with_the_line_it_starts_on() -> None:
         "line 7: column 'amount': \"1.555\" is not a valid decimal(10,2)",
         f"line 8: {quote}",
         "line 9: has 2 fields, the header has 4",
-        "line 10: column 'id': takes no nulls",
+        "line 10: column 'id' takes no nulls",
         "line 11: column 'tags': \"{}\" is not a valid array<string>",
         f"line 12: {quote}",
         "line 13: column 'tags': \"[1]\" is not a valid array<string>",

@@ -179,6 +179,7 @@ def test_each_bad_row_is_reported_with_its_line_column_value_and_reason() -> Non
             '{"id": true}',
             '{"id": 9223372036854775808}',
             '{"id": 1, "name": 5}',
+            '{"id": 1, "ID": 5}',
         ]
     )
     assert complaints(ORDERS, text, format="jsonl", shown_errors=100) == [
@@ -186,13 +187,16 @@ def test_each_bad_row_is_reported_with_its_line_column_value_and_reason() -> Non
         "line 4: null is not a JSON object",
         "line 5: column 'amount': \"1.555\" is not a valid decimal(10,2)",
         "line 6: column 'amount': 123456789.5 is not a valid decimal(10,2)",
-        "line 7: column 'nam': is unknown; it has to be one of id, name, amount, tags. Did you mean 'name'?",
-        "line 8: column 'id': takes no nulls",
+        (
+            "line 7: [SCHEMA_MISMATCH.UNKNOWN_COLUMN] column 'nam' does not exist; the columns are id, name, "
+            "amount, tags. Did you mean 'name'?"
+        ),
+        "line 8: column 'id' takes no nulls",
         (
             "line 9: is not a JSON object in one line: Expecting property name enclosed in double quotes at "
             "character 2"
         ),
-        "line 10: column 'id': is missing and takes no nulls: add it",
+        "line 10: [SCHEMA_MISMATCH.MISSING_COLUMN] column 'id' is missing and takes no nulls: add it",
         "line 11: cannot be read: the key 'id' occurs twice",
         "line 12: column 'tags': [1] is not a valid array<string>",
         "line 13: [1] is not a JSON object",
@@ -201,6 +205,10 @@ def test_each_bad_row_is_reported_with_its_line_column_value_and_reason() -> Non
         "line 16: column 'id': true is not a valid bigint",
         "line 17: column 'id': 9223372036854775808 is not a valid bigint",
         "line 18: column 'name': 5 is not a valid string",
+        (
+            "line 19: [SCHEMA_MISMATCH.DUPLICATE_COLUMN] column 'id' is there twice: 'id' and 'ID' both "
+            "match column 'id': drop one of them"
+        ),
     ]
 
 

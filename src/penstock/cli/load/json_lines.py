@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.types as pat
 
-from penstock.arguments import did_you_mean, in_quotes
+from penstock.arguments import in_quotes
 from penstock.arrow.arrays import nested_fields
-from penstock.arrow.coerce import UNKNOWN_COLUMN, Misfit, match_names
+from penstock.arrow.coerce import DUPLICATE_COLUMN, UNKNOWN_COLUMN, Misfit, match_names
 from penstock.arrow.python_rows import to_table
 from penstock.cli.load.rows import Record, Refused, RowProblem, not_utf8, shortened, wrong_value
 from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
@@ -142,7 +142,7 @@ class JsonLines:
         try:
             places = match_names(list(value), list(self._schema), "")
         except Misfit as misfit:
-            return RowProblem(_name_problem(misfit, self._schema.names), misfit.column)
+            return _name_problem(misfit)
         values = list(value.values())
         for place, field in zip(places, self._schema, strict=True):
             problem = None if place is None else self._explain_value(field, values[place])
@@ -159,10 +159,15 @@ class JsonLines:
         return None
 
 
-def _name_problem(misfit: Misfit, names: list[str]) -> str:
+def _name_problem(misfit: Misfit) -> RowProblem:
+    """Return the problem of a column's name, as what follows ``column 'idd'``."""
+    column = in_quotes(misfit.column)
+    reason = misfit.message.rstrip(".")
     if misfit.condition == UNKNOWN_COLUMN:
-        return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
-    return misfit.message.removeprefix(f"column {in_quotes(misfit.column)} ").rstrip(".")
+        reason = "does not exist; " + reason.removeprefix(f"there is no column {column}; ")
+    elif misfit.condition == DUPLICATE_COLUMN:
+        reason = f"is there twice: {reason}"
+    return RowProblem(reason.removeprefix(f"column {column} "), misfit.column, condition=misfit.condition)
 
 
 def _has_map(field: pa.Field) -> bool:

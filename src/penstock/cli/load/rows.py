@@ -43,17 +43,22 @@ class RowProblem:
     value: str | None = None
     line: int = 0
     """The 1-based line of the input on which the row starts."""
+    condition: str | None = None
+    """The code of the problem, if it has one of its own."""
 
     def __str__(self) -> str:
-        where = "" if self.column is None else f"column {in_quotes(self.column)}: "
-        return f"line {self.line}: {where}" + ("" if self.value is None else f"{self.value} ") + self.reason
+        code = "" if self.condition is None else f"[{self.condition}] "
+        column = "" if self.column is None else f"column {in_quotes(self.column)}"
+        value = self.value or ""
+        about = f"{column}: {value}" if column and value else column or value
+        return f"line {self.line}: {code}{about}{' ' if about else ''}{self.reason}"
 
 
 class RowsRejected(SchemaMismatchError):
     """Rows do not fit the queue's schema; none of the input was appended.
 
     ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the
-    first of them as ``rows`` with line, column, value and reason.
+    first of them as ``rows`` with line, column, value, reason and condition.
     """
 
     condition = "ROWS_REJECTED"
