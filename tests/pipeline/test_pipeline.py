@@ -20,6 +20,8 @@ from penstock.errors import (
     NotRegisteredError,
     OffsetConflictError,
     QueueNotFoundError,
+    SchemaMismatchError,
+    StoreNotFoundError,
 )
 from penstock.store.database import Transaction
 from penstock.store.records import consumers
@@ -295,6 +297,29 @@ def test_problems_with_the_source_raise_penstocks_own_error(
         penstock.stream(
             spark, penstock.QueueSource("in", url=store_url, options={"maxRowsPerTriger": 1})
         ).to_df()
+
+
+@one_store
+def test_a_sink_that_cannot_take_the_rows_is_refused_at_the_start(
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
+    """Whatever the trigger, and although there is no row yet."""
+    prepare(store, rows=0)
+    store.create_queue("narrow", pa.schema([("id", pa.int64())]))
+    for trigger in (penstock.Trigger.processing_time(), penstock.Trigger.continuous()):
+
+        def start(queue: str, url: str = store_url, trigger: penstock.Trigger = trigger) -> None:
+            source = penstock.QueueSource("in", consumer="c", url=store_url)
+            pipeline = penstock.stream(spark, source).write(penstock.QueueSink(queue, url=url))
+            pipeline.start(checkpoint=tmp_path / trigger.kind, trigger=trigger)
+
+        with pytest.raises(QueueNotFoundError, match=r"no queue 'oout'"):
+            start("oout")
+        with pytest.raises(SchemaMismatchError, match="queue 'narrow' has no column 'name'"):
+            start("narrow")
+        with pytest.raises(StoreNotFoundError):
+            start("out", f"sqlite:///{tmp_path}/none.db")
+    assert not spark.streams.active
 
 
 def test_sources_and_sinks_do_not_show_their_url() -> None:

@@ -14,12 +14,21 @@ from penstock.arguments import in_quotes, refused_arguments
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
-from penstock.errors import InvalidInputError, InvalidOptionError
+from penstock.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    StoreNotFoundError,
+    StoreUnavailableError,
+)
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
+from penstock.queue.checks import refuse_feed
+from penstock.queue.store import connect
 from penstock.spark.connectors import BatchSink, Binding, MicroBatch, Sink, WriteSettings
 from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import SinkOptions, sink_options
+from penstock.spark.schemas import check_writable
 from penstock.spark.session import session_defaults
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue, queue_sink
@@ -64,8 +73,23 @@ class QueueSink(Sink, ContinuousSink):
         return as_text({"queue": self.queue, "url": self.url, **self.options})
 
     def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        self._require_writable(rows)
         options = {"guarantee": settings.guarantee, "checkpointLocation": settings.checkpoint}
         return rows.writeStream.format("penstock").options(**(self._options() | options))
+
+    def _require_writable(self, rows: DataFrame) -> None:
+        """Refuse what Spark's first micro-batch would: a missing queue, or rows that do not fit it."""
+        options = self._write_options(rows.sparkSession)
+        try:
+            with connect(options.url, create=False) as store:
+                queue = store.queue(options.queue).record
+        except (StoreNotFoundError, StoreUnavailableError):
+            if is_classic(rows):
+                raise
+            # Spark Connect's server may reach a store that this process does not.
+            return
+        refuse_feed(queue)
+        check_writable(rows.schema, queue.schema, queue.name)
 
     @property
     def description(self) -> str:
