@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
+import penstock
 from penstock.errors import (
     ChangelogContractViolationError,
     PenstockError,
@@ -14,7 +19,8 @@ from penstock.errors import (
     QueueNotFoundError,
     StoreError,
 )
-from penstock.spark.error_boundary import original_error
+from penstock.spark.error_boundary import original_error, without_traceback, without_tracebacks
+from tests.support.spark_queues import stream
 
 
 def test_the_original_error_under_sparks_own_is_found(spark: SparkSession) -> None:
@@ -70,3 +76,44 @@ def test_an_error_raised_by_the_jvm_is_not_taken_for_its_shutdown(spark: SparkSe
     with pytest.raises(Py4JJavaError) as raised:
         spark._jvm.java.util.ArrayList().get(0)
     assert original_error(raised.value) is raised.value
+
+
+def test_a_micro_batch_on_the_driver_fails_with_the_error_of_its_task(
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
+    """Without the tracebacks of the driver and of the task, whose last line would be the error."""
+    store.create_queue("events", pa.schema([("id", pa.int64())])).append([{"id": None}])
+    events = stream(spark, store_url, "events")
+    sink = penstock.TableSink("copy", keys=["id"], url=store_url)
+    write = sink.writer(events, "exactly_once", "append", str(tmp_path / "c"))
+    writer = events.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "c"))
+    with pytest.raises(StreamingQueryException) as failed:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    report = str(failed.value)
+    assert "penstock.errors.TableRefusedError: [TABLE_REFUSED.NULL_KEY]" in report
+    assert "PythonException" not in report
+    assert report.count("Traceback") == 1
+    assert report.count("error_boundary.py") == 1
+
+
+def test_an_error_of_spark_alone_passes_the_boundary_unchanged() -> None:
+    error = PySparkException("division by zero")
+
+    @without_traceback
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(PySparkException) as raised:
+        fail()
+    assert raised.value is error
+
+
+def test_a_callback_adds_one_line_of_penstock_to_a_traceback() -> None:
+    @without_tracebacks
+    class Reader:
+        def read(self) -> None:
+            raise StoreError("it is closed", condition="STORE_CLOSED")
+
+    with pytest.raises(StoreError) as raised:
+        Reader().read()
+    assert len(raised.traceback) == 2  # this test, and the boundary

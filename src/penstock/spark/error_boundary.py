@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from penstock.errors import PenstockError, QueryFailedError, error_class
 from penstock.spark.internals.python_workers import freeze_imports
@@ -41,7 +41,10 @@ def without_tracebacks(kind: C) -> C:
 
 
 def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function, so that Penstock's errors leave it without their traceback."""
+    """Decorate a function, so that Penstock's errors leave it without their traceback.
+
+    Those of its Spark jobs, too, which Spark reports below the tracebacks of the driver and of the task.
+    """
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
@@ -49,16 +52,23 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **named)
         except PenstockError as error:
             raise error.with_traceback(None) from None
+        except (PySparkException, JvmException) as error:
+            reported = _reported_error(error)
+            if reported is None:
+                raise
+            raise reported from None
 
     return call
 
 
 def _callback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
-    shielded = without_traceback(method)
-
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T | Iterator[object]:
-        result = shielded(*arguments, **named)
+        # Not through without_traceback: its function would be one more line of the traceback.
+        try:
+            result = method(*arguments, **named)
+        except PenstockError as error:
+            raise error.with_traceback(None) from None
         return iterate_in_worker(result) if isinstance(result, Iterator) else result
 
     return call
@@ -79,10 +89,17 @@ def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
 
 def original_error(error: Exception) -> Exception:
     """Return the Penstock error in Spark's report; Spark's own error if there is none."""
-    text = "\n".join(_messages(error))
-    matches = _PENSTOCK_ERROR.findall(text)
+    found = _reported_error(error)
+    if found is None and (_has_jvm_ended(error) or _SHUT_DOWN.search(_report(error))):
+        return _shut_down()
+    return found or error
+
+
+def _reported_error(error: Exception) -> PenstockError | None:
+    """Return the last Penstock error in Spark's report."""
+    matches = _PENSTOCK_ERROR.findall(_report(error))
     if not matches:
-        return _shut_down() if _has_jvm_ended(error) or _SHUT_DOWN.search(text) else error
+        return None
     name, condition, message = matches[-1]
     kind = error_class(name.rpartition(".")[2]) or QueryFailedError
     return kind(message.strip(), condition=condition)
@@ -97,11 +114,13 @@ def raising_original_errors() -> Iterator[None]:
         raise original_error(error) from None
 
 
-def _messages(error: BaseException | None) -> Iterator[str]:
-    """Yield the messages of an error and of its causes: Spark's own may be just "Writing job failed"."""
+def _report(error: BaseException | None) -> str:
+    """Return the messages of an error and of its causes: Spark's own may be just "Writing job failed"."""
+    messages = []
     while error is not None:
-        yield str(error)
+        messages.append(str(error))
         error = cause_of(error)
+    return "\n".join(messages)
 
 
 def _has_jvm_ended(error: Exception) -> bool:
