@@ -196,6 +196,7 @@ _SINK: dict[str, _Holds] = {
     [
         (lambda t: t.timed.groupBy(F.date_trunc("hour", "ts")).count(), ("date_trunc(hour, ts)",)),
         (lambda t: t.timed.groupBy(F.window("ts", "1 minute"), "k").count(), ("window", "k")),
+        (lambda t: t.windows.select("window.start", "k", "count"), ("start", "k")),
         (lambda t: t.events.groupBy(F.col("k").alias("who AS what")).count(), ("who AS what",)),
         (lambda t: t.events.groupBy("k").count().toDF("who", "n").where("n > 1"), ("who",)),
         (lambda t: t.events.groupBy("k").count().select("count"), ()),
@@ -208,3 +209,24 @@ def test_the_key_is_described_with_the_names_of_the_result(
     emits = penstock.modes.check(transform(inputs(spark, tmp_path)))["update"].emits
     assert emits is not None
     assert (emits.sink, emits.key) == (REPLACE_BY_KEY, key)
+
+
+@pytest.mark.parametrize(
+    ("transform", "missing"),
+    [
+        (lambda t: t.windows.select("count"), "window, k"),
+        (lambda t: t.windows.select("window", "count"), "k"),
+        (lambda t: t.windows.select("window.start", "k", "count"), None),
+        (lambda t: t.windows.select(F.col("window.start").cast("date"), "k", "count"), "window"),
+        (lambda t: t.windows, None),
+        (lambda t: t.events.groupBy().count(), None),
+    ],
+)
+def test_grouping_columns_that_the_result_lacks_are_named(
+    transform: Callable[[Inputs], DataFrame], missing: str | None, spark: SparkSession, tmp_path: Path
+) -> None:
+    report = penstock.modes.check(transform(inputs(spark, tmp_path)))
+    lacks = f"replace rows by key, and the result lacks what identifies them: {missing}."
+    assert str(report["update"].emits).endswith(lacks) == (missing is not None)
+    assert ("lacks" in str(report["update"].emits)) == (missing is not None)
+    assert "lacks" not in str(report["complete"].emits)

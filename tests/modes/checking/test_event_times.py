@@ -90,6 +90,23 @@ _REFUSED: dict[str, _Build] = {
     "function": lambda t: _with_state(_windowed(t)),
     "joined_function": lambda t: _with_state(_joined(t)),
     "subtracted": lambda t: _windowed(t).select("ts", "minute").subtract(_batch(t)),
+    "joined_and_windows_read": lambda t: _windowed_joined(t).select(F.col("minute").cast("string")),
+    "joined_and_windows_grouped": lambda t: _windowed_joined(t).groupBy("ts").agg(F.max("minute")),
+    "deduplicated_and_windows_read": lambda t: (
+        _windowed(t).dropDuplicates(["k", "ts"]).select(F.col("minute").cast("string"))
+    ),
+    "deduplicated_and_windows_filtered": lambda t: (
+        _windowed(t).dropDuplicates(["k", "ts"]).where(F.col("minute").cast("string") > "2").select("k")
+    ),
+    "deduplicated_and_ends_of_windows_grouped": lambda t: (
+        _windowed(t).dropDuplicates(["k", "ts"]).groupBy("ts").agg(F.max("minute.end"))
+    ),
+    "deduplicated_and_windows_exploded": lambda t: (
+        _windowed(t).dropDuplicates(["k", "ts"]).select("k", F.explode(F.array("minute")))
+    ),
+    "joined_deduplicated_and_the_other_time_read": lambda t: (
+        _joined(t).dropDuplicates(["k", "ts"]).select(F.expr("ts2 - ts"), "k")
+    ),
 }
 _RUN: dict[str, _Build] = {
     "joined_and_windows_dropped": lambda t: _windowed_joined(t).drop("minute"),
@@ -114,6 +131,16 @@ _RUN: dict[str, _Build] = {
     "grouped_by_a_time_twice": lambda t: t.timed.groupBy("ts", F.col("ts").alias("also")).count(),
     "joined_grouped_by_one": lambda t: _joined(t).groupBy("ts").agg(F.max("ts2")),
     "function_of_one": lambda t: _with_state(t.timed),
+    "joined_and_windows_compared": lambda t: _windowed_joined(t).select(F.col("ts") > F.col("minute.start")),
+    "joined_and_times_subtracted": lambda t: _joined(t).select(F.expr("ts2 - ts")).dropDuplicates(),
+    "deduplicated_and_windows_not_null": lambda t: (
+        _windowed(t).dropDuplicates(["k", "ts"]).where("minute is not null").select("k")
+    ),
+    "exploded_and_deduplicated": lambda t: (
+        _windowed(t)
+        .select("k", "ts", F.explode(F.array("minute.end")).alias("end"))
+        .dropDuplicates(["k", "ts"])
+    ),
     "limited": lambda t: _windowed(t).limit(2),
     "joined_with_a_batch": lambda t: _windowed(t).join(t.batch, F.expr("k = k2")),
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
@@ -75,6 +76,40 @@ def test_what_the_planner_refuses_is_refused(
     for mode in modes:
         assert [each.severity for each in report[mode].problems if each.code == code] == ["refused"]
         assert not shown[mode].allowed
+
+
+def _mean(column: Column) -> Column:
+    def mean(values: pd.Series) -> float:
+        return float(values.mean())
+
+    return F.pandas_udf(mean, "double")(column)
+
+
+def _plus_one(column: Column) -> Column:
+    return F.udf(lambda value: value + 1.0, "double")(column)
+
+
+@pytest.mark.parametrize(
+    ("result", "allowed"),
+    [
+        (lambda: _mean(F.col("value") + 1), False),
+        (lambda: _mean(F.abs("value")) * 2, False),
+        (lambda: _mean(F.col("k") + 1), False),
+        (lambda: _mean(F.lit(1.0)), False),
+        (lambda: _plus_one(F.col("k") + 1), True),
+        (lambda: _plus_one(F.sum(F.col("value") + 1)), True),
+        (lambda: F.sum(_plus_one(F.col("value") + 1)), True),
+    ],
+)
+def test_a_function_that_aggregates_in_python_is_refused_whatever_its_argument(
+    result: Callable[[], Column], allowed: bool, spark: SparkSession
+) -> None:
+    report, shown = _compared(
+        spark, lambda t: t.timed.groupBy(F.window("ts", "1 minute"), "k").agg(result()), "append"
+    )
+    codes = [each.code for each in report["append"].problems]
+    assert ("PENSTOCK_PYTHON_AGGREGATE" not in codes) == report["append"].allowed == allowed
+    assert shown["append"].allowed == allowed
 
 
 def test_a_watermark_above_an_aggregation_holds_back_all_rows_in_append_mode(spark: SparkSession) -> None:

@@ -110,7 +110,7 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     kind = _trigger(trigger, known)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
-    plan = Plan(plan_tree(df), settings | {VERSION: df.sparkSession.version})
+    plan = Plan(plan_tree(df), settings | {VERSION: df.sparkSession.version}, df)
     modes = tuple(_mode(df, plan, mode, known, kind) for mode in MODES)
     not_run = () if is_classic(df) else _NOT_RUN_ON_CONNECT
     if known is None:

@@ -72,10 +72,14 @@ class Emits:
     sink: str
     key: tuple[str, ...] = ()
     """The columns by which the sink replaces rows."""
+    missing_key: tuple[str, ...] = ()
+    """The grouping columns without which the sink cannot tell which row to replace."""
 
     def __str__(self) -> str:
         when = f" {_WHEN[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
         key = f" ({', '.join(self.key)})" if self.key and self.sink == REPLACE_BY_KEY else ""
+        if self.missing_key:
+            key = f", and the result lacks what identifies them: {', '.join(self.missing_key)}"
         sentence = f"{_ROWS[self.rows]}{when}; {_STATE[self.state]}; {_SINK[self.sink]}{key}."
         return sentence[0].upper() + sentence[1:]
 
@@ -94,7 +98,8 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
     if top in plan.aggregates or top in plan.excepts:
         if mode == "append":
             return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
-        return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
+        key = result_key(plan.root, top)
+        return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, key.columns, key.missing)
     if Trait.FUNCTION in traits_of(top.name):
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
     if top.name == "Join" and unmatched_sides(top):

@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pyspark.sql import DataFrame
+
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import grouping_expressions, read_by, watermark_of
-from penstock.spark.internals.plan_text import Node, has_watermark, without_ids
+from penstock.spark.internals.plan_text import Node, has_watermark, optimized_tree, without_ids
+from penstock.spark.internals.plans import python_aggregates
+from penstock.spark.internals.sessions import is_classic
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,21 @@ class Plan:
     root: Node
     settings: Mapping[str, str] = field(default_factory=dict)
     """The settings of Spark that change what a mode does."""
+    frame: DataFrame | None = None
+    """The DataFrame; None where the printed plan is all there is."""
+
+    @cached_property
+    def optimized(self) -> Plan | None:
+        """The plan as Spark's optimizer leaves it for the planner; None where it is not known."""
+        root = None if self.frame is None else optimized_tree(self.frame)
+        return None if root is None else Plan(root, self.settings)
+
+    @cached_property
+    def python_aggregates(self) -> frozenset[str] | None:
+        """The printed calls of Python functions that aggregate; None where only the printed plan is there."""
+        if self.frame is None or not is_classic(self.frame):
+            return None
+        return python_aggregates(self.frame)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -16,7 +16,6 @@ _UNMATCHED = {
     "FullOuter": BOTH,
 }
 _ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\b")
-_FIELD = re.compile(r"#\d+L?(?:-T\d+ms)?\.")
 _COLUMN = re.compile(r"[^()]*#\d+L?-T\d+ms")
 _CALL = re.compile(r"(\w+)\(")
 _BETWEEN = "between("
@@ -86,17 +85,6 @@ def has_equality(node: Node) -> bool:
     sides = _columns(node)
     pairs = [_split_outside(part, sign) for part in _conditions(node) for sign in (" = ", " <=> ")]
     return any(len(terms) == 2 and {_side(term, sides) for term in terms} == BOTH for terms in pairs)
-
-
-def condition_columns(node: Node) -> frozenset[str]:
-    """Return the numbers of the columns that are read whole by the condition's parts about both sides.
-
-    Spark moves parts about one side below the join, and reads fields of columns below it.
-    """
-    sides = _columns(node)
-    parts = (_FIELD.sub("", part) for part in _conditions(node))
-    read = (set(_ATTRIBUTE.findall(part)) for part in parts)
-    return frozenset().union(*(columns for columns in read if all(columns & side for side in sides)))
 
 
 def _columns(node: Node) -> list[set[str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_text import Node, has_watermark, list_items, split_list
+from penstock.spark.internals.plan_text import Node, has_watermark, list_items, split_list, without_ids
 
 # A time window's column, and a column that is renamed.
 _NEW_WINDOW = re.compile(r"named_struct\(start, .*\) AS ((?:session_)?window)#(\d+)(?:-T\d+ms)?", re.DOTALL)
@@ -22,6 +24,7 @@ _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
 _WATERMARKS = ("EventTimeWatermark", "UpdateEventTimeWatermarkColumn")
 _EVENT_TIME = re.compile(r"(?:[0-9a-f-]{36}, )?.+?#(\d+)L?(?:-T\d+ms)?(?:: |, )", re.DOTALL)
+_PLACES = re.compile(r"\[\d+(, \d+)*\]")
 _MARK = re.compile(r"-T\d+ms$")
 _PYTHON_CALL = re.compile(r"([\w<>.]+)\(([^()]*)\)#\d+")
 _BY_ALL_COLUMNS = ("Distinct", "Except")
@@ -63,9 +66,15 @@ def output_columns(node: Node) -> list[str]:
     children = node.children[:1] if is_first else node.children
     columns = [column for child in children for column in output_columns(child)]
     if node.name == "Generate":
-        columns += list_items(node.arguments[-1])
+        return [*_required(columns, node), *list_items(node.arguments[-1])]
     timed = _EVENT_TIME.match(node.text) if node.name in _WATERMARKS else None
     return columns if timed is None else [_marked(column, timed[1]) for column in columns]
+
+
+def _required(columns: list[str], generate: Node) -> list[str]:
+    """Return the columns of a ``Generate`` without those that the optimizer has found unused."""
+    unused = next(filter(_PLACES.fullmatch, generate.arguments), "")
+    return [column for place, column in enumerate(columns) if str(place) not in list_items(unused)]
 
 
 def _marked(column: str, event_time: str) -> str:
@@ -143,13 +152,17 @@ def has_subtotals_over_time(node: Node) -> bool:
     )
 
 
-def python_aggregate(node: Node) -> str | None:
-    """Return the name of a Python function that aggregates, if the plan shows one.
+def python_aggregate(node: Node, known: frozenset[str] | None) -> str | None:
+    """Return the name of a Python function that aggregates.
 
-    Only such a function can be called with a column that the aggregate does not group by.
+    ``known`` has the printed calls of such functions. Without it the text tells those that are called with a
+    column which the aggregate does not group by: no other Python function can be.
     """
+    text = node.arguments[-1] if node.arguments else ""
+    if known is not None:
+        return next((call[: call.index("(")] for call in sorted(known) if call in text), None)
     grouped = grouping_expressions(node)
-    for call in _PYTHON_CALL.finditer(node.arguments[-1] if node.arguments else ""):
+    for call in _PYTHON_CALL.finditer(text):
         if any("#" in term and term not in grouped for term in split_list(call[2])):
             return call[1]
     return None
@@ -177,22 +190,36 @@ def is_map_groups(node: Node) -> bool:
     return bool(places) and arguments[places[0] + 1 : places[0] + 2] == ["true"]
 
 
-def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
-    """Return the names of an aggregate's grouping columns in the result; none where one is missing."""
+@dataclass(frozen=True)
+class ResultKey:
+    """The grouping columns of an aggregate in the result."""
+
+    columns: tuple[str, ...] = ()
+    """Their names, if the result has all of them."""
+    missing: tuple[str, ...] = ()
+    """The grouping expressions that the result lacks."""
+
+
+def result_key(root: Node, aggregate: Node) -> ResultKey:
+    """Find an aggregate's grouping columns in the result; none where an operator above may change them."""
     expressions = grouping_expressions(aggregate)
     by_all = aggregate.name in _BY_ALL_COLUMNS
     if not by_all and len(aggregate.arguments) < 2:
-        return ()
+        return ResultKey()
     columns = expressions if by_all else list_items(aggregate.arguments[1])
+    windows = _time_windows(aggregate)
     key = [_output_column(expression, columns) for expression in expressions]
     for node in reversed(_above(root, aggregate)):
         if node.name == "Project":
             columns = list_items(node.arguments[0])
-            key = [column and _output_column(column, columns) for column in key]
+            key = [column and _kept_column(column, columns, windows) for column in key]
         elif Trait.NAMES_KEPT not in traits_of(node.name):
-            return ()
+            return ResultKey()
     matches = [column and _COLUMN.fullmatch(column) for column in key]
-    return tuple(match[1] for match in matches if match) if all(matches) else ()
+    missing = [expression for expression, match in zip(expressions, matches, strict=True) if not match]
+    if missing:
+        return ResultKey(missing=tuple(map(without_ids, missing)))
+    return ResultKey(tuple(match[1] for match in matches if match))
 
 
 def _above(root: Node, node: Node) -> list[Node]:
@@ -200,6 +227,16 @@ def _above(root: Node, node: Node) -> list[Node]:
     return [
         other for other in root.walk() if other is not node and any(below is node for below in other.below())
     ]
+
+
+def _kept_column(column: str, columns: list[str], windows: Mapping[str, str]) -> str | None:
+    """Return the output column that is a column, or of a time window the one that is a bound of it."""
+    kept = _output_column(column, columns)
+    match = _GROUPED.fullmatch(column)
+    if kept is None and match is not None and match[1] in windows:
+        bounds = (_output_column(f"{column}.{bound}", columns) for bound in ("start", "end"))
+        kept = next(filter(None, bounds), None)
+    return kept
 
 
 def _output_column(expression: str, columns: list[str]) -> str | None:

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plans import analysed, children, node_name
-from penstock.spark.internals.sessions import is_classic
+from penstock.spark.internals.plans import analysed, children, node_name, optimized
+from penstock.spark.internals.sessions import JvmException, is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
@@ -28,6 +28,7 @@ _LINE = re.compile(r"^((?:[:|] {2}| {3})*)([:+]- )?(['!~]*)([A-Z]\w*)(?:$|(?= ))
 NOT_PLANNED = "NotPlanned"
 """The node in place of a plan that a Spark Connect server could not make."""
 _MAX_FIELDS = 2**31 - 1
+_OPTIMIZED = re.compile(r"== Optimized Logical Plan ==\n(.*?)\n?\n== Physical", re.DOTALL)
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*?\n(.*?)\n?\n== Optimized", re.DOTALL)
 # A printed attribute ends in its id, an L for a bigint, and the watermark's delay.
 _WATERMARKED = re.compile(r"#\d+L?-T\d+ms$")
@@ -79,6 +80,23 @@ def plan_tree(frame: DataFrame) -> Node:
     leaves = sum(not node.children for node in tree.walk())
     # A literal in the query may look like a line of its plan.
     return with_filters(tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count()))
+
+
+def optimized_tree(frame: DataFrame) -> Node | None:
+    """Return the plan of a DataFrame as Spark's optimizer leaves it; None where Spark does not print it."""
+    if is_classic(frame):
+        try:
+            text = str(optimized(frame).treeString(True, False, _MAX_FIELDS, False, False))
+        except JvmException:
+            # The query itself reports what is wrong.
+            return None
+    else:
+        try:
+            match = _OPTIMIZED.search(cast("ConnectDataFrame", frame)._explain_string(extended=True))
+        except PySparkException:
+            return None
+        text = "" if match is None else match.group(1)
+    return parse(text) if text else None
 
 
 def _connect_plan(frame: ConnectDataFrame) -> Node:

@@ -20,6 +20,7 @@ from penstock.spark.internals.sessions import is_classic, jvm_of
 if TYPE_CHECKING:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+_PYTHON_AGGREGATE = "PythonUDAF"
 ARROW, PANDAS, PYTHON = "Arrow", "pandas", "Python"
 _ARROW_UDFS = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
@@ -59,6 +60,24 @@ def java_frame(frame: DataFrame) -> JavaObject:
 def analysed(frame: DataFrame) -> JavaObject:
     """Return the JVM's analysed plan of a classic DataFrame."""
     return java_frame(frame).queryExecution().analyzed()
+
+
+def optimized(frame: DataFrame) -> JavaObject:
+    """Return the plan of a classic DataFrame as Spark's optimizer leaves it, also of a streaming one."""
+    java = java_frame(frame)
+    return java.sparkSession().sessionState().optimizer().execute(java.queryExecution().analyzed())
+
+
+def python_aggregates(frame: DataFrame) -> frozenset[str]:
+    """Return the printed calls of the Python functions that aggregate in a classic DataFrame."""
+    aggregates = (node for node in walk(analysed(frame)) if node_name(node) == "Aggregate")
+    return frozenset(
+        str(expression.toString())
+        for node in aggregates
+        for result in to_list(node.aggregateExpressions())
+        for expression in walk(result)
+        if str(expression.getClass().getSimpleName()) == _PYTHON_AGGREGATE
+    )
 
 
 def to_dataframe(spark: SparkSession, plan: JavaObject) -> DataFrame:

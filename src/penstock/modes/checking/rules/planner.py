@@ -8,9 +8,14 @@ from penstock.modes.checking.plan import Plan, expires, keys_of
 from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
 from penstock.spark.internals.join_bounds import may_have_equality
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_columns import event_times_of_inputs
-from penstock.spark.internals.plan_nodes import groups_by_session, join_type, python_aggregate
-from penstock.spark.internals.plan_text import Node, without_ids
+from penstock.spark.internals.plan_nodes import (
+    grouping_expressions,
+    groups_by_session,
+    join_type,
+    output_columns,
+    python_aggregate,
+)
+from penstock.spark.internals.plan_text import Node, has_watermark, without_ids
 
 MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
@@ -63,24 +68,36 @@ def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, b
 def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report operators with state whose input has several columns with a watermark.
 
-    Spark looks for the one column by which rows are late.
+    Spark looks for the one column by which rows are late, after its optimizer has removed the columns that
+    nothing above reads.
     """
     if plan.settings.get(MULTIPLE, "true") != "true" or not plan.watermarks:
         return
-    drop_late = {node for node in plan.stateful if _drops_late(plan, node, mode)}
-    columns_of = {
-        node: columns
-        for node, columns in event_times_of_inputs(plan.root)
-        if len(columns) > 1 and node in drop_late
-    }
-    for node, columns in columns_of.items():
-        yield Problem.at(
-            node,
-            "PENSTOCK_SEVERAL_EVENT_TIMES",
-            f"the columns {' and '.join(repr(without_ids(column)) for column in columns)} all have a "
-            "watermark, and Spark takes one such column in the input of an operator with state",
-            fix="drop all of them but one before the operator; compute time windows after it",
-        )
+    written = [node for node in plan.stateful if _drops_late(plan, node, mode) and _event_times(node)]
+    if not written or plan.optimized is None:
+        return
+    for node in plan.optimized.stateful:
+        columns, same = _event_times(node), [each for each in written if _planned_as(each) == node.name]
+        if columns and same:
+            yield Problem.at(
+                same[0],
+                "PENSTOCK_SEVERAL_EVENT_TIMES",
+                f"the columns {' and '.join(repr(without_ids(column)) for column in columns)} all have a "
+                "watermark, and Spark takes one such column in the input of an operator with state",
+                fix="drop all of them but one before the operator; compute time windows after it",
+            )
+
+
+def _event_times(node: Node) -> list[str]:
+    """Return the columns with a watermark of the first input that has several of them."""
+    is_grouped = _planned_as(node) == "Aggregate"
+    inputs = [grouping_expressions(node)] if is_grouped else [output_columns(each) for each in node.children]
+    timed = [list(dict.fromkeys(filter(has_watermark, columns))) for columns in inputs]
+    return next((columns for columns in timed if len(columns) > 1), [])
+
+
+def _planned_as(node: Node) -> str:
+    return "Aggregate" if node.name in ("Distinct", "Except") else node.name
 
 
 def _drops_late(plan: Plan, node: Node, mode: str) -> bool:
@@ -108,7 +125,7 @@ def _joins_without_equality(plan: Plan) -> Iterator[Problem]:
 
 def _python_aggregates(plan: Plan) -> Iterator[Problem]:
     for node in plan.aggregates:
-        name = python_aggregate(node)
+        name = python_aggregate(node, plan.python_aggregates)
         if name is not None:
             yield Problem.at(
                 node,
