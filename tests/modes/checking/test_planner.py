@@ -23,7 +23,7 @@ _BATCHES = {
 }
 _Build = Callable[[Inputs], DataFrame]
 _REDEFINED, _NO_EQUALITY = "PENSTOCK_WATERMARK_REDEFINED", "PENSTOCK_JOIN_WITHOUT_EQUALITY"
-_EXCEPT = "PENSTOCK_EXCEPT_BATCH"
+_EXCEPT, _SUBQUERY = "PENSTOCK_EXCEPT_BATCH", "PENSTOCK_CORRELATED_SUBQUERY"
 _RANGE = "ts between ts2 and ts2 + interval 1 minute"
 
 
@@ -157,6 +157,52 @@ def test_a_batch_subtracted_with_an_event_time_is_emitted_when_the_watermark_has
         assert sum(batch.removed_rows for batch in shown[mode].batches) > 0
     assert not shown["append"].batches[0].emitted.num_rows
     assert shown["update"].batches[0].emitted.num_rows
+
+
+def _largest(t: Inputs, of: str = "value") -> DataFrame:
+    """The largest of a batch's numbers that equal a column of each row of the stream."""
+    numbers = t.batch.selectExpr("k + 9 as n")
+    return numbers.where(F.col("n") == F.col(of).outer().cast("long")).select(F.max("n").alias("largest"))
+
+
+@pytest.mark.parametrize(
+    ("build", "refused"),
+    [
+        (lambda t: t.events.lateralJoin(_largest(t)), ("append",)),
+        (lambda t: t.timed.lateralJoin(_largest(t)), ("append",)),
+        (lambda t: t.events.lateralJoin(_largest(t), how="left"), ("append", "update")),
+        (lambda t: t.timed.lateralJoin(_largest(t, "ts")), ()),
+    ],
+)
+def test_a_lateral_aggregate_of_a_batch_is_an_aggregation_of_the_stream(
+    build: _Build, refused: tuple[str, ...], spark: SparkSession
+) -> None:
+    report, shown = _compared(spark, build, "append", "update")
+    for mode in ("append", "update"):
+        severities = [each.severity for each in report[mode].problems if each.code == _SUBQUERY]
+        assert report[mode].allowed == shown[mode].allowed == (mode not in refused)
+        if mode == "update":
+            assert severities == ["refused" if mode in refused else "unsafe"]
+
+
+def test_rows_joined_with_a_lateral_aggregate_come_out_again(spark: SparkSession) -> None:
+    _, shown = _compared(spark, lambda t: t.events.lateralJoin(_largest(t)), "update")
+    emitted = [row["ts"] for batch in shown["update"].batches for row in batch.emitted.to_pylist()]
+    assert len(emitted) > len(set(emitted)) == len(_TIMES)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda t: t.events.join(t.batch.groupBy("k").agg(F.max("k").alias("largest")), "k", "left"),
+        lambda t: t.events.select("ts", _largest(t).scalar().alias("largest")),
+    ],
+)
+def test_a_batch_that_is_aggregated_first_is_joined_once(build: _Build, spark: SparkSession) -> None:
+    """The fix of PENSTOCK_CORRELATED_SUBQUERY."""
+    report, shown = _compared(spark, build, "append")
+    assert report["append"].problems == ()
+    assert sum(batch.emitted.num_rows for batch in shown["append"].batches) == len(_TIMES)
 
 
 @pytest.mark.parametrize(

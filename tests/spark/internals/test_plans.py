@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-from penstock.spark.internals.plan_text import first_gathering_operator, may_retain_rows, plan_tree
+from penstock.spark.internals.plan_nodes import output_columns
+from penstock.spark.internals.plan_text import (
+    first_gathering_operator,
+    may_retain_rows,
+    optimized_tree,
+    plan_tree,
+)
 from penstock.spark.internals.plans import (
     PANDAS,
     PYTHON,
@@ -16,6 +24,7 @@ from penstock.spark.internals.plans import (
     analysed_plan,
     executed_plan,
     fingerprint,
+    python_aggregates,
     replace_reads,
     streaming_reads,
     watermarks_above,
@@ -87,6 +96,28 @@ def test_a_plan_is_printed_as_a_tree(rate: DataFrame) -> None:
     assert all(node.streaming for node in tree.walk())
     assert tree.arguments[0].startswith("[timestamp#")
     assert "-T60000ms" in tree.arguments[0]
+
+
+def test_the_optimizer_removes_what_nothing_above_reads(rate: DataFrame) -> None:
+    """Also from a streaming plan, which Spark does not optimize by itself before the query starts."""
+    twice = (
+        rate.selectExpr("timestamp", "value", "value * 2 as twice").dropDuplicates(["value"]).select("value")
+    )
+    tree = optimized_tree(twice)
+    assert tree is not None
+    (deduplicate,) = [node for node in tree.walk() if node.name == "Deduplicate"]
+    assert deduplicate.streaming
+    assert [column.split("#")[0] for column in output_columns(deduplicate)] == ["value"]
+
+
+def test_functions_that_aggregate_in_python_are_told_from_others(spark: SparkSession) -> None:
+    def largest(numbers: pd.Series) -> int:
+        return int(numbers.max())
+
+    numbers = spark.range(3).groupBy("id")
+    aggregated = numbers.agg(F.pandas_udf(largest, "long")(F.col("id") + 1) * 2)
+    assert [call.split("(")[0] for call in python_aggregates(aggregated)] == ["largest"]
+    assert not python_aggregates(numbers.agg(F.udf(abs, "long")(F.col("id") + 1), F.sum("id")))
 
 
 def test_a_line_break_in_a_literal_is_not_a_line_of_the_plan(rate: DataFrame) -> None:

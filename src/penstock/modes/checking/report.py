@@ -45,6 +45,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_OUTER_ROWS_NEVER_COME": None,
         "PENSTOCK_JOIN_MODE": "output mode, only in",
         "PENSTOCK_JOIN_WITHOUT_EQUALITY": None,
+        "PENSTOCK_CORRELATED_SUBQUERY": None,
         "PENSTOCK_ANTI_JOIN": "LeftAnti join",
         "PENSTOCK_JOIN_WITH_BATCH": "static DataFrame",
     },

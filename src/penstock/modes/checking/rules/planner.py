@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from penstock.modes.checking.plan import Plan, expires, keys_of
 from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
-from penstock.spark.internals.join_bounds import may_have_equality
+from penstock.spark.internals.join_bounds import may_have_equality, unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import (
     grouping_expressions,
@@ -17,6 +18,7 @@ from penstock.spark.internals.plan_nodes import (
 )
 from penstock.spark.internals.plan_text import Node, has_watermark, without_ids
 
+_CORRELATED = re.compile(r"-subquery#\d+ \[")
 MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 
@@ -27,6 +29,7 @@ def planning(plan: Plan, mode: str) -> Iterator[Problem]:
     yield from _joins_without_equality(plan)
     yield from _batches_subtracted(plan, mode)
     yield from _python_aggregates(plan)
+    yield from _subqueries(plan, mode)
 
 
 def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -149,3 +152,28 @@ def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
                 REFUSED if mode == "append" else UNSAFE,
                 fix="df.join(batch, [<columns>], 'left_anti'), which emits rows at once and keeps no state",
             )
+
+
+def _subqueries(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report correlated subqueries over a batch that Spark's optimizer joins with an aggregation of the
+    stream: the different values that the subquery reads of it.
+    """
+    correlated = [node for node in plan.nodes if node.streaming and _CORRELATED.search(node.text)]
+    if not correlated or plan.optimized is None:
+        return
+    optimized, written = plan.optimized, len(plan.aggregates) + len(plan.excepts)
+    if len(optimized.aggregates) <= written or (mode == "append" and all(map(expires, optimized.aggregates))):
+        return
+    is_refused = mode == "append" or (mode == "update" and any(map(unmatched_sides, optimized.joins)))
+    yield Problem.at(
+        correlated[0],
+        "PENSTOCK_CORRELATED_SUBQUERY",
+        "Spark joins the stream with an aggregation of its own, to run the subquery once for each value: "
+        + (
+            f"{mode} mode does not allow that"
+            if is_refused
+            else "each value ever seen is kept in the state forever, and rows come out again"
+        ),
+        REFUSED if is_refused else UNSAFE,
+        fix="aggregate the batch first and join it: df.join(batch.groupBy('<key>').agg(...), ...)",
+    )
