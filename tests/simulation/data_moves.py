@@ -63,13 +63,13 @@ def add_columns(op: Operator, rng: random.Random) -> None:
         if ADDED not in queue.schema.names:
             queue.add_columns(pa.schema([(ADDED, pa.string())]))
 
-    op.with_store(server, work)
+    op.change_columns(server, work)
 
 
 def widen_columns(op: Operator, rng: random.Random) -> None:
     server, name = rng.choice([(op.source, SOURCE), (op.sink, SINK)])
     if name == SOURCE or op.scenario.sink != "table":
-        op.with_store(server, lambda store: store.queue(name).widen_columns(WIDER))
+        op.change_columns(server, lambda store: store.queue(name).widen_columns(WIDER))
 
 
 def recreate_sink(op: Operator, rng: random.Random) -> None:

@@ -116,6 +116,7 @@ class Operator:
         self.producers: list[Producer] = []
         self.programs: list[Program] = []
         self.backup: Backup | None = None
+        self._column_changes: list[tuple[Server, Callable[[Any], None]]] = []
         self.clocks_jumped = False
         self.prepared = False
         self.late: list[Late] = []
@@ -194,7 +195,10 @@ class Operator:
         clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=take_over)
 
     def create_missing(self) -> None:
-        """Create what a restored backup lacks, since it was taken while a queue was recreated."""
+        """Create what a restored backup lacks: a queue that was being recreated, and later columns.
+
+        A program that knows these columns goes on writing them.
+        """
         source, sink = open_store(self.source.url), open_store(self.sink.url)
         if SOURCE in source.queues():
             self.register(source)
@@ -202,6 +206,13 @@ class Operator:
             self.create_source(source)
         if self.scenario.sink != "table" and SINK not in sink.queues():
             self.create_sink(sink)
+        for server, change in self._column_changes:
+            change(open_store(server.url))
+
+    def change_columns(self, server: Server, change: Callable[[Any], None]) -> None:
+        """Add columns to a queue or widen them; the change is repeated when an older backup is restored."""
+        self._column_changes.append((server, change))
+        self.with_store(server, change)
 
     def register(self, store: Any) -> None:
         """Register the consumers on a new source."""
