@@ -88,7 +88,7 @@ class Driver:
     def write(self, batch_id: int, rows: pa.Table) -> None:
         """Apply events that Spark has collapsed."""
         transaction = AppTransaction(self.app_id, batch_id, 7)
-        if transaction.committed(self.place, self.place.open()):
+        if self.writer._has_batch(self.place.open(), transaction):
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
         file = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))

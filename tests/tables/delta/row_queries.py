@@ -65,7 +65,7 @@ class RowQuery:
 
     def write(self, batch_id: int, *parts: pa.Table) -> None:
         table, transaction = self.place.open(), AppTransaction(self.app_id, batch_id, 7)
-        if transaction.committed(self.place, table):
+        if self.writer._has_batch(table, transaction):
             return
         stage, files = self.stage(batch_id, *parts)
         stage.require_files(files)

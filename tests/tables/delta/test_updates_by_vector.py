@@ -210,6 +210,8 @@ def test_no_commit_is_written_into_a_table_that_was_dropped_and_created_again(
 ) -> None:
     query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
+    # One that has committed something is refused earlier.
+    another = RowQuery(tmp_path, SCHEMA, "update", ["a"], app_id="another")
 
     def recreate() -> None:
         shutil.rmtree(tmp_path)
@@ -217,9 +219,9 @@ def test_no_commit_is_written_into_a_table_that_was_dropped_and_created_again(
 
     hook.calls.append(recreate)
     with pytest.raises(CommitRefusedError, match="STAGED_FILES_MISSING"):
-        query.write(2, table_of({(4, "new"): 1}))
+        another.write(0, table_of({(4, "new"): 1}))
     assert live(tmp_path) == []
-    query.write(2, table_of({(4, "new"): 1}))
+    another.write(0, table_of({(4, "new"): 1}))
     assert live(tmp_path) == [(4, "new", 1)]
 
 

@@ -35,6 +35,7 @@ from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_aband
 from penstock.tables.delta.transactions import (
     SOURCE,
     TARGET,
+    AppTransaction,
     commit_properties,
     committing,
     merge_by_keys,
@@ -102,6 +103,11 @@ class ChangesWriter(DeltaWriter):
 
     events: EventLayout
     applied: AppliedTable
+
+    def _named(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
+        named = super()._named(table, transaction)
+        # An empty record fits any rows.
+        return [*named, self.applied.transaction] if self.applied.named_by(table) else named
 
     def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
         return collapse(frame, self.events).mapInArrow(EventTask(stage, events=self.events), REPORT)

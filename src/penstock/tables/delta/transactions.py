@@ -84,6 +84,11 @@ class AppTransaction:
         return f"penstock:{self.app_id}", f"penstock-input:{self.app_id}"
 
     @property
+    def name(self) -> str:
+        """The app transaction whose version is the number of the micro-batch."""
+        return self._names[0]
+
+    @property
     def versions(self) -> dict[str, int]:
         """The app transactions of the micro-batch's commit."""
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))

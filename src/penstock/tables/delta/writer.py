@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from penstock.spark.schemas import numbered_columns
 from penstock.tables.delta.data_files import REPORT, DataFile, files_in
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.repeated_keys import repeated_key
+from penstock.tables.delta.restores import KeptCommits
 from penstock.tables.delta.rows_commit import RowsCommit
 from penstock.tables.delta.schema import DeltaLayout, match_table, require_partitioning, rows_layout
 from penstock.tables.delta.small_files import joined
@@ -89,13 +91,17 @@ class DeltaWriter:
     """The location of the checkpoint."""
     app_id: str | None = None
 
+    @cached_property
+    def _kept(self) -> KeptCommits:
+        return KeptCommits(self.place)
+
     @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         transaction = self._transaction(batch_id)
         table = self.place.open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(self.place, self.layout, app_id, batch_id, self._indexed(table))
-        if transaction is not None and transaction.committed(self.place, table):
+        if self._has_batch(table, transaction):
             # Spark requires that the state is committed.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed it may have died before this.
@@ -147,6 +153,16 @@ class DeltaWriter:
             return None
         return AppTransaction.of(Checkpoint(self.location), batch_id, self.app_id)
 
+    def _has_batch(self, table: DeltaTable, transaction: AppTransaction | None) -> bool:
+        """Return whether a table has the micro-batch; refuse one that has lost others of the query."""
+        self._kept.require(table, self._named(table, transaction))
+        return transaction is not None and transaction.committed(self.place, table)
+
+    def _named(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
+        """Return the app transactions of commits that the table must keep."""
+        # A complete result takes the place of what the table has.
+        return [] if transaction is None or self.mode == "complete" else [transaction.name]
+
     def _commit(
         self,
         stage: DeltaStage,
@@ -162,7 +178,7 @@ class DeltaWriter:
         last_conflict = ""
         for attempt in range(_ATTEMPTS):
             table = self.place.open()
-            if transaction is not None and transaction.committed(self.place, table):
+            if self._has_batch(table, transaction):
                 return
             try:
                 if attempt:

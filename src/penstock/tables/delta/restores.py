@@ -1,0 +1,161 @@
+"""Whether a Delta table still has what a query committed to it.
+
+``RESTORE`` takes commits back, but not their app transactions: what was taken back still counts as applied.
+The commits in the log say which version was restored, until they are cleaned up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyarrow.fs import FileSystem
+
+from penstock.errors import TableRefusedError
+from penstock.json_text import parse_json_object
+from penstock.lake.storage import DeltaPlace
+from penstock.parallel import in_parallel
+from penstock.tables.delta.data_files import UnreadableFile
+from penstock.tables.delta.log_files import commit_path, file_actions
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_MOST_AT_ONCE = 64
+Files = set[tuple[object, ...]]
+_KINDS = (b'"commitInfo"', b'"txn"')
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a commit says of app transactions and of a restored version."""
+
+    apps: frozenset[str] = frozenset()
+    is_restore: bool = False
+    target: int | None = None
+    """The version that was restored; None if it was given by a time."""
+
+
+@dataclass
+class KeptCommits:
+    """The commits of a running query, all of which the table must keep."""
+
+    place: DeltaPlace
+    _last: dict[str, int] = field(default_factory=dict)
+    """The last known commit of each app transaction."""
+    _commits: dict[int, Commit | None] = field(default_factory=dict)
+    """What is known of the log from the first of these commits on; None where it has been cleaned up."""
+
+    def require(self, table: DeltaTable, apps: Collection[str]) -> None:
+        """Refuse a table that has lost a commit with one of some app transactions."""
+        known = set(apps) & self._last.keys()
+        found = known | {app for app in apps if self.place.app_version(table, app) is not None}
+        last = max((self._last[app] for app in known), default=-1)
+        if last > table.version():
+            raise self._rolled_back(last)
+        with self.place.translating_errors():
+            own = self._own(table.version(), found)
+            kept = set(_ancestors(self.place.files(), table.version(), self._commits))
+        lost = own.keys() - kept
+        if lost:
+            raise self._rolled_back(max(lost))
+        for number in sorted(own):
+            self._last |= dict.fromkeys(own[number] & found, number)
+        first = min(self._last.values(), default=0)
+        self._commits = {number: commit for number, commit in self._commits.items() if number >= first}
+
+    def _own(self, version: int, apps: set[str]) -> dict[int, frozenset[str]]:
+        """Return the commits with app transactions, back to the last known ones, or else the last ones."""
+        own: dict[int, frozenset[str]] = {}
+        unknown = set(apps)
+        first = min((self._last[app] for app in apps if app in self._last), default=version)
+        for number, commit in self._backwards(version) if apps else ():
+            if commit is None:
+                break
+            if commit.apps & apps:
+                own[number] = commit.apps
+                unknown -= commit.apps
+            if not unknown and number <= first:
+                break
+        return own
+
+    def _backwards(self, version: int) -> Iterator[tuple[int, Commit | None]]:
+        files, size = self.place.files(), 1
+        while version >= 0:
+            numbers = range(version, max(version - size, -1), -1)
+            missing = [number for number in numbers if number not in self._commits]
+            self._commits |= zip(missing, in_parallel(partial(_commit, files), missing), strict=True)
+            yield from ((number, self._commits[number]) for number in numbers)
+            version, size = version - size, min(2 * size, _MOST_AT_ONCE)
+
+    def _rolled_back(self, lost: int) -> TableRefusedError:
+        return TableRefusedError(
+            f"the Delta table {self.place.shown} was restored to a version before {lost}, which Penstock "
+            f"committed, or was replaced, and its rows are not written again: restore version {lost}, or "
+            "start over with a new checkpoint, after dropping the table if changes are applied to it",
+            condition="TABLE_REFUSED.ROLLED_BACK",
+            table=self.place.shown,
+            version=lost,
+        )
+
+
+def _commit(files: FileSystem, version: int) -> Commit | None:
+    """Read a commit; return None if the log does not have it any more."""
+    try:
+        with files.open_input_file(commit_path(version)) as file:
+            lines = file.readall().splitlines()
+    except FileNotFoundError:
+        return None
+    # Most lines are about files.
+    actions = [parse_json_object(line) for line in lines if any(kind in line for kind in _KINDS)]
+    apps = frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if info.get("operation") != "RESTORE":
+        return Commit(apps)
+    target = str((info.get("operationParameters") or {}).get("version"))
+    return Commit(apps, True, int(target) if target.isdecimal() else None)
+
+
+def _ancestors(files: FileSystem, version: int, commits: Mapping[int, Commit | None]) -> Iterator[int]:
+    """Yield the versions that a version is based on, and itself, as far as their commits are known."""
+    current: int | None = version
+    while current is not None and (commit := commits.get(current)) is not None:
+        yield current
+        if not commit.is_restore:
+            current -= 1
+        elif commit.target is not None:
+            current = commit.target
+        else:
+            current = _same_files(files, current, commits)
+
+
+def _same_files(files: FileSystem, restored: int, commits: Mapping[int, Commit | None]) -> int | None:
+    """Return the last version before ``restored`` that has the same files; None if no known one has."""
+    added, removed = _changes(files, restored)
+    # As the version before it has them: files that are to go, and files that are to come.
+    more, fewer = removed, added
+    version = restored - 1
+    while more or fewer:
+        if commits.get(version) is None:
+            return None
+        added, removed = _changes(files, version)
+        more, fewer = (more - added) | (removed - fewer), (fewer - removed) | (added - more)
+        version -= 1
+    return version
+
+
+def _changes(files: FileSystem, version: int) -> tuple[Files, Files]:
+    """Return the files that a commit adds and removes; a deletion vector makes another one of a file."""
+    try:
+        actions = file_actions(files, version)
+    except UnreadableFile:
+        return set(), set()
+    added = {_identity(action["add"]) for action in actions if "add" in action}
+    return added, {_identity(action["remove"]) for action in actions if "remove" in action}
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
+    vector = file.get("deletionVector") or {}
+    return file["path"], vector.get("pathOrInlineDv"), vector.get("offset")
