@@ -17,6 +17,11 @@ from penstock.reconciliation.values import in_types, whole
 from penstock.tables.changes.events import PRESENT
 from penstock.tables.columns import VALID_TO
 from penstock.tables.delta.applied_table import rows_with_keys, stored_rows
+from penstock.tables.delta.schema import (
+    partition_columns,
+    require_partition_values,
+    require_partitioning,
+)
 from penstock.tables.delta.transactions import SOURCE, merge_by_keys, source_columns
 from penstock.tables.names import quoted
 
@@ -46,6 +51,7 @@ class DeltaCopy:
                 condition="TABLE_REFUSED.NOT_FOUND",
                 table=place.shown,
             )
+        require_partitioning(place, table)
         existing = {field.name.lower(): field.name for field in table.schema().fields}
         names = {name: existing[name.lower()] for name in schema.names if name.lower() in existing}
         own = [name for name in existing.values() if name not in names.values()]
@@ -123,6 +129,7 @@ class DeltaCopy:
     def _merge(self, table: Any, rows: pa.Table, wrong: Sequence[Key]) -> None:
         names = [self.names[name] for name in self.schema.names]
         merged = repairs(rows, wrong, self.key).rename_columns([*names, PRESENT])
+        require_partition_values(merged, partition_columns(table), self.shown)
         properties = library("deltalake").CommitProperties(max_commit_retries=0)
         sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, merged, [self.names[name] for name in self.key], properties)

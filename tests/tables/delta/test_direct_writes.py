@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.lake.storage import DeltaPlace
@@ -226,6 +226,18 @@ def test_a_table_partitioned_by_binary_values_is_refused(tmp_path: Path, mode: s
     assert {each.value.condition for each in (at_start, recreated, compacted)} == {
         "TABLE_REFUSED.PARTITIONING"
     }
+
+
+@pytest.mark.parametrize("mode", ["append", "update", "complete"])
+def test_a_table_with_a_text_that_deltalake_takes_for_null_is_refused(tmp_path: Path, mode: str) -> None:
+    DeltaTable.create(str(tmp_path), Schema.from_arrow(ROWS), partition_by=["v"])
+    place = DeltaPlace(str(tmp_path))
+    write_deltalake(place.path, row(1, "__HIVE_DEFAULT_PARTITION__"), mode="append")
+    with pytest.raises(TableRefusedError) as at_start:
+        delta_writer(place, DeltaLayout(ROWS, ("id",)), mode, "at_least_once", "", None)
+    with pytest.raises(TableRefusedError) as compacted:
+        compact(place, 1 << 20)
+    assert at_start.value.condition == compacted.value.condition == "TABLE_REFUSED.PARTITION_VALUE"
 
 
 def test_files_in_an_object_store_are_committed_in_every_mode() -> None:

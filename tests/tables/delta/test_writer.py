@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
@@ -221,6 +221,20 @@ def test_a_null_key_is_refused(tables: DeltaTables) -> None:
 
 
 @one_store
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_a_text_that_deltalake_takes_for_null_is_refused_in_a_partition_column(
+    tables: DeltaTables, mode: str
+) -> None:
+    DeltaTable.create(str(tables.folder / "parts"), Schema.from_arrow(SCHEMA), partition_by=["k"])
+    sink = tables.sink("parts", *(["id"] if mode == "update" else []))
+    tables.feed.add(row(1), row(2, None)).run(sink, mode=mode)
+    tables.feed.add(row(3, "__HIVE_DEFAULT_PARTITION__"))
+    with pytest.raises(TableRefusedError, match="replace it by another text") as caught:
+        tables.feed.run(sink, mode=mode)
+    assert caught.value.condition == "TABLE_REFUSED.PARTITION_VALUE"
+    assert tables.rows("parts") == [(1, "a", 1), (2, None, 1)]
+
+
 def test_at_least_once_records_no_transaction(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(row(1), row(2)).run(tables.sink("plain"), guarantee="at_least_once")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What stands for NULL in the names of folders."""
 _SIMPLE = (
     spark.BooleanType,
     spark.ByteType,
@@ -102,7 +105,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
 
 def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
     """Refuse a partitioning by binary values: deltalake reads others than the log has, and would write those
-    when it rewrites rows.
+    when it rewrites rows. Refuse a text that it takes for NULL then.
     """
     parts = table.metadata().partition_columns
     for field in json.loads(table.schema().to_json())["fields"] if parts else ():
@@ -113,6 +116,34 @@ def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
                 condition="TABLE_REFUSED.PARTITIONING",
                 table=place.shown,
             )
+    with place.translating_errors():
+        partitions = table.partitions() if parts else []
+    for partition in partitions:
+        for column, value in partition.items():
+            if value == _NO_VALUE:
+                raise _mistaken_for_null(f"the Delta table {place.shown} has rows with", column)
+
+
+def partition_columns(table: DeltaTable) -> tuple[str, ...]:
+    """Return the columns that a table is partitioned by."""
+    return tuple(table.metadata().partition_columns)
+
+
+def require_partition_values(rows: pa.RecordBatch | pa.Table, columns: Collection[str], table: str) -> None:
+    """Refuse texts in partition columns that deltalake takes for NULL."""
+    texts = {field.name for field in rows.schema if pa.types.is_string(field.type)}
+    for column in texts.intersection(columns):
+        if pc.any(pc.equal(rows.column(column), _NO_VALUE)).as_py():
+            raise _mistaken_for_null(f"a row for {table} has", column)
+
+
+def _mistaken_for_null(what: str, column: str) -> TableRefusedError:
+    return TableRefusedError(
+        f"{what} the text {_NO_VALUE} in the partition column {in_quotes(column)}, which deltalake takes for "
+        "NULL, and NULL for it, when it writes rows: replace it by another text",
+        condition="TABLE_REFUSED.PARTITION_VALUE",
+        column=column,
+    )
 
 
 def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:

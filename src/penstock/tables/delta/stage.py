@@ -24,7 +24,7 @@ from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.delta.data_files import DataFile, read_file, reported, write_file
-from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.delta.schema import DeltaLayout, require_partition_values
 from penstock.tables.names import digest
 from penstock.tables.row_checks import require_key_value
 from penstock.tables.row_encoding import chunked
@@ -48,6 +48,8 @@ class DeltaStage:
     indexed: tuple[str, ...] | None = None
     """The columns that get statistics, of data files in the table's folder; None to stage beside its data."""
     begun: float = field(default_factory=time.time)
+    partitions: tuple[str, ...] = ()
+    """The columns that the table is partitioned by."""
 
     @property
     def is_old(self) -> bool:
@@ -222,4 +224,5 @@ class DeltaStageTask:
             batch = conform(chunk.rename_columns(layout.schema.names), layout.schema)
             for key in layout.keys:
                 require_key_value(batch.column(key), key, self.stage.place.shown)
+            require_partition_values(batch, self.stage.partitions, self.stage.place.shown)
             yield batch

@@ -24,7 +24,13 @@ from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.repeated_keys import repeated_key
 from penstock.tables.delta.restores import KeptCommits
 from penstock.tables.delta.rows_commit import RowsCommit
-from penstock.tables.delta.schema import DeltaLayout, match_table, require_partitioning, rows_layout
+from penstock.tables.delta.schema import (
+    DeltaLayout,
+    match_table,
+    partition_columns,
+    require_partitioning,
+    rows_layout,
+)
 from penstock.tables.delta.small_files import joined
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.statistics import indexed_columns
@@ -100,7 +106,14 @@ class DeltaWriter:
         transaction = self._transaction(batch_id)
         table = self.place.open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
-        stage = DeltaStage(self.place, self.layout, app_id, batch_id, self._indexed(table))
+        stage = DeltaStage(
+            self.place,
+            self.layout,
+            app_id,
+            batch_id,
+            self._indexed(table),
+            partitions=partition_columns(table),
+        )
         if self._has_batch(table, transaction):
             # Spark requires that the state is committed.
             frame.write.format("noop").mode("overwrite").save()
