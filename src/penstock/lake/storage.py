@@ -42,6 +42,14 @@ _DENIED = re.compile(
     r"|unrecognized.?client|invalid.?signature",
     re.IGNORECASE,
 )
+_NAMES = re.compile(
+    # Paths and URLs; elements of a reply in XML.
+    r"""[^\s<>"'(),;=]*/[^\s<>"']*|<(?:Bucket|BucketName|Container|Endpoint|Key|Prefix|Resource)>[^<]*"""
+    # What is quoted, but not the reason in a reply in JSON.
+    r"""|(["'](?:__type|code|error|error_description|message|reason|status|title|type)["']\s*:\s*"[^"]*")"""
+    r"""|(?<!\w)"[^"]*"(?!\w)|(?<!\w)'[^']*'(?!\w)"""
+)
+"""Where a message has names that anybody may have chosen, such as that of a bucket."""
 _REQUEST = re.compile(r"Error performing [A-Z]+ ")
 """How an object store's client reports a request that failed."""
 
@@ -338,7 +346,8 @@ class Storage:
 
 def is_denied(error: BaseException) -> bool:
     """Whether an error is about credentials, which libraries report only in their message."""
-    return _DENIED.search(f"{type(error).__name__} {error}") is not None
+    reason = _NAMES.sub(lambda name: name[1] or " ", str(error))
+    return _DENIED.search(f"{type(error).__name__} {reason}") is not None
 
 
 def access_denied(what: str, reason: str, where: str) -> FeedUnavailableError:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import StoreUnavailableError, TableRefusedError
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaPlace, is_denied
 from penstock.tables.delta.transactions import committing
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store, settings
 from tests.tables.delta.row_queries import RowQuery
@@ -69,9 +69,43 @@ def test_errors_that_deltalake_does_not_report_as_those_of_its_storage(reason: s
 
 def test_a_storage_that_is_away_is_not_taken_for_one_that_refuses() -> None:
     options = {**settings("http://127.0.0.1:9"), "max_retries": "0"}
-    with pytest.raises(StoreUnavailableError) as caught:
-        DeltaPlace("s3://lake/t", options).find()
-    assert caught.value.condition == AWAY
+    for path in ("s3://lake/t", "s3://forbidden/access denied"):
+        with pytest.raises(StoreUnavailableError) as caught:
+            DeltaPlace(path, options).find()
+        assert caught.value.condition == AWAY
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Error performing GET http://127.0.0.1:9/forbidden/t?prefix=access_denied in 3 s - it timed out",
+        "Object at location forbidden/t/_delta_log not found: HTTP error: connection closed",
+        "[Errno 5] Input/output error: '/data/permission denied/t'",
+        "AWS Error NETWORK_CONNECTION during GetObject for key 'forbidden' in bucket 'unauthorized'",
+        'connection to server at "forbidden", port 5432 failed: it does not run',
+        "Server returned status 503: <Error><Code>SlowDown</Code><BucketName>forbidden</BucketName></Error>",
+        'ServerError: {"code": "ServiceUnavailable", "resource": "forbidden"}',
+        "HTTPConnectionPool(host='forbidden', port=80): Max retries exceeded with url: /v1/forbidden",
+    ],
+)
+def test_an_outage_of_a_place_with_such_a_name_is_not_refused_access(reason: str) -> None:
+    assert not is_denied(OSError(reason))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Error performing PUT s3:lake/t - <Error><Code>AccessDenied</Code><Key>lake</Key></Error>",
+        "[Errno 13] Permission denied: '/data/t'",
+        "When reading key 't' in bucket 'lake': AWS Error ACCESS_DENIED during HeadObject operation",
+        "An error occurred (ExpiredToken) when calling GetObject: it can't be renewed, isn't it",
+        '{"error": "Forbidden", "path": "/lake/t"}',
+        "the user doesn't exist: unauthorized. It can't read /lake/t",
+        'permission denied for table "iceberg_tables"',
+    ],
+)
+def test_refused_access_is_found_beside_names(reason: str) -> None:
+    assert is_denied(OSError(reason))
 
 
 def test_a_folder_without_rights_names_the_user_rather_than_storage_options(tmp_path: Path) -> None:
