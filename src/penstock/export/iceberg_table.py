@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
+from pyiceberg.table.snapshots import ancestors_of
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
+from penstock.export.table import MOST_SMALL, QueueId, TableChangedError, rolled_back
 from penstock.lake.parquet import completed
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
@@ -26,6 +27,8 @@ from penstock.tables.names import digest
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
 
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
@@ -35,7 +38,9 @@ _SIZE = "write.target-file-size-bytes"
 
 class IcebergExportTable:
     """A property of the table has the queue's generation, and the index after the last row of each partition.
-    It is committed with the snapshot, and stays when snapshots expire.
+
+    It is committed with the snapshot, and stays when snapshots expire. A rollback does not change it, so it
+    names the snapshot too: that has to be an ancestor of the current one.
     """
 
     def __init__(self, place: IcebergPlace, queue: QueueId, file_bytes: int) -> None:
@@ -87,7 +92,8 @@ class IcebergExportTable:
             return None
         try:
             recorded: dict[str, Any] = json.loads(text)
-            int(recorded["generation"]), {int(part): int(end) for part, end in recorded["positions"].items()}
+            int(recorded["generation"]), int(recorded["snapshot"]), int(recorded["number"])
+            {int(part): int(end) for part, end in recorded["positions"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TableRefusedError(
                 f"the property {self._property} of {self.shown} does not say which rows of queue "
@@ -96,6 +102,14 @@ class IcebergExportTable:
                 property=self._property,
             ) from None
         return recorded
+
+    def refuse_rollback(self) -> None:
+        self._refuse_rollback(self._loaded)
+
+    def _refuse_rollback(self, table: Table) -> None:
+        recorded = self._recorded(table)
+        if recorded is not None and _is_rolled_back(table.metadata, recorded["snapshot"], recorded["number"]):
+            raise rolled_back(self, self._queue, f"snapshot {recorded['snapshot']}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         attempt = Attempt.alone()
@@ -154,10 +168,11 @@ class IcebergExportTable:
             if now != before:
                 # They may be those of this attempt, if the reply was lost and another one came after it.
                 raise TableChangedError("another process has exported rows of the queue")
+            self._refuse_rollback(table)
             if reason := spoiled(self._place, attempt, files, self._loaded, table):
                 raise TableChangedError(reason)
             try:
-                self._send(table, files, json.dumps(recorded))
+                self._send(table, files, recorded)
                 return
             except CommitConflict:
                 continue
@@ -169,12 +184,14 @@ class IcebergExportTable:
                 return
         raise TableChangedError(f"other writers committed first {_ATTEMPTS} times")
 
-    def _send(self, table: Table, files: list[DataFile], recorded: str) -> None:
+    def _send(self, table: Table, files: list[DataFile], recorded: Mapping[str, object]) -> None:
         with self._sending(table) as transaction:
-            transaction.set_properties({self._property: recorded})
+            number = transaction.table_metadata.next_sequence_number()
             with transaction.update_snapshot().merge_append() as update:
                 for file in files:
                     update.append_data_file(file)
+            snapshot = {"snapshot": update.snapshot_id, "number": number}
+            transaction.set_properties({self._property: json.dumps({**recorded, **snapshot})})
 
     @contextmanager
     def _sending(self, table: Table) -> Iterator[Transaction]:
@@ -196,6 +213,31 @@ class IcebergExportTable:
         if files:
             with suppress(CommitConflict):
                 merge(self._place, self._loaded, files, self._file_bytes)
+
+
+def _is_rolled_back(metadata: TableMetadata, snapshot_id: int, number: int) -> bool:
+    """Whether a snapshot with a sequence number is not an ancestor of the current one, nor the current one.
+
+    Where ancestors have expired that may have come after it, it is taken for one of them.
+    """
+    last: Snapshot | None = None
+    for last in ancestors_of(metadata.current_snapshot(), metadata):
+        if last.snapshot_id == snapshot_id:
+            return False
+        if (last.sequence_number or 0) < number:
+            return True
+    if last is None:
+        return True
+    # The oldest ancestor that is left: it replaced the table (CREATE OR REPLACE TABLE), or others have
+    # expired, and pyiceberg then removes the parent's id from it.
+    return metadata.snapshot_by_id(snapshot_id) is not None and _begins_a_table(last)
+
+
+def _begins_a_table(snapshot: Snapshot) -> bool:
+    if snapshot.parent_snapshot_id is not None or snapshot.summary is None:
+        return False
+    total, added = (snapshot.summary[name] for name in ("total-data-files", "added-data-files"))
+    return total is not None and total == added
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

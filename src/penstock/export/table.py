@@ -70,6 +70,16 @@ class ExportTable(Protocol):
         """
         ...
 
+    def refuse_rollback(self) -> None:
+        """Refuse a table that was rolled back to before the last commit of the export.
+
+        Raises
+        ------
+        TableRefusedError
+        TableChangedError
+            As from ``generation``.
+        """
+
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         """Append rows to the loaded version and record the positions after them, in one commit.
 
@@ -84,7 +94,10 @@ class ExportTable(Protocol):
 
 
 def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict[int, int]:
-    """Return the positions that the loaded version records; refuse one with rows of an earlier queue."""
+    """Return the positions that the loaded version records.
+
+    A table with rows of an earlier queue is refused, and one that was rolled back: the positions were not.
+    """
     generation = table.generation()
     if generation is None:
         return {}
@@ -95,7 +108,21 @@ def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict
             condition="TABLE_REFUSED.OTHER_QUEUE",
             queue=queue.name,
         )
+    table.refuse_rollback()
     return table.positions(partitions)
+
+
+def rolled_back(table: ExportTable, queue: QueueId, version: str) -> TableRefusedError:
+    """Return the error for a table that lost rows of the queue when it was rolled back.
+
+    ``version`` is the one to go back to.
+    """
+    return TableRefusedError(
+        f"{table.shown} was rolled back or replaced, and lacks rows of queue {queue.name!r} that it had. "
+        f"They are not exported again: go back to {version}, or export to another table",
+        condition="TABLE_REFUSED.EXPORT_ROLLED_BACK",
+        queue=queue.name,
+    )
 
 
 def with_columns_of(stored: pa.Schema, rows: pa.Schema) -> pa.Schema:
