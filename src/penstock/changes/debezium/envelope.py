@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
 from penstock.changes.options import invalid_option
 
 CONNECTORS = ("postgresql", "mysql", "mariadb", "oracle", "sqlserver")
 _BROKEN = "__penstock_broken"
+_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
 _NUMBERS = ("ts_ms", "ts_us", "lsn", "pos", "row", "event_serial_no", "ssn")
 _TEXTS = ("file", "scn", "commit_lsn", "change_lsn")
 _DIGITS = 20
@@ -66,13 +67,21 @@ class Envelope:
             ]
         )
 
-    def parsed(self, raw: Column, image: StructType) -> Column:
-        """Parse an event, with or without the schema around it."""
+    def wrapped(self, raw: Column, image: StructType) -> Column:
+        """Parse an event, with or without the schema around it, as the first element of an array.
+
+        Spark ignores what follows a JSON object. In an array with an empty object after the event, it is
+        another element, or an error.
+        """
         envelope = self.wire(image)
         own = [StructField("schema", StringType()), StructField("payload", envelope)]
-        both = StructType([*own, *envelope.fields, StructField(_BROKEN, StringType())])
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
-        return F.from_json(raw, both, options)
+        events = ArrayType(StructType([*own, *envelope.fields]))
+        both = StructType([StructField("events", events), StructField(_BROKEN, StringType())])
+        return F.from_json(F.concat(F.lit('{"events":['), raw, F.lit(",{}]}")), both, _PERMISSIVE)
+
+    @property
+    def parsed(self) -> Column:
+        return F.get("wrapped.events", F.lit(0))
 
     def opened(self, parsed: Column) -> Column:
         names = ("before", "after", "op", "ts_ms", "source", "transaction")
@@ -81,7 +90,17 @@ class Envelope:
 
     @property
     def broken(self) -> Column:
-        return F.col("parsed").isNull() | F.col("parsed")[_BROKEN].isNotNull()
+        return F.col("parsed").isNull() | F.col("wrapped")[_BROKEN].isNotNull() | ~self._is_alone
+
+    @property
+    def _is_alone(self) -> Column:
+        return F.coalesce(F.size("wrapped.events") == 2, F.lit(False))
+
+    def joined(self, raw: Column) -> Column:
+        """Whether something follows a JSON object."""
+        kind = StructType([StructField(_BROKEN, StringType())])
+        first = F.from_json(raw, kind, _PERMISSIVE)
+        return ~self._is_alone & first.isNotNull() & first[_BROKEN].isNull()
 
     def tombstone(self, raw: Column) -> Column:
         """Whether the event is a tombstone, with which Kafka removes a key."""
@@ -165,6 +184,10 @@ class Envelope:
         names = {"postgresql": "source.lsn", "oracle": "source.scn", "sqlserver": "source.commit_lsn"}
         version = self.version_field or names.get(self.connector, "source.file or source.pos")
         cases = [
+            (
+                F.col("broken") & self.joined(F.col("raw")),
+                F.lit("something follows its JSON object: a message has one event"),
+            ),
             (F.col("broken"), F.lit("it is not a JSON object, or a field has the wrong type")),
             (
                 F.col("ddl").isNotNull() & op.isNull(),

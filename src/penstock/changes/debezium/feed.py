@@ -258,10 +258,10 @@ class DebeziumFeed:
         images = StructType(
             [StructField(field.name, as_text(field.dataType)) for field in to_struct(reading.schema)]
         )
-        parsed = df.select(*_coordinates(df), raw).select(
-            "*", envelope.parsed(F.col("raw"), images).alias("parsed")
+        wrapped = df.select(*_coordinates(df), raw).select(
+            "*", envelope.wrapped(F.col("raw"), images).alias("wrapped")
         )
-        opened = parsed.select(
+        opened = wrapped.select("*", envelope.parsed.alias("parsed")).select(
             "*", envelope.opened(F.col("parsed")).alias("e"), envelope.broken.alias("broken")
         )
         placed = opened.select(
