@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.delta_restores import RESTORE, commits, last_whole
 from penstock.export.table import MOST_SMALL, QueueId, TableChangedError, rolled_back, with_columns_of
 from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace, library
 from penstock.parallel import ahead
+from penstock.tables.delta.restores import KeptCommits
 from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
 from penstock.tables.delta.transactions import commit_properties
 
@@ -27,12 +27,12 @@ class DeltaExportTable:
     """The transaction of the queue has its generation as the version, those of its partitions the index
     after the last row.
 
-    Another one has the version of the table that the commit was made from. A ``RESTORE`` changes none of
-    them, so it is looked for in the log after that version.
+    A ``RESTORE`` does not take them back, so the log says whether the table still has these commits.
     """
 
     def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
         self._place, self._queue, self._file_bytes = place, queue, file_bytes
+        self._kept = KeptCommits(place)
         self._table: DeltaTable | None = None
 
     @property
@@ -72,10 +72,6 @@ class DeltaExportTable:
     def _part(self, partition: int) -> str:
         return f"{self._name}:{self._queue.generation}:{partition}"
 
-    @property
-    def _base(self) -> str:
-        return f"{self._name}:{self._queue.generation}:base"
-
     def generation(self) -> int | None:
         return self._app_version(self._name)
 
@@ -99,25 +95,14 @@ class DeltaExportTable:
             raise TableChangedError(str(error)) from None
 
     def refuse_rollback(self) -> None:
-        base = self._app_version(self._base)
-        if base is None or not self._is_restored(base):
-            return
         with self._reading_log():
-            log = commits(self._place.files(), base, self._loaded.version(), self._base)
-        last, is_whole = last_whole(log, base)
-        if not is_whole:
-            raise rolled_back(self, self._queue, f"version {last}")
-
-    def _is_restored(self, after: int) -> bool:
-        """Whether there is a ``RESTORE`` after a version."""
-        with self._reading_log():
-            history = self._loaded.history(self._loaded.version() - after)
-        return any(commit.get("operation") == RESTORE for commit in history)
+            lost = self._kept.lost(self._loaded, [self._name])
+        if lost is not None:
+            raise rolled_back(self, self._queue, f"version {lost}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         versions = {self._name: self._queue.generation}
         versions |= {self._part(part): end for part, end in ends.items()}
-        versions[self._base] = self._loaded.version()
         deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
         complete = with_columns_of(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _Source(rows, complete)

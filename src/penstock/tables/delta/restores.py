@@ -1,4 +1,4 @@
-"""Whether a Delta table still has what a query committed to it.
+"""Whether a Delta table still has what a query or an export committed to it.
 
 ``RESTORE`` takes commits back, but not their app transactions: what was taken back still counts as applied.
 The commits in the log say which version was restored, until they are cleaned up.
@@ -40,7 +40,7 @@ class Commit:
 
 @dataclass
 class KeptCommits:
-    """The commits of a running query, all of which the table must keep."""
+    """The commits of a running query or export, all of which the table must keep."""
 
     place: DeltaPlace
     _last: dict[str, int] = field(default_factory=dict)
@@ -49,22 +49,28 @@ class KeptCommits:
     """What is known of the log from the first of these commits on; None where it has been cleaned up."""
 
     def require(self, table: DeltaTable, apps: Collection[str]) -> None:
-        """Refuse a table that has lost a commit with one of some app transactions."""
+        """Refuse a table that has lost a commit of a query with one of some app transactions."""
+        lost = self.lost(table, apps)
+        if lost is not None:
+            raise self._rolled_back(lost)
+
+    def lost(self, table: DeltaTable, apps: Collection[str]) -> int | None:
+        """Return the version of the last commit with one of some app transactions that a table has lost."""
         known = set(apps) & self._last.keys()
         found = known | {app for app in apps if self.place.app_version(table, app) is not None}
         last = max((self._last[app] for app in known), default=-1)
         if last > table.version():
-            raise self._rolled_back(last)
+            return last
         with self.place.translating_errors():
             own = self._own(table.version(), found)
             kept = set(_ancestors(self.place.files(), table.version(), self._commits))
-        lost = own.keys() - kept
-        if lost:
-            raise self._rolled_back(max(lost))
+        if lost := own.keys() - kept:
+            return max(lost)
         for number in sorted(own):
             self._last |= dict.fromkeys(own[number] & found, number)
         first = min(self._last.values(), default=0)
         self._commits = {number: commit for number, commit in self._commits.items() if number >= first}
+        return None
 
     def _own(self, version: int, apps: set[str]) -> dict[int, frozenset[str]]:
         """Return the commits with app transactions, back to the last known ones, or else the last ones."""
