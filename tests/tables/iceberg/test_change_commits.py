@@ -342,7 +342,7 @@ def test_a_catalog_without_branches_is_refused_when_the_query_starts(tmp_path: P
         without_branch(catalog.load_table(("shop", "t")))
         return reply
 
-    with pytest.raises(TableRefusedError, match="the catalog keeps none"):
+    with pytest.raises(TableRefusedError, match="not kept by the catalog"):
         ChangesDriver(tmp_path, faults=[forget])
 
 

@@ -1,8 +1,8 @@
 """The applied-events table: a Delta table in the folder of a data table, with the events applied to it.
 
-For type 1 it has the last event of each key that ever existed, for type 2 the deletes. An app transaction of
-the data table names the version of the applied-events table that belongs to it. So both change in one step,
-what a writer recorded before it died is in no version that counts, and two writers of changes conflict.
+For SCD type 1 it has the last event of each key that ever existed, for type 2 the deletes. An app transaction
+of the data table names the version of the applied-events table that belongs to it. So both change in one
+step, events recorded by a writer that then died do not count, and two writers of changes conflict.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class AppliedTable:
 
     @classmethod
     def of_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
-        """Return the one of a data table; its path has that table's id, which a recreated table lacks."""
+        """Return the applied-events table of a data table; the path has the id of the data table, so a
+        recreated data table gets a new one.
+        """
         path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
         applied = DeltaPlace(path, place.options)
         return cls(applied, place.shown, events.recorded, events.keys, events.history)
 
     @property
     def transaction(self) -> str:
-        """The app transaction of the data table whose version is that of this table."""
+        """The data table's app transaction whose version is the version of this table."""
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
     def named_by(self, table: DeltaTable) -> int:
@@ -78,33 +80,33 @@ class AppliedTable:
         return version
 
     def prepare(self, table: DeltaTable) -> None:
-        """Create it if it does not exist, and name its version in the data table."""
-        # Nobody else reads it, so it may have vectors. A commit does not clean up its log: the version before
-        # it is needed until the data table names the new one.
+        """Create the applied-events table if it does not exist, and name its version in the data table."""
+        # Only Penstock reads it, so it may have vectors. A commit does not clean up its log, since the
+        # previous version is needed until the data table names the new one.
         vectors = {PROPERTY: "true"} if can_create(self.place) else {}
         applied = self.place.create(self.schema, {CLEANUP: "false", **vectors})
         now, before = _types(library("deltalake").Schema.from_arrow(self.schema)), _types(applied.schema())
         if now != before:
             raise SchemaMismatchError(
-                f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
-                f"before, with the keys {_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with "
+                f"earlier changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
+                f"with the keys {_shown(before)}, and these are ordered by {now.pop(SEQUENCE, None)} with "
                 f"{_shown(now)}: keep keys and sequence_by, or drop the table to start over",
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.of,
             )
         if self.place.app_version(table, self.transaction) is None and applied.version() == 0:
             with suppress(library("deltalake.exceptions").CommitFailedError):
-                # Another process may do so at the same moment.
+                # Another process may do so at the same time.
                 self.name_in(table, 0)
 
     def name_in(self, table: DeltaTable, version: int, others: Mapping[str, int] | None = None) -> None:
-        """Name a version in the data table, in a commit without rows, and with other app transactions."""
+        """Name a version in the data table, in a commit without rows but with other app transactions."""
         no_rows = pa.schema(table.schema().to_arrow()).empty_table()
         properties = commit_properties({**(others or {}), self.transaction: version})
         library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
 
     def vacuum(self, version: int) -> None:
-        """Delete old commits, and files of old versions, unless there is a newer version than the data table
+        """Delete old commits, and files of old versions, unless a newer version exists than the data table
         names.
         """
         table = self.place.open()
@@ -114,22 +116,24 @@ class AppliedTable:
                 table.vacuum(dry_run=False)
 
     def events(self, version: int, touched: pa.Table) -> pa.Table:
-        """Read the events that a version records for some keys."""
+        """Read the events that a version has for the ``touched`` keys."""
         return rows_with_keys(self.place, self.place.open(version), touched, self.schema)
 
     def record(
         self, version: int, events: pa.Table, by_tasks: Callable[[DeltaTable], int | None] | None = None
     ) -> int:
-        """Record events, each later than what a version has of its key; return the version that has them.
+        """Record events on top of a version, each later than the version's event of its key; return the new
+        version.
 
-        ``by_tasks`` may do it, in a table with the rows of the version; if it returns None, deltalake does.
+        ``by_tasks`` may record them in the table it gets, which has that version's rows; if it returns None,
+        deltalake does it.
         """
         if not events.num_rows:
             return version
         token = uuid.uuid4().int >> 66
         table = self.place.open()
         if table.version() != version:
-            # A writer died between this commit and the data table's, or is about to make the latter.
+            # A writer died between this commit and the one to the data table, or is about to make that one.
             table.restore(version, commit_properties=_written_by(token))
         elif (version + 1) % _CLEANED_VERSIONS == 0:
             table.cleanup_metadata()
@@ -139,7 +143,7 @@ class AppliedTable:
         return self._merged(table, events, token) if replaced is None else replaced
 
     def stage(self, table: DeltaTable) -> DeltaStage:
-        """Return where files of the record are written."""
+        """Return the stage for files of the applied-events table."""
         layout = DeltaLayout(self.schema, self.keys)
         indexed = indexed_columns(self.schema, table.metadata().configuration)
         return DeltaStage(self.place, layout, "applied", 0, indexed)
@@ -165,14 +169,13 @@ def rows_with_keys(
     *,
     part_bytes: int = _JOINED_BYTES,
 ) -> pa.Table:
-    """Read some columns of the rows of a table that have the ``touched`` keys.
+    """Read the rows of a table that have the ``touched`` keys, with the columns of ``schema``.
 
     About ``part_bytes`` of the table are in memory at a time.
     """
     columns = ", ".join(map(quoted, schema.names))
     with place.translating_errors():
-        # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is
-        # exiting.
+        # Not through an Arrow dataset: its reader threads for deltalake sometimes abort an exiting process.
         batches = stored_rows(table, f"SELECT {columns} FROM stored", small=part_bytes < _JOINED_BYTES)
         parts = [
             _with_keys(pa.Table.from_batches(group).cast(schema), touched)
@@ -182,7 +185,7 @@ def rows_with_keys(
 
 
 def stored_rows(table: DeltaTable, query: str, *, small: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query on the relation ``stored``; in ``small`` batches, rows may be wide."""
+    """Yield the rows of a query on the relation ``stored``, in ``small`` batches if rows may be wide."""
     builder = library("deltalake").QueryBuilder().register("stored", table)
     if small:
         list(builder.execute(f"SET datafusion.execution.batch_size = {_SMALL_ROWS}"))
@@ -190,7 +193,7 @@ def stored_rows(table: DeltaTable, query: str, *, small: bool) -> Iterator[pa.Re
 
 
 def _with_keys(part: pa.Table, touched: pa.Table) -> pa.Table:
-    """Filter rows by joining their keys and numbers alone, since Arrow joins no nested values."""
+    """Filter rows by joining only their keys and numbers, since Arrow cannot join nested values."""
     keys = touched.column_names
     matched = numbered(part.select(keys), _NUMBER).join(touched, keys=keys, join_type="left semi")
     return part.take(matched[_NUMBER])

@@ -1,8 +1,8 @@
-"""The commit of change events to a Delta table by tasks: the driver plans from their keys, tasks look for
-stored rows of these keys, write the new ones, and take the old ones out of their files.
+"""Commit of change events to a Delta table by tasks: the driver plans from the keys, and tasks look up the
+stored rows of these keys, write the new rows, and remove the old ones from their files.
 
-Each try plans anew, from the table as it was loaded. What tasks have written for an earlier try is used again
-if the plan is the same.
+Each attempt makes a new plan for the table as loaded. Files that tasks wrote for an earlier attempt are
+reused if the plan is the same.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Written:
-    """What tasks have written for a plan."""
+    """The files that tasks have written for a plan."""
 
     plan: MergePlan
     rows: list[DataFile]
     copies: CopyOnWrite
     moved: dict[frozenset[str], list[DataFile]] = field(default_factory=dict)
-    """The files with the rows of each set of files with moved rows."""
+    """Files with the rewritten rows, by the set of files with moved rows."""
 
 
 @dataclass
 class ChangesCommit:
-    """A function that commits staged events, over all tries."""
+    """A function that commits staged events, used for all attempts."""
 
     spark: SparkSession
     stage: DeltaStage
@@ -59,7 +59,7 @@ class ChangesCommit:
     _written: list[Written] = field(default_factory=list)
 
     def __call__(self, table: DeltaTable, versions: Mapping[str, int]) -> bool:
-        """Commit to a table as it was loaded, with versions of app transactions.
+        """Commit to a loaded table, with versions of app transactions.
 
         Return False, without a commit, if deltalake has to do it.
         """
@@ -91,7 +91,7 @@ class ChangesCommit:
 
     @cached_property
     def _staged(self) -> pa.Table:
-        """The keys of all events, and what else their merge is planned from."""
+        """The columns of all events from which their merge is planned."""
         return self.stage.columns(self.files, self.events.planning.names)
 
     @cached_property
@@ -108,13 +108,13 @@ class ChangesCommit:
         return Lookup(self.spark, self.stage, self._touched, self.events.versions)
 
     def _stored(self, table: DeltaTable) -> tuple[StoredFiles, StoredFiles]:
-        """Return the data files of the table, and those of the version of the record that belongs to it."""
+        """Return the data files of the table, and of the applied-events table in the version it names."""
         record = self.applied.place
         version = self.applied.named_by(table)
         return StoredFiles(self.stage.place, table), StoredFiles(record, record.open(version))
 
     def _plan(self, stored: StoredFiles, record: StoredFiles) -> MergePlan | None:
-        """Return what the events change; None if some leave values out, which deltalake joins."""
+        """Return the merge plan; None if events leave values out, so that deltalake has to merge them."""
         known = self._recorded.rows(record)
         plan, refused = plan_events(self.events, self._staged, known, lambda: self._versions.rows(stored))
         require_stored(refused, self.events, self.stage.place.shown)
@@ -123,7 +123,7 @@ class ChangesCommit:
         return plan
 
     def _write(self, target: DeltaStage, plan: MergePlan) -> Written:
-        """Have tasks write the rows of a plan, unless they have."""
+        """Have tasks write the rows of a plan, unless they already have."""
         for each in self._written:
             if _same(each.plan, plan):
                 return each
@@ -133,13 +133,13 @@ class ChangesCommit:
         return written
 
     def _leaving(self, plan: MergePlan, stored: StoredFiles) -> LeavingRows:
-        """Return the stored rows that a plan replaces, or gives another end."""
+        """Return the stored rows that a plan replaces, or whose end of validity it changes."""
         if plan.changed is None:
             return GivenKeys(self._touched.filter(plan.taken))
         return rows_with_new_ends(self._versions.found(stored), plan.changed)
 
     def _record(self, record: StoredFiles, events: pa.Table) -> int:
-        """Record events in a file, in place of those of their keys; return the version that has them."""
+        """Record events in a file, replacing earlier events of their keys; return the new version."""
         version = record.table.version()
 
         def by_tasks(table: DeltaTable) -> int | None:
@@ -158,7 +158,7 @@ class ChangesCommit:
         return self.applied.record(version, events, by_tasks)
 
     def _moved(self, target: DeltaStage, written: Written, replacement: Replacement) -> list[DataFile]:
-        """Return data files with the rows that leave files since they get another end."""
+        """Return data files with the rows that are moved because their end of validity changes."""
         files = replacement.moved
         key = frozenset(file.path for file in files)
         if key not in written.moved:
@@ -171,6 +171,6 @@ def _properties(table: DeltaTable) -> Mapping[str, str | None]:
 
 
 def _same(one: MergePlan, other: MergePlan) -> bool:
-    """Whether tasks write the same for two plans."""
+    """Whether tasks write the same rows for two plans."""
     pairs = ((one.taken, other.taken), (one.ends, other.ends), (one.changed, other.changed))
     return all(a is b or (a is not None and b is not None and a.equals(b)) for a, b in pairs)

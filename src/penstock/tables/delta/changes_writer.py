@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 def changes_writer(
     place: DeltaPlace, events: EventLayout, guarantee: str, location: str, app_id: str | None
 ) -> ChangesWriter:
-    """Create or check the table and its applied-events table, and return the ``foreachBatch`` function."""
+    """Create the table and its applied-events table or check existing ones, and return the ``foreachBatch``
+    function.
+    """
     table = place.find()
     if table is None:
         table = place.create(events.table)
@@ -116,7 +118,7 @@ class ChangesWriter(DeltaWriter):
         """Have tasks stage the events."""
 
     def _check(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
-        """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
+        """Do nothing: Spark has kept one event per key, and the tasks have checked them."""
 
     def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
         by_tasks = None if spark is None else ChangesCommit(spark, stage, files, self.events, self.applied)
@@ -131,8 +133,8 @@ class ChangesWriter(DeltaWriter):
     def _publish(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], versions: Mapping[str, int]
     ) -> None:
-        # The applied events that count are those of the table version that is merged into, whoever writes in
-        # the meantime.
+        # Use the applied events that belong to the table version merged into, whatever other processes write
+        # in the meantime.
         recorded = self.applied.named_by(table)
         staged = stage.columns(files, self.events.planning.names)
         plan = self._plan(table, staged, recorded)
@@ -143,7 +145,7 @@ class ChangesWriter(DeltaWriter):
         before = table.version()
         self._merge(table, self._rows(table, stage, files, plan), properties)
         if table.version() == before:
-            # A merge that changes no row makes no commit, but the recorded events have changed.
+            # A merge that changes no row does not commit, but the recorded events have changed.
             self.applied.name_in(table, recorded, versions)
 
     def _plan(self, table: DeltaTable, staged: pa.Table, recorded: int) -> MergePlan:
@@ -158,7 +160,7 @@ class ChangesWriter(DeltaWriter):
         return plan
 
     def _require_rows(self, table: DeltaTable, left_out: pa.Table) -> None:
-        """Refuse values that no stored row has: the record has the key, but others may delete rows."""
+        """Refuse events that leave out values of rows that other writers have deleted."""
         if left_out.num_rows:
             keys = list(self.events.keys)
             schema = pa.schema([self.events.table.field(name) for name in keys])
@@ -167,7 +169,7 @@ class ChangesWriter(DeltaWriter):
             require_stored(missing, self.events, self.place.shown)
 
     def _stored(self, table: DeltaTable, touched: pa.Table, more: Sequence[str] = ()) -> pa.Table:
-        """Read the stored versions of some keys: the keys, when they are valid, and ``more`` columns."""
+        """Read the stored versions of the ``touched`` keys: keys, validity, and ``more`` columns."""
         names = [*self.events.keys, VALID_FROM, VALID_TO, *more]
         schema = pa.schema([self.events.table.field(name) for name in names])
         return rows_with_keys(self.place, table, touched, schema)
@@ -192,7 +194,7 @@ class ChangesWriter(DeltaWriter):
     def _rows(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], plan: MergePlan
     ) -> pa.RecordBatchReader:
-        """Stream the rows to merge: those of the table, or without history staged events."""
+        """Stream the rows to merge: rows of the table, or staged events if there is no history."""
         if self.events.history:
             schema = self.events.table
         else:
@@ -228,7 +230,7 @@ class ChangesWriter(DeltaWriter):
 
 
 def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
-    """Return a merge's assignments: the source's values, or stored ones where it leaves them out."""
+    """Return a merge's assignments: the source's values, or the stored ones where the source has none."""
     columns = source_columns(names)
     for number in numbers:
         name = quoted(names[number])

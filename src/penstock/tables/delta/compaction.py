@@ -11,7 +11,7 @@ _ATTEMPTS = 10
 
 
 def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
-    """Merge the small files of each partition, until there is at most one that is."""
+    """Compact the small files of each partition, until at most one is left."""
     conflict = library("deltalake.exceptions").CommitFailedError
     last = ""
     for _ in range(_ATTEMPTS):

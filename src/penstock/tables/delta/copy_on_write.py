@@ -1,7 +1,7 @@
-"""Rows leave the data files of a Delta table: tasks copy the files without them, or list them in deletion
-vectors.
+"""Removal of rows from the data files of a Delta table: tasks copy the files without the rows, or list the
+rows in deletion vectors.
 
-Stored files never change, so what a task found in one, with its vector, holds for each later try to commit.
+Stored files never change, so results for a file and its vector are reused by later attempts to commit.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _UNTOUCHED, _CHANGED, _UNREADABLE = "untouched", "changed", "unreadable"
 
 @dataclass(frozen=True)
 class Change:
-    """What takes the place of a stored file; nothing if none of its rows stays."""
+    """The replacement of a stored file; empty if none of its rows are left."""
 
     copy: DataFile | None = None
     vector: DeletionVector | None = None
     moved: DataFile | None = None
-    """A file with the rows that leave since they get another value."""
+    """A file with the removed rows that are stored again with other values."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """Stored files that a commit removes, and what takes their place."""
+    """Stored files that a commit removes, and their replacements."""
 
     changes: Sequence[tuple[Stored, Change]] = ()
 
@@ -67,12 +67,12 @@ class Replacement:
 
     @property
     def added(self) -> list[DataFile]:
-        """The copies, without the rows that leave."""
+        """The copies, without the removed rows."""
         return [change.copy for _, change in self.changes if change.copy is not None]
 
     @property
     def moved(self) -> list[DataFile]:
-        """The files with rows that get another value."""
+        """The files with rows that are stored again with other values."""
         return [change.moved for _, change in self.changes if change.moved is not None]
 
     @property
@@ -82,11 +82,11 @@ class Replacement:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether deltalake cannot commit it."""
+        """Whether old or new vectors are involved, so that deltalake cannot commit the replacement."""
         return bool(self.vectors) or any(file.vector is not None for file in self.removed)
 
     def actions(self) -> list[dict[str, Any]]:
-        """Return the actions of the log on the stored files."""
+        """Return the log actions for the stored files."""
         found = []
         for file, change in self.changes:
             assert file.add is not None
@@ -98,15 +98,15 @@ class Replacement:
 
 @dataclass
 class CopyOnWrite:
-    """The stored files that lose rows, always the same ones, over all tries to commit."""
+    """The stored files that lose rows, for the same removed rows in all attempts to commit."""
 
     spark: SparkSession
     stage: DeltaStage
     known: dict[tuple[Identity, bool], Change | None] = field(default_factory=dict)
-    """What becomes of a file, which may get a vector or not; None if it loses no row."""
+    """The change of each file, with or without vectors allowed; None if the file loses no row."""
 
     def replacement(self, stored: StoredFiles, leaving: LeavingRows) -> Replacement:
-        """Return the stored files that lose rows, and what takes their place."""
+        """Return the stored files that lose rows, and their replacements."""
         place = self.stage.place
         files = leaving.files(stored)
         with place.translating_errors():
@@ -130,7 +130,7 @@ class CopyOnWrite:
 
 @dataclass
 class RewriteTask(FileTask):
-    """Takes numbers of stored files, and reports what became of each."""
+    """Task that takes the numbers of stored files, and reports the change of each."""
 
     stage: DeltaStage = field(repr=False)
     files: Sequence[Stored] = field(repr=False)
@@ -160,7 +160,7 @@ class RewriteTask(FileTask):
         return Change(self.stage.write(rows.at(kept, schema)), moved=moved)
 
     def _moved(self, rows: StoredRows, leaving: Leaving) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that leave a file, with the values that are given, and the others of the file."""
+        """Yield the removed rows with their new values, and the file's values of the other columns."""
         assert leaving.values is not None
         schema = self.stage.layout.schema
         given = leaving.values.cast(pa.schema([schema.field(name) for name in leaving.values.column_names]))

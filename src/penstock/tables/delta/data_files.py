@@ -30,7 +30,7 @@ _REPORT = pa.schema(
 
 
 class UnreadableFile(Exception):
-    """A file of another writer is not like those that Penstock reads and replaces: deltalake has to do it."""
+    """Penstock cannot read or replace a file of another writer, so deltalake has to do it."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class DataFile:
     """A file that a task has written."""
 
     path: str
-    """Its path in the table's folder."""
+    """The path within the table's folder."""
     rows: int
     size: int
     statistics: str
-    """As an add action has them; only of the columns that the table keeps statistics of."""
+    """JSON as in an add action, only for the columns of which the table keeps statistics."""
 
     def add_action(self) -> Any:
         """Return deltalake's ``AddAction``."""
@@ -56,7 +56,7 @@ class DataFile:
         )
 
     def logged(self) -> dict[str, Any]:
-        """Return the same action, as the log has it."""
+        """Return the same action in the form of the log."""
         return {
             "add": {
                 "path": self.path,
@@ -70,7 +70,7 @@ class DataFile:
 
 
 def reported(file: DataFile | None, query: str | None) -> pa.RecordBatch:
-    """Return the report of a task, which may have written no file, and whose query has an id."""
+    """Return the report of a task on the file that it wrote, if any, and the id of its query."""
     values = (None, 0, 0, None) if file is None else (file.path, file.rows, file.size, file.statistics)
     columns = dict(zip(_REPORT.names, ([value] for value in (*values, query)), strict=True))
     return pa.RecordBatch.from_pydict(columns, schema=_REPORT)
@@ -92,8 +92,9 @@ def write_file(
     batches: Iterator[pa.RecordBatch],
     indexed: Sequence[str],
 ) -> DataFile | None:
-    """Write batches to a file of the table's folder, None where there are none; ``indexed`` are the columns
-    that get statistics.
+    """Write batches to a file in the table's folder; return None without batches.
+
+    ``indexed`` are the columns that get statistics.
     """
     first = next(batches, None)
     if first is None:
@@ -120,7 +121,7 @@ def write_file(
 
 
 def _repetitive(batch: pa.RecordBatch) -> list[str] | bool:
-    """Return the columns whose values repeat: a dictionary of others takes time, and makes files larger."""
+    """Return the columns whose values repeat; for others, a dictionary takes time and makes files larger."""
     sample = batch.slice(0, _SAMPLE_ROWS)
     names = [
         field.name
@@ -131,8 +132,10 @@ def _repetitive(batch: pa.RecordBatch) -> list[str] | bool:
 
 
 def _in_footer(schema: pa.Schema) -> list[str] | bool:
-    """Return the columns whose row groups get statistics: Arrow leaves NaN out of them, and readers that
-    sort NaN after all numbers would skip it.
+    """Return the columns whose row groups get statistics.
+
+    Floating-point columns get none: Arrow leaves NaN out of the bounds, so readers that sort NaN after all
+    numbers would skip it.
     """
     names = [field.name for field in schema if not (pat.is_floating(field.type) or pat.is_nested(field.type))]
     return names or False

@@ -1,7 +1,7 @@
-"""Whether the data files that tasks write can be committed to a Delta table as they are.
+"""Decide whether the data files that tasks write can be committed to a Delta table as they are.
 
-A commit of files does nothing with their rows. A table with a feature by which the rows matter, such as a
-check constraint, is left to deltalake, which honours the feature or refuses the table.
+A commit of files does not look at their rows. A table with a feature that depends on the rows, such as a
+check constraint, is left to deltalake, which implements the feature or refuses the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NTZ = "timestampNtz"
 _HARMLESS = frozenset({"comment"})
-"""Metadata of columns that says nothing about their values."""
+"""Column metadata that does not affect values."""
 _FEATURES = frozenset(
     {
         "appendOnly",
@@ -40,11 +40,11 @@ _FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Writer features that ask nothing of a commit of files, unless a property or a column uses them."""
+"""Writer features that a commit of files may ignore, unless a property or a column uses them."""
 
 
 def obstacle(table: DeltaTable, mode: str, layout: DeltaLayout) -> str | None:
-    """Return why the rows of an output mode have to pass through deltalake; None if they need not."""
+    """Return the reason why the rows of an output mode must pass through deltalake; None if there is none."""
     return next(_obstacles(table, mode, layout), None)
 
 
@@ -70,7 +70,7 @@ def _obstacles(table: DeltaTable, mode: str, layout: DeltaLayout) -> Iterator[st
     if mode == "complete" and _NTZ not in features and _has_ntz(layout.schema):
         yield f"gets the feature {_NTZ}"
     if mode == "update" and any(pat.is_floating(layout.schema.field(key).type) for key in layout.keys):
-        # Arrow and deltalake may not agree on which of them are equal.
+        # Arrow and deltalake may disagree on which of them are equal.
         yield "has a key of floating-point numbers"
 
 
@@ -79,7 +79,7 @@ def _used_properties(properties: Mapping[str, str | None], mode: str) -> Iterato
     if mode != "append":
         forbidden |= {"delta.enablechangedatafeed": "false", "delta.appendonly": "false"}
     for name, value in properties.items():
-        # Spark ignores the case of their names.
+        # Spark ignores the case of property names.
         unless = forbidden.get(name.lower())
         is_used = unless is not None and (value or "").lower() != unless
         if is_used or name.lower().startswith("delta.constraints."):
@@ -87,7 +87,7 @@ def _used_properties(properties: Mapping[str, str | None], mode: str) -> Iterato
 
 
 def _other_columns(columns: Mapping[str, Any], mode: str, layout: DeltaLayout) -> Iterator[str]:
-    """Yield differences from the rows; output mode complete replaces the columns."""
+    """Yield how the columns differ from those of the rows; output mode complete replaces the columns."""
     if mode == "complete":
         return
     rows = json.loads(library("deltalake").Schema.from_arrow(layout.schema).to_json())["fields"]
@@ -98,12 +98,12 @@ def _other_columns(columns: Mapping[str, Any], mode: str, layout: DeltaLayout) -
         elif column["type"] != stored["type"] and _takes_no_null(stored["type"]):
             yield f"has a column {in_quotes(column['name'])} with values that take no null"
     if mode == "update" and len(rows) < len(columns):
-        # Stored values of the other columns stay as they are.
+        # A merge keeps the stored values of the other columns.
         yield "has columns that the rows do not have"
 
 
 def _nested(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield a column or a type in JSON, and all that is inside of it, except metadata."""
+    """Yield a column or a type in JSON, and everything nested in it, except metadata."""
     if isinstance(value, dict):
         yield value
         for key, part in value.items():

@@ -1,4 +1,4 @@
-"""Data files with the rows of change events that a merge takes: tasks write them from the staged events."""
+"""Data files with the rows that change events insert or update, written by tasks from the staged events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.tables.row_encoding import chunked
 
 @dataclass(frozen=True)
 class Part:
-    """A staged file, and the number of its first event among all of the micro-batch."""
+    """A staged file, and the position of its first event among all events of the micro-batch."""
 
     file: DataFile
     start: int
@@ -31,7 +31,7 @@ class Part:
 def written_rows(
     spark: SparkSession, target: DeltaStage, events: EventLayout, staged: Sequence[DataFile], plan: MergePlan
 ) -> list[DataFile]:
-    """Have tasks write the rows that the staged events of a plan set."""
+    """Have tasks write the rows that a plan takes from the staged events."""
     if not pc.any(plan.taken).as_py():
         return []
     starts = dict(zip(staged, accumulate((file.rows for file in staged), initial=0), strict=False))
@@ -41,7 +41,7 @@ def written_rows(
 
 
 def _ends(plan: MergePlan) -> pa.Array | None:
-    """Return for each event the end of its row, null for those that are not taken."""
+    """Return for each event the end of validity of its row; null for events that are not taken."""
     if plan.ends is None:
         return None
     taken = plan.taken.to_numpy(zero_copy_only=False)
@@ -50,7 +50,7 @@ def _ends(plan: MergePlan) -> pa.Array | None:
 
 @dataclass
 class EventRowsTask(FileTask):
-    """Takes numbers of groups of staged files, and writes and reports a data file for each."""
+    """Task that takes the numbers of groups of staged files, and writes and reports a data file for each."""
 
     stage: DeltaStage = field(repr=False)
     events: EventLayout = field(repr=False)
@@ -58,7 +58,7 @@ class EventRowsTask(FileTask):
     taken: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
     ends: pa.Array | None = field(repr=False)
-    """With history: for each event, the end of its row."""
+    """With history: for each event, the end of validity of its row."""
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         rows = (batch for part in self.parts[number] for batch in self._rows(part))

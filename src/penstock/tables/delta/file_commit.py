@@ -1,4 +1,4 @@
-"""The commit of files that tasks wrote to a Delta table, in place of stored files that lose rows."""
+"""Commit of files that tasks wrote to a Delta table, with replacements of stored files that lose rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def commit_replacement(
     replacement: Replacement,
     versions: Mapping[str, int],
 ) -> int:
-    """Commit new files and what takes the place of stored ones; return the new version.
+    """Commit new files and the replacements of stored ones; return the new version.
 
-    The table has to be as it was loaded: rows that others add meanwhile may have a key of the new ones.
+    The table must be unchanged since it was loaded: rows that other writers add in the meantime may have a
+    key of the new rows.
     """
     version = table.version() + 1
     files = [*new, *replacement.added]

@@ -1,4 +1,4 @@
-"""Spark jobs on files of a Delta table: each task gets numbers of files, which it opens itself."""
+"""Spark jobs on files of a Delta table; each task gets file numbers and opens the files itself."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _TASKS_PER_CORE = 4
 
 
 class FileTask(ABC):
-    """What tasks do with files, which have numbers."""
+    """The work of tasks on numbered files."""
 
     stage: DeltaStage
 
     def run(self, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the results for some numbers."""
+        """Yield the results for the given numbers."""
         for number in numbers:
             with self.stage.place.translating_errors():
                 yield from self.results(number)
 
     @abstractmethod
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield what is found or done for one number."""
+        """Yield the results for one number."""
 
     def job(self, spark: SparkSession, count: int, schema: str) -> DataFrame:
         """Return the results for the numbers below ``count``.
 
-        They are dealt to the tasks in turn: the first numbers are best those of the most work.
+        Numbers are dealt to the tasks in turn, so the files with the most work should come first.
         """
         parts = min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
         return spark.range(0, parts, 1, parts).mapInArrow(_Dealt(self, count, parts), schema)

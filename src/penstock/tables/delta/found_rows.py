@@ -1,4 +1,4 @@
-"""Rows that a lookup has found and that leave their files: their positions are known."""
+"""Rows to remove from their files, at positions that a lookup has found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROW, _OTHER = "_penstock_row", "_penstock_other"
 
 
 def rows_with_keys(found: Sequence[Found], keys: pa.Table) -> KnownRows:
-    """Return those of the found rows that have one of some keys."""
+    """Return the found rows that have one of the keys."""
     wanted = WantedKeys(keys)
     leaving = [
         (file, Leaving(_positions(rows.take(pa.array(wanted.places_in(rows.select(keys.column_names)))))))
@@ -29,7 +29,7 @@ def rows_with_keys(found: Sequence[Found], keys: pa.Table) -> KnownRows:
 
 
 def rows_with_new_ends(found: Sequence[Found], changed: pa.Table) -> KnownRows:
-    """Return those of the found rows that get another end, and are stored again with it.
+    """Return the found rows whose end of validity changes, and which are stored again with the new end.
 
     ``changed`` has their keys, ``VALID_FROM`` and the new ``VALID_TO``.
     """

@@ -1,4 +1,4 @@
-"""Which rows leave the data files of a Delta table: those with some keys, or that get another value."""
+"""The rows to remove from the data files of a Delta table: deleted, replaced or updated ones."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
 from penstock.tables.delta.stored_rows import StoredRows
 
 _RANGES = 16
-"""Ranges of keys with which the files of a table are compared."""
+"""The number of key ranges with which a table's files are compared."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The rows that leave a file."""
+    """The rows to remove from one file."""
 
     positions: Positions
     values: pa.Table | None = None
-    """Some columns of the same rows, as they are stored again; None if they are not."""
+    """New values of some columns, with which the same rows are stored again; None if they are not."""
 
 
 class LeavingRows(ABC):
-    """Rows of stored files that leave them."""
+    """Rows to remove from stored files."""
 
     @abstractmethod
     def files(self, stored: StoredFiles) -> list[Stored]:
@@ -40,18 +40,18 @@ class LeavingRows(ABC):
 
     @abstractmethod
     def of(self, rows: StoredRows) -> Leaving:
-        """Return the live rows of a file that leave it."""
+        """Return the live rows to remove from a file."""
 
 
 class RowsOfKeys(LeavingRows):
-    """The rows with some keys, which tasks look for."""
+    """The rows with certain keys, which tasks look for."""
 
     keys: pa.Schema
 
     @property
     @abstractmethod
     def bounds(self) -> Sequence[str]:
-        """Statistics of the keys."""
+        """The minimum and maximum of the keys, as file statistics."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class RowsOfKeys(LeavingRows):
 
 
 class StagedKeys(RowsOfKeys):
-    """The rows with a key of the micro-batch; tasks read its keys in its files."""
+    """The rows with a key of the micro-batch; tasks read the keys from the micro-batch's files."""
 
     def __init__(self, stage: DeltaStage, files: Sequence[DataFile]) -> None:
         self.stage, self.staged = stage, tuple(files)
@@ -86,7 +86,7 @@ class StagedKeys(RowsOfKeys):
 
 
 class GivenKeys(RowsOfKeys):
-    """The rows with some keys."""
+    """The rows with one of the keys in a table."""
 
     def __init__(self, table: pa.Table) -> None:
         self.keys, self._wanted = table.schema, WantedKeys(table)
@@ -105,7 +105,7 @@ class KnownRows(LeavingRows):
     """Rows whose positions are known."""
 
     stored: Sequence[Stored] = field(repr=False)
-    """The files that have some."""
+    """The files that have such rows."""
     rows: Mapping[Identity, Leaving] = field(repr=False)
 
     def files(self, stored: StoredFiles) -> list[Stored]:
@@ -116,7 +116,7 @@ class KnownRows(LeavingRows):
 
 
 def bounds_of(keys: pa.Table) -> list[str]:
-    """Return the statistics of some keys, in several ranges of the first column; none if there are none."""
+    """Return statistics of keys, one for each range of the first column; an empty list without keys."""
     if not keys.num_rows:
         return []
     ordered = keys.sort_by(keys.column_names[0]).combine_chunks()

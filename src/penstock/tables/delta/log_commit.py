@@ -1,4 +1,4 @@
-"""Commits that Penstock writes to the log of a Delta table itself: deltalake commits no deletion vectors."""
+"""Commits that Penstock writes to a Delta table's log, since deltalake cannot commit deletion vectors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _DEFAULT_INTERVAL = 100
 def commit_actions(
     place: DeltaPlace, table: DeltaTable, actions: Sequence[Action], versions: Mapping[str, int]
 ) -> None:
-    """Commit actions on files, with versions of app transactions, to a table that is as it was loaded.
+    """Commit actions on files, with versions of app transactions, to a loaded table.
 
-    If it is not, raise deltalake's ``CommitFailedError``: somebody has committed since then.
+    Raise deltalake's ``CommitFailedError`` if another writer has committed since the table was loaded.
     """
     version = table.version() + 1
     now = time.time_ns() // 1_000_000
@@ -41,28 +41,28 @@ def commit_actions(
     try:
         created = create_file(place, commit_path(version), data)
     except NoConditionalPut:
-        # Who asked beforehand (`can_create`) does not get here; the place's errors name it to others.
+        # Not reached after asking `can_create`; otherwise the place translates the error.
         raise NotImplementedError("its storage does not create a file only if there is none") from None
     if not created:
-        raise library("deltalake.exceptions").CommitFailedError(f"another writer has made version {version}")
-    # The driver may also have been suspended just before it wrote.
+        raise library("deltalake.exceptions").CommitFailedError(f"another writer committed version {version}")
+    # The driver may also have been suspended just before the write.
     _require_in_log(place, table.version())
     _checkpoint_at(place, version, table.metadata().configuration)
 
 
 def _require_in_log(place: DeltaPlace, version: int) -> None:
-    """Refuse to commit after a version that the log does not have any more.
+    """Refuse to commit after a version that the log no longer has.
 
-    While a driver was suspended, others may have committed, and the log was cleaned up, or the table created
-    again. Then there is no file for the next version, and nobody would read one.
+    While the driver was suspended, others may have committed and the log was cleaned up, or the table was
+    recreated. Then no file for the next version exists, and readers would ignore a new one.
     """
     infos = place.files().get_file_info([commit_path(version), checkpoint_path(version)])
     if all(info.type != FileType.File for info in infos):
-        raise library("deltalake.exceptions").CommitFailedError(f"the log has no version {version} any more")
+        raise library("deltalake.exceptions").CommitFailedError(f"the log no longer has version {version}")
 
 
 def _commit_info(read: int, now: int) -> Action:
-    # The id makes the bytes of a commit different from those of any other.
+    # The id makes the bytes of each commit unique.
     return {
         "commitInfo": {
             "timestamp": now,
@@ -83,9 +83,9 @@ def _transactions(versions: Mapping[str, int], now: int) -> Iterable[Action]:
 
 
 def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
-    """Write the checkpoints that deltalake writes after its commits, and delete vectors that nobody needs.
+    """Write the checkpoints that deltalake writes after its commits, and delete unused vectors.
 
-    The commit is made, whatever happens.
+    The commit has already succeeded, so errors are only logged.
     """
     try:
         with place.translating_errors():
@@ -98,7 +98,7 @@ def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str
             delete_unneeded_vectors(place, table)
     except PenstockError as error:
         log.warning(
-            "the Delta table %s has no checkpoint of version %d, or keeps vectors that nobody needs: %s",
+            "the Delta table %s has no checkpoint of version %d, or keeps unused deletion vectors: %s",
             place.shown,
             version,
             error,

@@ -1,7 +1,7 @@
-"""The add actions of a version of a Delta table, with all that its log says of a file.
+"""The add actions of a version of a Delta table, complete as in its log.
 
-deltalake tells no deletion vectors, and a commit that replaces one has to repeat it, and the statistics as
-they are. So the last checkpoint and the commits after it are read here too.
+deltalake does not return deletion vectors, and a commit that replaces one must repeat it, and the statistics
+unchanged. So the last checkpoint and the commits after it are read here as well.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _ADD = (
     *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
     *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
 )
-"""What an action in a commit says. Checkpoints say some of it again, in columns such as ``stats_parsed``."""
+"""The fields of an action in a commit. Checkpoints repeat some in other columns, such as ``stats_parsed``."""
 Actions = dict[str, dict[str, Any]]
 
 
 def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Actions:
-    """Return the add actions of some of a version's files, by their paths as the log has them.
+    """Return the add actions of the given files of a version, by their paths as written in the log.
 
     Raises
     ------
     UnreadableFile
-        When the log is not one that is read here.
+        When the log has a form that is not supported here.
     """
     files = place.files()
     checkpoint = _last_checkpoint(files)
@@ -77,7 +77,7 @@ def _last_checkpoint(files: FileSystem) -> int:
 
 
 def _checkpoint_before(files: FileSystem, version: int) -> int:
-    """Return the version of the last checkpoint that is not later; -1 if there is none."""
+    """Return the version of the last checkpoint up to a version; -1 if there is none."""
     infos = files.get_file_info(FileSelector(LOG))
     found = (_CHECKPOINT.fullmatch(info.base_name) for info in infos)
     return max((int(match[1]) for match in found if match and int(match[1]) <= version), default=-1)
@@ -91,7 +91,7 @@ def _adds_in_checkpoint(files: FileSystem, version: int, wanted: set[str]) -> Ac
             found: Actions = {}
             for batch in parquet.iter_batches(columns=names):
                 if "sidecar" in names and batch.column("sidecar").null_count < batch.num_rows:
-                    # Other files have the actions.
+                    # The actions are in other files.
                     raise UnreadableFile
                 found |= {add["path"]: add for add in _chosen(batch.column("add"), wanted)}
             return found
@@ -115,13 +115,13 @@ def file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
             lines = file.readall().splitlines()
     except FileNotFoundError:
         raise UnreadableFile from None
-    # Most lines are of these kinds.
+    # Most lines are adds or removes.
     actions = map(parse_json_object, filter(bytes.strip, lines))
     return [action for action in actions if "add" in action or "remove" in action]
 
 
 def _replay(actions: list[dict[str, Any]], wanted: set[str], found: Actions) -> None:
-    """Apply a commit: what it removes was there before it, and what it adds is there after it."""
+    """Apply a commit's actions: removals first, then additions."""
     for action in actions:
         if "remove" in action:
             found.pop(action["remove"]["path"], None)

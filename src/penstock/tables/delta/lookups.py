@@ -1,4 +1,4 @@
-"""Stored rows of some keys: tasks look through the data files of a Delta table for them."""
+"""Lookups of stored rows by key: tasks search the data files of a Delta table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.tables.delta.stored_rows import StoredRows
 _FOUND = "number bigint, lines binary"
 _SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
 _FEW_BYTES = 1 << 20
-"""Files that the driver looks through itself."""
+"""The size up to which the driver searches files itself."""
 _PIECE_BYTES = 32 << 20
 POSITION = "_penstock_position"
 Found = tuple[Stored, pa.Table]
@@ -30,7 +30,7 @@ Found = tuple[Stored, pa.Table]
 
 @dataclass
 class Lookup:
-    """The rows of some keys, over all tries to commit: what a file had stays true while the table has it."""
+    """The stored rows of some keys, cached per file over all attempts to commit, since files never change."""
 
     spark: SparkSession
     stage: DeltaStage
@@ -40,26 +40,26 @@ class Lookup:
     known: dict[Identity, pa.Table] = field(default_factory=dict)
 
     def found(self, stored: StoredFiles) -> list[Found]:
-        """Return the rows of the keys in each file that may have some.
+        """Return the rows with the keys, for each file that may have such rows.
 
         Raises
         ------
         UnreadableFile
-            When deltalake has to look for them.
+            When only deltalake can read one of the files.
         """
         files = stored.near(self.keys.schema, bounds_of(self.keys))
         self._look_up([file for file in files if file.identity not in self.known])
         return [(file, self.known[file.identity]) for file in files]
 
     def rows(self, stored: StoredFiles) -> pa.Table:
-        """Return the rows of the keys in all files."""
+        """Return the rows with the keys, from all files."""
         found = (rows.select(self.schema.names) for _, rows in self.found(stored))
         return pa.concat_tables([self.schema.empty_table(), *found])
 
     def _look_up(self, files: Sequence[Stored]) -> None:
         if not files:
             return
-        # Large pieces first: tasks that take the last ones end at about the same time.
+        # Large pieces first, so that all tasks end at about the same time.
         parts = [
             (file, piece)
             for file in sorted(files, key=lambda file: -file.size)
@@ -82,7 +82,7 @@ class Lookup:
 
 @dataclass
 class LookupTask(FileTask):
-    """Takes numbers of parts of files, and returns the rows in them with one of the keys."""
+    """Task that takes the numbers of parts of files, and returns their rows with one of the keys."""
 
     stage: DeltaStage = field(repr=False)
     parts: Sequence[tuple[Stored, Piece]] = field(repr=False)

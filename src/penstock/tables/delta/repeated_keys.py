@@ -1,6 +1,6 @@
-"""Rows of a micro-batch with the same key: found without all of its keys in one process.
+"""Search for rows of a micro-batch with the same key, without collecting all keys in one process.
 
-Tasks hash the keys, and send the hashes to other tasks by their first bits, many in one row of Spark's.
+Tasks hash the keys and shuffle the hashes by their first bits, with many hashes in one Spark row.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.row_checks import first_repeated_key
 
 _FEW_ROWS, _FEW_BYTES = 1 << 19, 1 << 26
-"""A micro-batch of at most so many rows, and bytes in its files, is checked in the driver."""
+"""The number of rows, and of bytes in files, up to which a micro-batch is checked in the driver."""
 _ROWS_PER_PART = 1 << 20
 _MOST_HASHES = 100
-"""A task returns at most so many repeated hashes."""
+"""The largest number of repeated hashes that a task returns."""
 _HASH_BYTES = 8
 _PARTS, _REPEATED = "part int, hashes binary", "hash bigint"
 
@@ -33,7 +33,7 @@ _PARTS, _REPEATED = "part int, hashes binary", "hash bigint"
 def repeated_key(
     spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]
 ) -> dict[str, object] | None:
-    """Return a key that several rows have; None if there is none."""
+    """Return a key that several rows have; None if all keys are distinct."""
     names = list(stage.layout.keys)
     rows = sum(file.rows for file in files)
     if rows <= _FEW_ROWS and sum(file.size for file in files) <= _FEW_BYTES:
@@ -44,7 +44,7 @@ def repeated_key(
     repeated = hashes.repartitionById(1 << bits, "part").mapInArrow(_repeated, _REPEATED).collect()
     if not repeated:
         return None
-    # Different keys rarely have the same hash; as many as a task returns never do.
+    # Different keys rarely have the same hash, and never as many as a task returns.
     wanted = pa.array([row.hash for row in repeated], pa.int64())
     with stage.place.translating_errors():
         return first_repeated_key(pa.concat_tables(_with_hashes(stage, files, wanted)))
@@ -52,7 +52,7 @@ def repeated_key(
 
 @dataclass
 class HashTask(FileTask):
-    """Takes numbers of files, and returns hashes of their rows' keys, by the first bits of each hash."""
+    """Task that takes file numbers, and returns hashes of the rows' keys, by the first bits of each hash."""
 
     stage: DeltaStage = field(repr=False)
     files: tuple[DataFile, ...]
@@ -64,7 +64,7 @@ class HashTask(FileTask):
 
 
 def parts_of_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
-    """Return a row for each part, with its hashes one after another."""
+    """Return a row for each part, with its hashes concatenated."""
     ordered = np.sort(hashes.to_numpy())
     parts = (ordered >> np.uint64(64 - bits)).astype(np.int32)
     begins = np.flatnonzero(np.diff(parts, prepend=-1))

@@ -1,4 +1,4 @@
-"""The commit of a micro-batch's rows to a Delta table: of the files that tasks wrote, or of their rows."""
+"""Commit of a micro-batch's rows to a Delta table, either as the files that tasks wrote or row by row."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowsCommit:
-    """A function that commits the rows, with versions of app transactions, to a table as it was loaded.
+    """A function that commits the rows, with versions of app transactions, to a loaded table.
 
-    It may be called again with the table as another writer has changed it.
+    It may be called again with the table in a later version, after another writer's commit.
     """
 
     stage: DeltaStage
@@ -64,7 +64,7 @@ class RowsCommit:
             [file.add_action() for file in self.files],
             "overwrite" if complete else "append",
             self._delta_schema if complete else table.schema(),
-            # Rows that other writers add meanwhile are to be replaced too.
+            # Rows that other writers add in the meantime must be replaced too.
             commit_properties=commit_properties(versions, as_loaded=complete),
         )
 
@@ -82,7 +82,7 @@ class RowsCommit:
         return library("deltalake").Schema.from_arrow(self.stage.layout.schema)
 
     def _commit_rows(self, table: DeltaTable, versions: Mapping[str, int]) -> None:
-        """Pass the rows to deltalake, which writes other files."""
+        """Pass the rows to deltalake, which writes its own files."""
         properties = commit_properties(versions)
         rows = self.stage.reader(self.files)
         if self.mode == "update":
@@ -100,7 +100,7 @@ class RowsCommit:
 
 
 def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.RecordBatchReader:
-    """Return the rows with all columns of the table, in its order, null where the rows do not have them."""
+    """Return the rows with all columns of the table, in its order; columns that the rows lack are null."""
     existing, own = pa.schema(table.schema().to_arrow()), rows.schema
     schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
     return pa.RecordBatchReader.from_batches(schema, (completed(batch, schema) for batch in rows))

@@ -104,8 +104,9 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
 
 
 def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
-    """Refuse a partitioning by binary values: deltalake reads others than the log has, and would write those
-    when it rewrites rows. Refuse a text that it takes for NULL then.
+    """Refuse partitioning by a binary column, or with a text that deltalake treats as NULL.
+
+    deltalake misreads such values in the log, and would write the wrong ones when it rewrites rows.
     """
     parts = table.metadata().partition_columns
     for field in json.loads(table.schema().to_json())["fields"] if parts else ():
@@ -147,7 +148,7 @@ def _mistaken_for_null(what: str, column: str) -> TableRefusedError:
 
 
 def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
-    """Return the columns of the rows that a table lacks; none if it does not exist."""
+    """Return the columns of the rows that a table lacks; an empty list if the table does not exist."""
     if table is None:
         return []
     existing = [field.name for field in table.schema().fields]
@@ -155,7 +156,7 @@ def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
 
 
 def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
-    """Add the columns of the rows that the table lacks, in one commit; a key is never added."""
+    """Add the columns of the rows that the table lacks, except keys, in one commit."""
     deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
     for _ in range(_ATTEMPTS):
         table = place.find()
@@ -210,7 +211,7 @@ def _match(name: str, names: Collection[str]) -> str | None:
 
 
 def plain_type(kind: Json | str) -> object:
-    """Reduce a Delta type in JSON to what is compared, without nullability and metadata."""
+    """Return a Delta type in JSON without nullability and metadata, for comparison."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":

@@ -1,4 +1,4 @@
-"""Small data files of a micro-batch, joined to fewer before they are committed.
+"""Merging of a micro-batch's small data files before they are committed.
 
 A query with a shuffle has 200 tasks by default, and each of them writes a file.
 """
@@ -17,7 +17,7 @@ from penstock.tables.delta.stage import DeltaStage
 
 _SMALL_BYTES, _JOINED_BYTES = 8 << 20, 64 << 20
 _FEW = 8
-"""So many small files of a micro-batch stay as they are."""
+"""The number of small files up to which a micro-batch's files are left as they are."""
 
 
 def joined(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
@@ -31,7 +31,7 @@ def joined(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) ->
 
 
 def copied(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
-    """Return files with the same rows, fewer if there are many; the given ones stay for another try."""
+    """Return files with the same rows, fewer if there are many; the given ones are kept for a retry."""
     return list(files) if len(files) <= _FEW else _rewritten(spark, stage, files)
 
 
@@ -43,7 +43,7 @@ def _rewritten(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]
 
 
 def grouped_files(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Divide files into groups, each for a file of its own."""
+    """Divide files into groups, each to be merged into one file."""
     groups: list[list[DataFile]] = [[]]
     size = 0
     for file in files:
@@ -57,7 +57,7 @@ def grouped_files(files: Sequence[DataFile]) -> list[list[DataFile]]:
 
 @dataclass
 class JoinTask(FileTask):
-    """Takes numbers of groups of files, and writes and reports a file for each."""
+    """Task that takes the numbers of groups of files, and writes and reports a file for each."""
 
     stage: DeltaStage = field(repr=False)
     groups: list[list[DataFile]]

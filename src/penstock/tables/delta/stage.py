@@ -1,6 +1,6 @@
-"""Files of a micro-batch for a Delta table: tasks write them, and the driver then commits them.
+"""Files of a micro-batch for a Delta table, which tasks write and the driver then commits.
 
-Where a commit can name them, they are data files in the table's folder. Elsewhere they are staged beside its
+If the commit can name them, they are data files in the table's folder. Otherwise they are staged next to the
 data, and the driver passes their rows to deltalake.
 """
 
@@ -39,35 +39,35 @@ _OLD_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class DeltaStage:
-    """One try of one micro-batch; built on the driver, sent to the tasks."""
+    """One attempt at one micro-batch; created on the driver, sent to the tasks."""
 
     place: DeltaPlace
     layout: DeltaLayout
     app_id: str
     batch_id: int
     indexed: tuple[str, ...] | None = None
-    """The columns that get statistics, of data files in the table's folder; None to stage beside its data."""
+    """The columns that get statistics, for data files in the table's folder; None for staged files."""
     begun: float = field(default_factory=time.time)
     partitions: tuple[str, ...] = ()
     """The columns that the table is partitioned by."""
 
     @property
     def is_old(self) -> bool:
-        """Whether a driver may have been suspended since it began the try."""
+        """Whether the attempt began so long ago that the driver may have been suspended."""
         return time.time() - self.begun > _OLD_SECONDS
 
     def file(self) -> str:
         """Return a file name that no other attempt of a task has.
 
-        A data file that no commit names is left to ``VACUUM``: only it knows what readers and other writers
-        may still need.
+        A data file that no commit names is left to ``VACUUM``, since only ``VACUUM`` knows what readers and
+        other writers may still need.
         """
         if self.indexed is not None:
             return f"part-{self._app}-{self.batch_id}-{uuid.uuid4().hex}.zstd.parquet"
         return f"{FOLDER}/{self._app}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
 
     def write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> DataFile | None:
-        """Write a file of rows, by default with the columns of the query; None where there are no rows."""
+        """Write a file of rows, by default with the columns of the query; return None without rows."""
         return write_file(self.place, self.file(), schema or self.layout.schema, batches, self.indexed or ())
 
     @property
@@ -78,7 +78,7 @@ class DeltaStage:
         return to_reader(self.layout.schema, self.batches(files, self.layout.schema))
 
     def batches(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the rows, always in the same order."""
+        """Yield the rows with the columns of ``schema``, always in the same order."""
         for file in files:
             yield from read_file(self.place, file.path, schema)
 
@@ -92,7 +92,7 @@ class DeltaStage:
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_files(self, files: Sequence[DataFile]) -> None:
-        """Refuse to commit when files are missing, or are not those that the tasks wrote."""
+        """Refuse to commit when files are missing or not the ones that the tasks wrote."""
         self._require({file.path: file.size for file in files})
 
     def require_vectors(self, vectors: Sequence[DeletionVector]) -> None:
@@ -100,7 +100,7 @@ class DeltaStage:
         self._require({vector.path: None for vector in vectors if vector.path is not None})
 
     def _require(self, sizes: Mapping[str, int | None]) -> None:
-        """Refuse to commit when files are missing, or have another size than a known one."""
+        """Refuse to commit when files are missing or do not have the size in ``sizes``."""
         with self.place.translating_errors():
             infos = self.place.files().get_file_info(list(sizes))
         known = zip(infos, sizes.values(), strict=True)
@@ -120,9 +120,9 @@ class DeltaStage:
                 _delete(self.place, [file.path for file in files])
 
     def drop(self) -> None:
-        """Delete what was staged up to the micro-batch; errors leave it to a later clean-up.
+        """Delete the files staged up to the micro-batch; after errors, a later clean-up deletes them.
 
-        Data files in the table's folder stay, even if the commit has failed: whether it has is not certain.
+        Data files in the table's folder are kept even if the commit failed, since that is never certain.
         """
         if self.indexed is not None:
             return
@@ -138,17 +138,17 @@ class DeltaStage:
         try:
             yield
         except PenstockError as error:
-            # An error of the commit before it matters more.
+            # Do not hide an earlier error of the commit.
             _log_not_deleted(self.place, error, str(error))
 
 
 def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return batches as a reader that deltalake can take."""
+    """Return batches as a reader that deltalake accepts."""
     return pa.RecordBatchReader.from_batches(schema, _ahead(batches))
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read ahead in another thread: in the one that deltalake takes the batches in, its storage hangs."""
+    """Read ahead in another thread, since deltalake's storage hangs in the thread that takes the batches."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -157,7 +157,7 @@ def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def delete_abandoned(place: DeltaPlace) -> None:
-    """Delete files staged more than a day ago, by queries that died: those that have staged nothing since."""
+    """Delete files staged more than a day ago by queries that have staged nothing since, so have died."""
     before = time.time() - _DAY_SECONDS
     staged = _staged(place)
     running = {app for app, _, at in staged.values() if at >= before}
@@ -214,7 +214,7 @@ class DeltaStageTask:
         yield reported(file, context.getLocalProperty("sql.streaming.queryId"))
 
     def put(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
-        """Write the rows to a file; return None where there are none."""
+        """Write the rows to a file; return None without rows."""
         return self.stage.write(self._checked(chunked(batches)))
 
     def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

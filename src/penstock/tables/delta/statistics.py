@@ -1,7 +1,7 @@
-"""Statistics of a data file in the form that Delta's protocol gives them.
+"""Statistics of a data file in the form of the Delta protocol.
 
-Readers skip a file whose statistics exclude what they look for, so each is a bound of all values, or is left
-out.
+Readers skip a file whose statistics exclude what they look for, so each statistic is a bound of all values,
+or is left out.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _COUNT, _COLUMNS = "delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsC
 _DEFAULT_COUNT = 32
 _NAME = re.compile(r"\s*(`(?:[^`]|``)*`|[^,`]*)\s*(?:,|$)")
 _CHARACTERS = 32
-"""A longer text is cut to this many characters, as Delta's own writer does it."""
+"""The length to which longer texts are cut, as by Delta's own writer."""
 _LAST = "\U0010ffff"
 _DIGITS = 15
-"""The most digits of a decimal that are the same again after a reader has read it as a double."""
+"""The number of digits of a decimal that a reader who parses it as a double still gets right."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
 
 
 def indexed_columns(schema: pa.Schema, configuration: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the columns of a table whose statistics its properties ask for: the first 32, or those named.
+    """Return the columns for which a table's properties ask for statistics: the named ones, or the first 32.
 
-    Those inside of nested columns count, but have no statistics here.
+    Fields of nested columns count, but get no statistics here.
     """
     simple = {field.name for field in schema if not pat.is_nested(field.type)}
     named = configuration.get(_COLUMNS)
@@ -62,20 +62,20 @@ Bounds = tuple[str, str]
 
 
 class NoBounds(Exception):
-    """A value has no form in JSON, or no place in an order that all readers share."""
+    """Values cannot be written as JSON, or readers do not agree on their order."""
 
 
 @dataclass
 class ColumnStatistics:
-    """The statistics of one column, from batch to batch."""
+    """The statistics of one column, accumulated over batches."""
 
     type: pa.DataType
     nulls: int = 0
     low: Any = None
-    """The least value, in a Python type whose order is that of all readers."""
+    """The smallest value, in a Python type with the order that all readers use."""
     high: Any = None
     unordered: bool = False
-    """Whether a value has no place in the order of all readers, as NaN has not."""
+    """Whether there is a value that readers order differently, such as NaN."""
 
     def add(self, values: pa.Array) -> None:
         self.nulls += values.null_count
@@ -94,7 +94,7 @@ class ColumnStatistics:
         return _kind(self.type) in _FORMS
 
     def bounds(self) -> Bounds | None:
-        """Return bounds of the values as JSON; None where there are no values."""
+        """Return bounds of the values as JSON; None without values."""
         if self.unordered:
             raise NoBounds
         return None if self.low is None else _FORMS[_kind(self.type)](self.low, self.high, self.type)
@@ -102,7 +102,7 @@ class ColumnStatistics:
 
 @dataclass
 class FileStatistics:
-    """The statistics of a data file, from batch to batch."""
+    """The statistics of a data file, accumulated over batches."""
 
     columns: dict[str, ColumnStatistics]
     rows: int = field(default=0, init=False)
@@ -128,8 +128,8 @@ class FileStatistics:
         try:
             bounds = {name: found for name, column in self.columns.items() if (found := column.bounds())}
         except NoBounds:
-            # For Arrow datasets deltalake takes a column without bounds, beside others that have some, for
-            # one without rows.
+            # For Arrow datasets, deltalake treats a column without bounds as one without rows if other
+            # columns have bounds.
             return {}
         return {
             "minValues": _object({name: low for name, (low, _) in bounds.items()}),
@@ -143,12 +143,12 @@ def _object(values: Mapping[str, str]) -> str:
 
 
 def _text(value: str) -> str:
-    # deltalake reads escaped characters beyond U+FFFF as others.
+    # deltalake misreads escaped characters beyond U+FFFF.
     return json.dumps(value, ensure_ascii=False)
 
 
 def _comparable(values: pa.Array) -> pa.Array:
-    """Return values whose Python objects exist for all of them, and compare as the values do."""
+    """Return values of a type that always converts to Python objects, which have the same order."""
     if pat.is_date(values.type):
         return values.view(pa.int32())
     if pat.is_timestamp(values.type):
@@ -174,7 +174,7 @@ def _booleans(low: bool, high: bool, _: pa.DataType) -> Bounds:
 def _floats(low: float, high: float, _: pa.DataType) -> Bounds:
     if isinf(low) or isinf(high):
         raise NoBounds
-    # Some readers take -0.0 for less than 0.0.
+    # Some readers order -0.0 before 0.0.
     return repr(low or -0.0), repr(high or 0.0)
 
 
@@ -197,7 +197,7 @@ def _strings(low: bytes, high: bytes, _: pa.DataType) -> Bounds:
 
 
 def _above(text: str) -> str:
-    """Return a text of about 32 characters that no text with the same first characters exceeds."""
+    """Return an upper bound, of about 32 characters, of all texts with the same first characters."""
     end = _CHARACTERS
     while text[end : end + 1] == _LAST:
         end += 1
@@ -248,4 +248,4 @@ _FORMS: dict[str | None, Callable[[Any, Any, pa.DataType], Bounds]] = {
     "date": _dates,
     "timestamp": _timestamps,
 }
-"""How the bounds of a kind of type are written; others have none."""
+"""How the bounds of each kind of type are written; other kinds have none."""

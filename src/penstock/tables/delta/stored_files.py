@@ -1,4 +1,4 @@
-"""The data files that a Delta table has stored: those and which of them may have some keys."""
+"""The data files of a Delta table, and the ones that may have rows with certain keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stored:
     path: str
     size: int
     add: dict[str, Any] | None = None
-    """Its add action, of a table whose files may have deletion vectors."""
+    """The file's add action, if the table's files may have deletion vectors."""
 
     @property
     def vector(self) -> DeletionVector | None:
@@ -42,7 +42,7 @@ class Stored:
 
     @property
     def identity(self) -> Identity:
-        """What its live rows depend on."""
+        """The path and the vector, which determine the file's live rows."""
         return self.path, self.vector
 
     def remove_action(self) -> Any:
@@ -58,9 +58,9 @@ class Stored:
 
 @dataclass
 class StoredFiles:
-    """The data files of a table as one attempt to commit has loaded it, which reads its log once.
+    """The data files of a table as one attempt to commit has loaded it; the log is read once.
 
-    Another attempt reads the log anew: a table that others have dropped and created again has other commits.
+    Each attempt reads the log again, since a table that another process has recreated has other commits.
     """
 
     place: DeltaPlace
@@ -68,17 +68,17 @@ class StoredFiles:
     _adds: Actions = field(default_factory=dict, repr=False)
 
     def near(self, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
-        """Return the files that may have rows with keys in the bounds of some statistics.
+        """Return the files that may have rows with keys within the bounds of the given statistics.
 
         Raises
         ------
         UnreadableFile
-            When deltalake has to read or replace them.
+            When only deltalake can read or replace one of them.
         """
         with self.place.translating_errors(beside=(UnreadableFile,)):
             stored = _may_share_keys(self._actions, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
-                # Of others it is not certain that the log has them in the same form.
+                # The log may encode other paths differently.
                 raise UnreadableFile
             if may_have_vectors(self.table):
                 unknown = [file.path for file in stored if file.path not in self._adds]
@@ -105,8 +105,8 @@ def _may_share_keys(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -
         for key, (kind, least, most) in ordered.items():
             low, high = (found.get(part, {}).get(key) for part in ("minValues", "maxValues"))
             if low is not None and high is not None:
-                # Upper bounds that writers cut off, after milliseconds or 32 characters, are compared with
-                # lower ones that are cut off there too.
+                # Writers may truncate upper bounds, to milliseconds or 32 characters, so compare them with
+                # lower bounds that are truncated in the same way.
                 below = pc.less(most, pa.scalar(low).cast(kind))
                 above = pc.greater(least, pa.scalar(high).cast(kind))
                 apart = pc.or_(apart, pc.fill_null(pc.or_kleene(below, above), False))
@@ -117,12 +117,12 @@ def _may_share_keys(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether all writers give bounds of a type of key that can be compared."""
+    """Whether the bounds of a key type can be compared, whichever writer they come from."""
     return any(test(kind) for test in (pat.is_integer, pat.is_date, pat.is_string, pat.is_timestamp))
 
 
 def _column(actions: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return bounds of stored files, null where they have none."""
+    """Return a column of bounds, null for files without bounds."""
     if name not in actions.column_names:
         return pa.chunked_array([pa.nulls(actions.num_rows, kind)])
     return actions[name].cast(kind)

@@ -1,4 +1,4 @@
-"""The rows of a stored data file, as tasks read them: a file never changes, so a row's position names it."""
+"""The rows of a stored data file, as tasks read them, identified by position since files never change."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from penstock.tables.delta.stored_files import Stored
 
 @dataclass
 class StoredRows:
-    """The rows of a file; columns that it does not have are null."""
+    """The rows of a file; columns that the file lacks are null."""
 
     place: DeltaPlace = field(repr=False)
     file: Stored
 
     @property
     def count(self) -> int:
-        """How many rows the file has, deleted ones too."""
+        """The number of rows in the file, including deleted ones."""
         return int(self._metadata.num_rows)
 
     @cached_property
     def deleted(self) -> Positions:
-        """The positions of the rows that are deleted."""
+        """The positions of deleted rows."""
         if self.file.vector is None:
             return np.empty(0, np.int64)
         try:
@@ -47,8 +47,9 @@ class StoredRows:
     def with_keys(
         self, wanted: WantedKeys, schema: pa.Schema, piece: Piece
     ) -> Iterator[tuple[Positions, pa.RecordBatch]]:
-        """Yield some columns of the rows of a piece that have one of the keys, which are the first columns,
-        and their positions; without rows that are deleted.
+        """Yield the live rows of a piece that have a wanted key, and their positions.
+
+        ``schema`` has the columns to read, with the keys first.
         """
         for group in piece.row_groups(self._metadata):
             if not wanted.any_between(*self._bounds(group, schema.names[0])):
@@ -60,7 +61,7 @@ class StoredRows:
                     yield positions[live], rows.filter(pa.array(live))
 
     def at(self, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the rows at some positions, which are in order."""
+        """Yield the rows at the given positions, which are sorted, with the columns of ``schema``."""
         ends = np.searchsorted(positions, self._starts)
         for group in np.flatnonzero(np.diff(ends)).tolist():
             at, wanted = self._starts[group], positions[ends[group] : ends[group + 1]]
@@ -80,7 +81,7 @@ class StoredRows:
                 yield completed(fitted(batch, schema, UnreadableFile), schema)
 
     def _bounds(self, group: int, name: str) -> tuple[object, object]:
-        """Return the least and the greatest value of a column in a row group, None if they are not known."""
+        """Return the smallest and largest value of a column in a row group; None for unknown ones."""
         columns = map(self._metadata.row_group(group).column, range(self._metadata.num_columns))
         for column in columns:
             if column.path_in_schema == name and column.is_stats_set and column.statistics.has_min_max:
@@ -94,6 +95,6 @@ class StoredRows:
 
     @cached_property
     def _starts(self) -> Positions:
-        """The position of the first row of each row group, and the number of rows."""
+        """The position of each row group's first row, and finally the number of rows."""
         groups = (self._metadata.row_group(number) for number in range(self._metadata.num_row_groups))
         return np.cumsum([0, *(group.num_rows for group in groups)])

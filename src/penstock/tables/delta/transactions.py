@@ -1,4 +1,4 @@
-"""Commits to a Delta table: merges, and the app transactions that take the place of the ledger.
+"""Commits to a Delta table: merges, and the app transactions that serve as its ledger.
 
 A commit carries the query's id and the micro-batch's number.
 """
@@ -30,21 +30,20 @@ def merge_by_keys(
     keys: Iterable[str],
     properties: CommitProperties | None,
 ) -> TableMerger:
-    """Return deltalake's ``TableMerger`` for rows with the same keys."""
+    """Return deltalake's ``TableMerger``, which matches rows by the keys."""
     same = " and ".join(f"{TARGET}.{quoted(key)} = {SOURCE}.{quoted(key)}" for key in keys)
     return table.merge(rows, same, source_alias=SOURCE, target_alias=TARGET, commit_properties=properties)
 
 
 def source_columns(names: Iterable[str]) -> dict[str, str]:
-    """Return a merge's assignments of the source's values to some columns."""
+    """Return a merge's assignments of the source's values to the named columns."""
     return {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
 
 
 def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -> CommitProperties | None:
-    """Return deltalake's ``CommitProperties`` with versions of app transactions; None for none of them.
+    """Return deltalake's ``CommitProperties`` with versions of app transactions; None without any.
 
-    With ``as_loaded``, a commit to a table that has changed since it was loaded is a conflict, whatever has
-    changed in it.
+    With ``as_loaded``, any change of the table since it was loaded is a conflict.
     """
     if not versions and not as_loaded:
         return None
@@ -58,7 +57,7 @@ def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -
 
 @contextmanager
 def committing(place: DeltaPlace) -> Iterator[None]:
-    """Translate the errors of deltalake, except the conflict after which a commit is tried again."""
+    """Translate deltalake's errors, except the conflict after which a commit is retried."""
     with place.translating_errors(beside=(library("deltalake.exceptions").CommitFailedError,)):
         yield
 
@@ -70,7 +69,7 @@ class AppTransaction:
     app_id: str
     batch_id: int
     input: int
-    """A digest of its offsets, since a transaction can only carry a version number."""
+    """A digest of the micro-batch's offsets, since a transaction can only carry a version number."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> AppTransaction:
@@ -94,6 +93,6 @@ class AppTransaction:
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
     def committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
-        """Return whether a loaded table has the micro-batch already."""
+        """Return whether a loaded table already has the micro-batch."""
         last, last_input = (place.app_version(table, name) for name in self._names)
         return has_batch("the Delta table", self.app_id, self.batch_id, self.input, last, last_input)

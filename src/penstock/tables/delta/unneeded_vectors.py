@@ -1,8 +1,7 @@
-"""Files of deletion vectors that a table does not have any more: deleted when readers of earlier versions
-have had as long as ``VACUUM`` gives them.
+"""Deletion of vector files that a table no longer uses, after the retention time that ``VACUUM`` has.
 
-The log does not say since when a vector is not needed. So once a day a note lists those that the table does
-not have, and a file is deleted that all notes list since one that is old enough.
+The log does not say since when a vector has been unused. So once a day a note lists the unused vector files,
+and a file is deleted once every note since one that is old enough lists it.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class Note:
 
 
 def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
-    """Note the vectors that a table does not have, and delete those that it has not had for long.
+    """Note the vectors that a table does not use, and delete those unused for the retention time.
 
-    The table's version has a checkpoint.
+    The table's version must have a checkpoint.
     """
     files, now = place.files(), time.time_ns() // 1_000_000
     notes, stored = _notes(files), _stored(files)
@@ -68,7 +67,7 @@ def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
     try:
         live = _live(files, table.version()) | _added_since(place, files, table.version())
     except UnreadableFile:
-        # A driver that was suspended before this.
+        # The log was cleaned up in the meantime: the driver had been suspended.
         return
     unneeded = stored - live
     if not unneeded and not notes:
@@ -100,7 +99,7 @@ def _listed(files: FileSystem, note: Note) -> set[str]:
         with files.open_input_file(note.path) as file:
             return set(parse_json(file.readall()))
     except ValueError:
-        # Its writer has died, where a file is not written whole.
+        # The writer died, on a file system whose writes are not atomic.
         return set()
 
 
@@ -110,21 +109,21 @@ def _stored(files: FileSystem) -> set[str]:
 
 
 def _live(files: FileSystem, version: int) -> set[str]:
-    """Return the vector files of a version, by its checkpoint."""
+    """Return the vector files of a version, from its checkpoint."""
     with files.open_input_file(checkpoint_path(version)) as file:
-        # The name is that of a group of columns.
+        # This name selects a group of columns.
         adds = pq.ParquetFile(file).read(columns=["add.deletionVector"])
     found: set[str] = set()
     for chunk in adds["add"].chunks if adds.num_columns else ():
         vectors = pc.struct_field(chunk, "deletionVector").drop_null()
-        # Of others only the bytes are in the log.
+        # Other vectors are stored as bytes in the log.
         in_files = vectors.filter(pc.equal(pc.struct_field(vectors, "storageType").cast(pa.string()), "u"))
         found.update(DeletionVector.of(each).path or "" for each in in_files.to_pylist())
     return found
 
 
 def _added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
-    """Return the vector files that commits after a version have added: of restored versions, for example."""
+    """Return the vector files that commits after a version have added, for example by restoring a version."""
     actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
     vectors = (vector_of(action["add"]) for each in actions for action in each if "add" in action)
     in_files = (vector for vector in vectors if vector is not None and vector.storage == "u")
@@ -132,7 +131,7 @@ def _added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]
 
 
 def _retention(properties: Mapping[str, str | None]) -> int | None:
-    """Return for how long vectors are kept, in milliseconds; None if the property is not understood."""
+    """Return how long unused vectors are kept, in milliseconds; None if the property cannot be parsed."""
     least = _LEAST_DAYS * _DAY
     text = next((value for name, value in properties.items() if name.lower() == _RETENTION.lower()), None)
     if not text:
@@ -148,5 +147,5 @@ def _delete(files: FileSystem, path: str) -> None:
     try:
         files.delete_file(path)
     except FileNotFoundError:
-        # Another process does the same.
+        # Another process has deleted it.
         return

@@ -1,8 +1,8 @@
-"""Deletion vectors of a table's data files: a few bytes that say which rows of a file are gone, instead of a
-copy of the file without them.
+"""Deletion vectors of a table's data files: a few bytes that list a file's deleted rows, instead of a copy of
+the file without them.
 
-For a copy all columns of the file are read and written, for a vector its keys are read. A vector replaces the
-file's earlier one, so readers never have to read more than one; once a file has lost a share of its rows, it
+A copy reads and writes all columns of the file, while a vector only needs its keys. A vector replaces the
+file's earlier one, so readers read at most one per file. Once a file has lost a certain share of its rows, it
 is copied.
 """
 
@@ -25,19 +25,19 @@ PROPERTY = "delta.enableDeletionVectors"
 FOLDER = "_penstock_vectors"
 """The folder of vectors: deltalake's ``vacuum(full=True)`` would delete those in the table's own folder."""
 _LEAST_BYTES = 4 << 20
-"""Smaller files are copied soon enough."""
+"""The smallest file that gets vectors; copying smaller files is fast enough."""
 _LARGEST_SHARE = 0.1
 _INLINE_BYTES = 1 << 10
-"""Vectors of so many bytes are in the log, which all readers read, and larger ones in files."""
+"""The size up to which vectors are stored in the log, which all readers read; larger ones are in files."""
 
 
 def may_have_vectors(table: DeltaTable) -> bool:
-    """Whether files of a table may have deletion vectors."""
+    """Whether a table's files may have deletion vectors."""
     return _FEATURE in (table.protocol().writer_features or ())
 
 
 def gets_vectors(table: DeltaTable, place: DeltaPlace) -> bool:
-    """Whether a table's owner wants deletion vectors for changes, and its storage allows them."""
+    """Whether deletion vectors are enabled for a table and its storage allows them."""
     properties = table.metadata().configuration.items()
     wanted = any(
         name.lower() == PROPERTY.lower() and (value or "").lower() == "true" for name, value in properties
@@ -46,21 +46,21 @@ def gets_vectors(table: DeltaTable, place: DeltaPlace) -> bool:
 
 
 def is_worth_a_vector(add: dict[str, Any] | None, rows: int, gone: int) -> bool:
-    """Whether a file with so many rows, of which some are gone in sum, gets a vector; else it is copied."""
+    """Whether a file of ``rows`` rows, ``gone`` of them deleted in total, gets a vector instead of a copy."""
     if add is None or add["size"] < _LEAST_BYTES or gone > _LARGEST_SHARE * rows:
         return False
     return _wide(add.get("stats") or "", rows) is not None
 
 
 def written_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
-    """Return a vector of rows that are gone, after writing its file if it needs one."""
+    """Return a vector of deleted rows, after writing its file if it needs one."""
     data = encode(positions)
     if len(data) <= _INLINE_BYTES:
         return DeletionVector.inline(data, len(positions))
     vector = DeletionVector.in_file(FOLDER, uuid.uuid4(), data, len(positions))
     assert vector.path is not None
     content = file_of(data)
-    # What does not fit into the buffer arrives at deltalake in a type that it does not take.
+    # Content that exceeds the buffer reaches deltalake in a type that it does not accept.
     with place.files().open_output_stream(vector.path, buffer_size=len(content) + 1) as out:
         out.write(content)
     return vector
@@ -73,7 +73,7 @@ def vector_of(add: dict[str, Any]) -> DeletionVector | None:
 
 
 def remove_action(add: dict[str, Any]) -> dict[str, Any]:
-    """Return the action that removes the file that an action has added."""
+    """Return the remove action for an add action."""
     same = {name: add[name] for name in ("path", "partitionValues", "size", "tags") if name in add}
     vector = {} if "deletionVector" not in add else {"deletionVector": add["deletionVector"]}
     now = time.time_ns() // 1_000_000
@@ -84,7 +84,7 @@ def remove_action(add: dict[str, Any]) -> dict[str, Any]:
 def add_with_vector(add: dict[str, Any], vector: DeletionVector) -> dict[str, Any]:
     """Return the action that adds a file again, with another vector.
 
-    The bounds of its columns are those of all its rows, as the statistics then say.
+    The statistics then say that their bounds are those of all rows, including deleted ones.
     """
     stats = _wide(add["stats"])
     assert stats is not None
@@ -92,9 +92,10 @@ def add_with_vector(add: dict[str, Any], vector: DeletionVector) -> dict[str, An
 
 
 def _wide(statistics: str, rows: int | None = None) -> str | None:
-    """Return statistics whose bounds need not be those of a row that is left; None if they cannot be.
+    """Return statistics whose bounds are marked as wide, not as exact for the remaining rows; None if they
+    cannot be.
 
-    A vector needs the number of ``rows``. The text stays otherwise as it is: a number that is parsed may lose
+    A vector requires the number of ``rows``. The rest of the text is kept, since parsing a number may lose
     digits.
     """
     try:

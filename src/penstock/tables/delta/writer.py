@@ -54,7 +54,7 @@ def delta_writer(
     location: str,
     app_id: str | None,
 ) -> DeltaWriter:
-    """Create or check the table, and return the ``foreachBatch`` function."""
+    """Create the table or check an existing one, and return the ``foreachBatch`` function."""
     table = place.find()
     if table is None:
         layout = match_table(place, layout, place.create(layout.schema))
@@ -115,9 +115,9 @@ class DeltaWriter:
             partitions=partition_columns(table),
         )
         if self._has_batch(table, transaction):
-            # Spark requires that the state is committed.
+            # Spark requires that the batch is read, so that its state is committed.
             frame.write.format("noop").mode("overwrite").save()
-            # The process that committed it may have died before this.
+            # The process that committed the micro-batch may have died before cleaning up.
             stage.drop()
             return
         require_partitioning(self.place, table)
@@ -130,7 +130,7 @@ class DeltaWriter:
     def _written(
         self, frame: DataFrame, stage: DeltaStage, transaction: AppTransaction | None
     ) -> list[DataFile]:
-        """Have tasks write the rows, and return the files, which can be committed."""
+        """Have tasks write the rows, and return the files to commit."""
         reports = self._staging(frame, stage).collect()
         files = files_in(reports)
         try:
@@ -195,7 +195,7 @@ class DeltaWriter:
                 return
             try:
                 if attempt:
-                    # Whoever was faster may have dropped the table and created it again.
+                    # The other writer may have recreated the table.
                     stage.require_files(files)
                 publish(table, versions)
                 return
@@ -217,7 +217,7 @@ class DeltaWriter:
         )
 
     def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
-        """Return the function that commits the rows to a table, as it is loaded for each try."""
+        """Return the function that commits the rows to a table, which each attempt loads again."""
         return RowsCommit(stage, files, self.mode, spark)
 
     def _check(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:

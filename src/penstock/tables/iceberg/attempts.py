@@ -1,10 +1,10 @@
 """Attempts to write a micro-batch to an Iceberg table, and deletion of the files of abandoned ones.
 
-Tasks write data files where the table has its own, so files of an attempt that is never committed lie among
-those of the table. A pending file names each attempt from before its tasks start until it has ended: an empty
-file in ``penstock-pending`` in the table's data folder. If the driver dies, it stays, and a day later the
-start of a query deletes the attempt's files that no snapshot refers to. Other engines take both for orphans:
-neither folders nor files begin with an underscore or a dot, which such tools skip.
+Tasks write data files next to the table's own, so the files of an attempt that is never committed stay in the
+same folder. A pending file, an empty file in ``penstock-pending`` in the table's data folder, names each
+attempt from before its tasks start until it has ended. If the driver dies, the pending file is left, and a
+day later the start of a query deletes the attempt's files that no snapshot refers to. The clean-up of other
+engines also recognizes both as orphans, since no name begins with an underscore or a dot, which they skip.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ log = logging.getLogger("penstock.tables")
 FOLDER = "penstock-pending"
 _DAY_SECONDS = 86_400.0
 _LONGEST_SECONDS = 3600.0
-"""After this the files of an attempt that runs alone are not committed any more: they may be deleted soon."""
+"""The time after which files of an attempt that runs alone are not committed, as they may soon be deleted."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try of one micro-batch."""
+    """One attempt at one micro-batch."""
 
     app: str
     """A digest of the app id."""
     started: int
     """In seconds since 1970."""
     token: str
-    """It is in the names of all data files of the attempt."""
+    """Part of the names of all data files of the attempt."""
 
     @classmethod
     def new(cls, app_id: str) -> Attempt:
@@ -52,7 +52,7 @@ class Attempt:
 
     @classmethod
     def alone(cls) -> Attempt:
-        """Return one that no later attempt of the same app protects from clean-up."""
+        """Return an attempt with its own app id, which no later attempt protects from clean-up."""
         return cls.new(f"run:{uuid.uuid4()}")
 
     @classmethod
@@ -76,14 +76,14 @@ class Attempt:
             pass
 
     def end(self, place: IcebergPlace, table: Table) -> None:
-        """Delete the pending file; an error leaves it to a later clean-up."""
+        """Delete the pending file; after an error, a later clean-up deletes it."""
         delete_files(place, table.io, [_pending(table, self)])
 
 
 def spoiled(
     place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], before: Table, now: Table
 ) -> str | None:
-    """Return why files that were written for a table as it was before are not to be committed to it now."""
+    """Return why files written for an earlier version of a table must not be committed to it now."""
     old, new = before.metadata, now.metadata
     if (old.current_schema_id, old.default_spec_id) != (new.current_schema_id, new.default_spec_id):
         return "its columns or its partitioning have changed"
@@ -91,7 +91,7 @@ def spoiled(
         return "writing the files took too long"
     with place.translating_errors("its data files cannot be found"):
         exist = in_parallel(lambda file: now.io.new_input(file.file_path).exists(), files)
-    return None if all(exist) else "its data files were deleted meanwhile"
+    return None if all(exist) else "its data files were deleted in the meantime"
 
 
 def end_committed(place: IcebergPlace, table: Table, app_id: str, token: str) -> None:
@@ -103,7 +103,7 @@ def end_committed(place: IcebergPlace, table: Table, app_id: str, token: str) ->
 
 
 def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
-    """Delete files that no snapshot refers to; errors leave them to a later clean-up."""
+    """Delete files that no snapshot refers to; after errors, a later clean-up deletes them."""
     for path in paths:
         try:
             with place.translating_errors("a file cannot be deleted", beside=(FileNotFoundError,)):
@@ -121,7 +121,7 @@ def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
 
 
 def delete_abandoned(place: IcebergPlace, table: Table) -> None:
-    """Delete the files of attempts that began more than a day ago, of apps that have begun none since."""
+    """Delete the files of attempts that began over a day ago, if the app has begun no other attempt since."""
     before = time.time() - _DAY_SECONDS
     with place.translating_errors("the files of dead queries cannot be listed"):
         attempts = list(_listed(table))
@@ -154,8 +154,8 @@ def _listed(table: Table) -> Iterator[Attempt]:
 def _files(io: FileIO, folder: str) -> Iterator[str]:
     """List the files below a folder, as locations of the table.
 
-    Only pyiceberg's default file system can list files; with another one, clean-up is left to the tools of
-    other engines.
+    Only pyiceberg's default file system can list files; with another one, other engines' tools have to clean
+    up.
     """
     if not isinstance(io, PyArrowFileIO):
         return
@@ -167,7 +167,7 @@ def _files(io: FileIO, folder: str) -> Iterator[str]:
 
 
 def _referred_files(table: Table) -> set[str]:
-    """Return the names of all files that a snapshot has, delete files too; they contain random numbers."""
+    """Return the names of all data and delete files of the snapshots; they contain random numbers."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
@@ -185,6 +185,6 @@ def _name(path: str) -> str:
 
 
 def _token(path: str) -> str:
-    """Return the token in the name of a data file; an object store's layout may put hashes in front of it."""
+    """Return the token in the name of a data file; object storage layouts may put hashes in front of it."""
     parts = _name(path).split("-")
     return parts[-2] if len(parts) > 1 else ""

@@ -1,7 +1,7 @@
-"""The commit of change events to an Iceberg table: the driver plans from their keys, tasks write the rows.
+"""Commit of change events to an Iceberg table: the driver plans from the keys, and tasks write the rows.
 
-Each try plans anew, from the record and the rows that the table has then. What tasks have written for an
-earlier try is used again if the plan is the same.
+Each attempt makes a new plan, from the record and the rows that the table then has. Files that tasks wrote
+for an earlier attempt are reused if the plan is the same.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from penstock.tables.unchanged_values import column_numbers
 
 @dataclass
 class Written:
-    """What tasks have written for a plan."""
+    """The files that tasks have written for a plan."""
 
     plan: MergePlan
     filled_from: Sequence[object]
-    """The data files whose values were taken for events that leave some out."""
+    """The data files that supplied the values which events leave out."""
     rows: list[DataFile]
     rewriter: Rewriter | None
 
 
 @dataclass
 class ChangesCommit(Commit):
-    """The commit of events that tasks have staged, repeated while other writers are faster."""
+    """The commit of events that tasks have staged, retried after conflicts with other writers."""
 
     spark: SparkSession = field(kw_only=True)
     events: EventLayout = field(kw_only=True)
@@ -83,7 +83,7 @@ class ChangesCommit(Commit):
 
     @cached_property
     def _staged(self) -> pa.Table:
-        """The keys of all events, and what else their merge is planned from."""
+        """The columns of all events from which their merge is planned."""
         with self.target.place.translating_errors("the events of a micro-batch cannot be read"):
             return read_events(self.io, self.event_files, self.events.planning)
 
@@ -106,7 +106,7 @@ class ChangesCommit(Commit):
         versions = self._stored_versions(table, target) if self.events.history else []
         plan = self._plan(target, recorded, [lines for _, lines in versions])
         if plan.is_empty:
-            # A clean-up finds out which files of earlier tries the table has.
+            # A clean-up will find out which files of earlier attempts the table has.
             self._again |= bool(self._sent)
             return None
         written = self._write(table, target, self.target.layout(transaction), plan)
@@ -120,7 +120,7 @@ class ChangesCommit(Commit):
     def _plan(
         self, target: FileTarget, recorded: Sequence[FileScanTask], versions: Sequence[pa.Table]
     ) -> MergePlan:
-        """Return what the events change, by the record and the stored versions of their keys."""
+        """Return the merge plan, from the record and the stored versions of the keys."""
         near = self.record.near(recorded, self._recorded_lines.keys)
         lines = self._recorded_lines.lines(target, near, self.record.schema)
         known = distinct_events(self.events, pa.concat_tables([self.events.recorded.empty_table(), *lines]))
@@ -140,9 +140,10 @@ class ChangesCommit(Commit):
         return list(zip(files, lines, strict=True))
 
     def _write(self, table: Table, target: FileTarget, layout: TableLayout, plan: MergePlan) -> Written:
-        """Have tasks write the rows of a plan, unless they have.
+        """Have tasks write the rows of a plan, unless they already have.
 
-        ``layout`` is that of the table now: columns may have been added or moved since events were staged.
+        ``layout`` is the table's current one: columns may have been added or moved since the events were
+        staged.
         """
         events = None if self.events.unchanged is None else incomplete(self._staged, plan.taken)
         sources = [] if not events else self._files(table, self._stored_keys(events))
@@ -165,7 +166,7 @@ class ChangesCommit(Commit):
     def _stored_values(
         self, target: FileTarget, files: Sequence[FileScanTask], events: pa.Table
     ) -> list[str]:
-        """Have tasks look up what some events leave out; return the files with what they found."""
+        """Have tasks look up the values that events leave out; return files with the values."""
         numbers = column_numbers(events[UNKNOWN].unique().to_pylist())
         more = [VALID_FROM, VALID_TO] if self.events.history else []
         names = [*more, *(self.events.rows.names[number] for number in numbers)]
@@ -185,7 +186,7 @@ class ChangesCommit(Commit):
         return found
 
     def _edit(self, plan: MergePlan) -> Edit | None:
-        """Return what happens to stored rows; None if nothing does."""
+        """Return the changes of stored rows; None if there are none."""
         if plan.changed is None:
             removed = self._stored_keys(self._staged.filter(plan.taken))
             return RemovedRows(self.layout.key_schema, WantedKeys(removed)) if len(removed) else None
@@ -197,7 +198,7 @@ class ChangesCommit(Commit):
     def _edited_files(
         self, table: Table, plan: MergePlan, versions: Sequence[tuple[FileScanTask, pa.Table]]
     ) -> list[FileScanTask]:
-        """Return the data files that may have rows which change."""
+        """Return the data files that may have rows to change."""
         if plan.changed is None:
             return self._files(table, self._stored_keys(self._staged.filter(plan.taken)))
         names = [*self.events.keys, VALID_FROM]
@@ -209,11 +210,11 @@ class ChangesCommit(Commit):
         return files_with_keys(self.target.place, table, ranges)
 
     def _stored_keys(self, events: pa.Table) -> pa.Table:
-        """Return the keys of events, as the table has them."""
+        """Return the keys of events in the table's types."""
         return _in_schema(events.select(list(self.events.keys)), self.layout.key_schema)
 
     def _columns(self, names: Sequence[str]) -> Schema:
-        """Return the table's key columns, and those of some columns of the events' rows."""
+        """Return the table's key columns, and its columns for the named columns of the events' rows."""
         places = [self.layout.places.index(self.events.table.names.index(name)) for name in names]
         more: list[NestedField] = [self.layout.schema.fields[place] for place in places]
         return Schema(*self.layout.key_schema.fields, *more)
@@ -225,7 +226,7 @@ def _in_schema(rows: pa.Table, columns: Schema) -> pa.Table:
 
 
 def _ends(plan: MergePlan) -> pa.Array | None:
-    """Return for each event the end of its row, null for those that are not taken."""
+    """Return for each event the end of validity of its row; null for events that are not taken."""
     if plan.ends is None:
         return None
     taken = plan.taken.to_numpy(zero_copy_only=False)
@@ -233,6 +234,6 @@ def _ends(plan: MergePlan) -> pa.Array | None:
 
 
 def _same(one: MergePlan, other: MergePlan) -> bool:
-    """Whether tasks write the same for two plans."""
+    """Whether tasks write the same rows for two plans."""
     pairs = ((one.taken, other.taken), (one.ends, other.ends), (one.changed, other.changed))
     return all(a is b or (a is not None and b is not None and a.equals(b)) for a, b in pairs)

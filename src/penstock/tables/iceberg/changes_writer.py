@@ -51,7 +51,9 @@ def accepted_changes(
 def changes_writer(
     place: IcebergPlace, changes: Changes, guarantee: str, location: str, app_id: str | None
 ) -> ChangesWriter:
-    """Create or check the table and its record of events, and return the ``foreachBatch`` function."""
+    """Create the table and its record of events or check existing ones, and return the ``foreachBatch``
+    function.
+    """
     table = place.find()
     if table is None:
         table = place.create(table_schema(changes.table))
@@ -99,4 +101,4 @@ class ChangesWriter(IcebergWriter):
         )
 
     def _check(self, frame: DataFrame, files: FileTarget, commit: Commit) -> None:
-        """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
+        """Do nothing: Spark has kept one event per key, and the tasks have checked them."""

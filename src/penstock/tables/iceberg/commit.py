@@ -1,4 +1,4 @@
-"""The commit of a micro-batch to an Iceberg table: one snapshot, by the driver, without any rows."""
+"""Commit of a micro-batch to an Iceberg table: the driver adds one snapshot and handles no rows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """A table with the rows that a query writes to it."""
+    """A table, and the columns that a query writes to it."""
 
     place: IcebergPlace
     rows: RowLayout
     mode: str
 
     def layout(self, transaction: Transaction) -> TableLayout:
-        """Return the table's columns; in output mode complete they become those of the rows."""
+        """Return the table's columns; in output mode complete they are replaced by the rows' columns."""
         with self.place.translating_errors("its columns cannot be replaced"):
             if self.mode == "complete":
                 replace_columns(self.rows, transaction)
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True)
 class FileChanges:
-    """What a commit changes."""
+    """The files that a commit adds and removes."""
 
     removed: Sequence[DataFile]
     """The data files that leave the table."""
@@ -60,15 +60,15 @@ class FileChanges:
     deletes: Sequence[DataFile] = ()
     """New delete files."""
     merged: Sequence[DataFile] = ()
-    """The delete files whose positions are in the new ones too."""
+    """Old delete files whose positions are also in the new ones."""
     record: RecordChange | None = None
-    """What it records of applied events."""
+    """The change of the record of applied events."""
 
     @classmethod
     def of(
         cls, rewritten: Sequence[Rewritten], added: Sequence[DataFile], record: RecordChange | None = None
     ) -> FileChanges:
-        """Return the changes that put files in, beside what becomes of stored ones."""
+        """Return the changes that add files and rewrite stored ones."""
         removed = [each.old for each in rewritten if each.deletes is None]
         new = [file for each in rewritten for file in each.new]
         deletes = [each.deletes for each in rewritten if each.deletes is not None]
@@ -86,31 +86,31 @@ class FileChanges:
 
 @dataclass
 class Commit:
-    """The commit of data files that tasks have written, repeated while other writers are faster."""
+    """The commit of data files that tasks have written, retried after conflicts with other writers."""
 
     target: Target
     layout: TableLayout
     """The columns that the tasks wrote."""
     staged: Sequence[DataFile]
     io: FileIO
-    """That of the table."""
+    """The table's ``FileIO``."""
     token: str
-    """That of the attempt."""
+    """The attempt's token."""
     batch_id: int
     batch: MicroBatch | None
     """None if the table does not record micro-batches."""
     rewriter: Rewriter | None = None
-    """In output mode update."""
+    """Rewrites stored files in output mode update."""
     begun: float = field(default_factory=time.time)
     _sent: dict[int, set[str]] = field(default_factory=dict)
     """The snapshots that the catalog was asked to commit, with their data files."""
     _referred: set[str] = field(default_factory=set)
     """The data files that the table has after the commit."""
     _sure: bool = True
-    """Whether it is known which of them is in the table."""
+    """Whether it is certain which files the table has."""
 
     def run(self) -> None:
-        """Commit the files, unless there are none, or another run has committed the micro-batch."""
+        """Commit the files, unless there are none or another run has committed the micro-batch."""
         if not self._needed:
             return
         self._referred = self._committed()
@@ -122,14 +122,14 @@ class Commit:
 
     @property
     def repeated(self) -> bool:
-        """Whether a task was repeated, of which an earlier attempt may have left a file behind."""
+        """Whether a task was repeated, so that its earlier attempt may have left a file."""
         return self.rewriter is not None and self.rewriter.repeated
 
     def delete_unused(self) -> None:
         """Delete the files that the table does not have.
 
-        If the catalog was asked to commit data files, and it is not known that it has committed this
-        micro-batch, they stay until the clean-up, which looks whether a snapshot has them.
+        If the catalog was asked to commit data files, and the outcome is unknown, the files are kept until
+        the clean-up, which checks whether a snapshot has them.
         """
         kept = self._referred if self._sure else self._data_paths()
         unused = [path for path in self._paths() if path not in kept]
@@ -137,7 +137,7 @@ class Commit:
             delete_files(self.target.place, self.io, unused)
 
     def _committed(self) -> set[str]:
-        """Return the files that the table has after the commit; none if another run had committed it."""
+        """Return the files that the table has after the commit; an empty set if another run committed it."""
         place = self.target.place
         last_conflict = ""
         for number in range(_TRIES + 1):
@@ -154,7 +154,7 @@ class Commit:
             except CommitConflict as error:
                 last_conflict = without_secrets(error.__cause__ or error, *place.secrets)
             except PenstockError:
-                # The catalog may have committed it, and only the reply is lost.
+                # The catalog may have committed, and only the reply was lost.
                 if not self._sent or (landed := self._landed(place.open())) is None:
                     raise
                 return landed
@@ -175,7 +175,7 @@ class Commit:
         found = None if self.batch is None else self.batch.committed(table)
         if found is None:
             return None
-        # The snapshot of this attempt may have expired already.
+        # The snapshot of this attempt may already have expired.
         return self._data_paths() if found.attempt == self.token else set()
 
     def _publish(self, table: Table) -> set[str]:
@@ -185,16 +185,16 @@ class Commit:
         self._require_files(table, self._needed_files())
         changes = self._changes(table, transaction)
         if changes is None:
-            # An earlier try may have changed it all, although it looked like a conflict.
+            # An earlier try that looked like a conflict may have committed all of the changes.
             return self._data_paths() if self._sent else set()
         if time.time() - self.begun > _OLD_SECONDS:
-            # The driver may have been suspended, and a clean-up may have taken it for dead.
+            # If the driver was suspended, a clean-up may have considered it dead and deleted the files.
             self._require_files(table, [file.file_path for file in changes.new_files])
         with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
             return self._send(transaction, changes)
 
     def _send(self, transaction: Transaction, changes: FileChanges) -> set[str]:
-        """Commit changes, and return the files that come."""
+        """Commit changes, and return the added data files."""
         summary, properties = {}, {}
         if self.batch is not None:
             summary, properties = self.batch.summary(self.token), self.batch.properties(self.token)
@@ -222,7 +222,7 @@ class Commit:
         return self._sent[producer.snapshot_id]
 
     def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
-        """Return what changes in a table as it was loaded; None if nothing does."""
+        """Return the changes of a loaded table; None if nothing changes."""
         if self.target.mode == "complete":
             with self.target.place.translating_errors("its manifests cannot be read"):
                 return FileChanges(list(_data_files(table)), self.staged)
@@ -234,7 +234,7 @@ class Commit:
         return FileChanges.of(rewritten, self.staged)
 
     def _needed_files(self) -> list[str]:
-        """Return the files that tasks have written of the micro-batch's rows."""
+        """Return the files that tasks have written with the micro-batch's rows."""
         return [file.file_path for file in self.staged]
 
     def _paths(self) -> set[str]:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _SIZE = "write.target-file-size-bytes"
 _ATTEMPTS = 10
 _MOST_FILES, _MOST_BYTES = 256, 4 << 30
-"""How much a commit merges: so much is repeated after a crash."""
+"""The limits of what one commit merges, and thus of the work that is repeated after a crash."""
 
 
 def compact(place: IcebergPlace, file_bytes: int, fewest: int) -> TableCompaction:
-    """Merge the small files of each partition, if there are so many of them or enough for a large file.
+    """Merge the small files of each partition that has ``fewest`` of them, or enough for a large file.
 
-    Files that others add meanwhile are left to the next compaction: queries that go on writing would keep
-    this one from ending.
+    Files added in the meantime are left to the next compaction; otherwise queries that keep writing could
+    prevent this one from ending.
     """
     table = place.find()
     if table is None:
@@ -64,18 +64,18 @@ def small_files(
     fewest: int,
     among: Container[str] | None = None,
 ) -> list[FileScanTask]:
-    """Return the files for one commit of a compaction, those of a partition one after another.
+    """Return the files for one commit of a compaction, grouped by partition.
 
     Parameters
     ----------
     small_bytes
-        Files of fewer bytes are merged,
+        The size below which files are merged.
     file_bytes
-        if there are enough in a partition for a file of this size,
+        A partition's files are merged if they are enough for a file of this size.
     fewest
-        or so many.
+        A partition's files are also merged if it has at least this many small ones.
     among
-        The paths of the files to choose from; by default all of the table.
+        The paths of the files to choose from; by default all files of the table.
     """
     partitions: dict[object, list[FileScanTask]] = {}
     for file in _listed(place, table):
@@ -99,15 +99,16 @@ def _listed(place: IcebergPlace, table: Table) -> list[FileScanTask]:
 def merge(
     place: IcebergPlace, table: Table, files: Sequence[FileScanTask], file_bytes: int
 ) -> list[DataFile]:
-    """Replace data files of a loaded table by fewer ones with the same rows, in one commit; return those.
+    """Replace data files of a loaded table by fewer ones with the same rows, in one commit; return the new
+    files.
 
-    The new files are never deleted after the catalog was asked to commit them, since it may have done so
-    whatever it answered: a clean-up deletes them a day later, unless a snapshot has them.
+    Once the catalog was asked to commit the new files, they are not deleted here, since it may have committed
+    them whatever its reply was. A clean-up deletes them a day later, unless a snapshot has them.
 
     Raises
     ------
     CommitConflict
-        When another writer has changed the files, or was faster each time.
+        When another writer has changed the files, or committed first each time.
     """
     attempt = Attempt.alone()
     attempt.begin(place, table)
@@ -117,14 +118,14 @@ def merge(
     try:
         new = written(target, (in_schema(target, part.columns) for part in _rows(table, files)))
     except BaseException:
-        # It has deleted what it wrote.
+        # The failed write has deleted its files.
         attempt.end(place, table)
         raise
     sent: list[int] = []
     for _ in range(_ATTEMPTS):
         now = place.open()
         if _has(now, sent):
-            # Something between the client and the catalog had repeated the request.
+            # A component between the client and the catalog repeated the request.
             attempt.end(place, table)
             return new
         if reason := spoiled(place, attempt, new, table, now) or _changed(place, table, now, files):
@@ -137,7 +138,7 @@ def merge(
 
 
 def _changed(place: IcebergPlace, before: Table, now: Table, files: Sequence[FileScanTask]) -> str | None:
-    """Return how files have changed since a table was loaded, by which rows would come back."""
+    """Return how files have changed since a table was loaded, if a merge would restore deleted rows."""
     if before.metadata.current_snapshot_id == now.metadata.current_snapshot_id:
         return None
     current = {task.file.file_path: _deletes(task) for task in _listed(place, now)}
@@ -161,7 +162,7 @@ def _commit(
     new: Sequence[DataFile],
     sent: list[int],
 ) -> None:
-    """Commit once, and add the id of the snapshot to those that were sent."""
+    """Try to commit once, and add the snapshot's id to ``sent``."""
     commit_once(table)
     with place.translating_errors("the commit failed", beside=(CommitConflict,)):
         transaction = table.transaction()
@@ -180,7 +181,7 @@ def _rows(table: Table, files: Sequence[FileScanTask]) -> Iterator[pa.Table]:
 
 
 def _groups(small: Sequence[FileScanTask], file_bytes: int) -> Iterator[list[FileScanTask]]:
-    """Divide files into groups, each about as large as one file is to be."""
+    """Divide files into groups, each of about the target size of a file."""
     group: list[FileScanTask] = []
     for file in small:
         group.append(file)

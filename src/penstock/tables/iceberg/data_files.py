@@ -1,4 +1,4 @@
-"""Parquet data files of an Iceberg table, written by tasks where the table has its own.
+"""Parquet data files of an Iceberg table, written by tasks to the table's location for data.
 
 No snapshot refers to a file until the driver commits it. Its name has the token of the attempt that wrote it.
 """
@@ -38,18 +38,18 @@ from penstock.tables.iceberg.place import translated
 
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 _OPEN_FILES = 64
-"""Partitions of a task whose files are open at the same time."""
+"""The number of partitions for which a task has open files at the same time."""
 
 
 @dataclass(frozen=True)
 class FileTarget:
-    """Where the tasks of one attempt write, with the credentials for it."""
+    """The location and credentials with which the tasks of one attempt write files."""
 
     table: str
     """The table's name in messages."""
     io: FileIO = field(repr=False)
     metadata: TableMetadata = field(repr=False)
-    """What tasks need of the table's metadata: it has no snapshots."""
+    """The part of the table's metadata that tasks need, without snapshots."""
     token: str
 
     @classmethod
@@ -60,7 +60,7 @@ class FileTarget:
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the files, by the names that they have in them."""
+        """The columns of the files, by their names in the files."""
         return sanitize_column_names(self.metadata.schema())
 
     @cached_property
@@ -69,7 +69,7 @@ class FileTarget:
 
     @cached_property
     def named_schema(self) -> pa.Schema:
-        """The same with the table's names, also inside of columns."""
+        """The same schema with the table's names, also of nested fields."""
         return schema_to_pyarrow(self.metadata.schema())
 
     @cached_property
@@ -85,7 +85,7 @@ class FileTarget:
 
 
 class DataFileWriter:
-    """Writes the rows of a task to data files, one for each partition and size limit."""
+    """Writer of a task's rows to data files: one for each partition, and another at the size limit."""
 
     def __init__(self, target: FileTarget) -> None:
         self._target = target
@@ -105,13 +105,13 @@ class DataFileWriter:
             self._write(key, part)
 
     def close(self) -> list[DataFile]:
-        """Finish all files, and return what a snapshot needs to know of them."""
+        """Finish all files, and return them as a snapshot lists them."""
         while self._open:
             self._finish(next(iter(self._open)))
         return self._done
 
     def discard(self) -> None:
-        """Delete what was written; nobody has been told of it. Errors leave it to a later clean-up."""
+        """Delete the written files, which have not been reported; after errors, a later clean-up does it."""
         for file in self._open.values():
             file.abandon()
         for path in [*(file.path for file in self._open.values()), *(file.file_path for file in self._done)]:
@@ -120,7 +120,7 @@ class DataFileWriter:
 
     def _write(self, key: PartitionKey | None, rows: pa.Table) -> None:
         place = key.partition if key is not None else None
-        # The file that was written last is the last one to be closed early.
+        # Files are closed early in the order of their last write.
         file = self._open.pop(place, None)
         if file is None:
             if len(self._open) >= _OPEN_FILES:
@@ -172,7 +172,7 @@ class _OpenFile:
             file_format=FileFormat.PARQUET,
             partition=Record() if self._key is None else self._key.partition,
             file_size_in_bytes=size,
-            # The rows are in no order, whatever the table's sort order is.
+            # The rows are unsorted, whatever the table's sort order is.
             sort_order_id=None,
             spec_id=target.metadata.default_spec_id,
             equality_ids=None,
@@ -181,9 +181,9 @@ class _OpenFile:
         )
 
     def _unbounded(self) -> set[int]:
-        """Return the columns of which a row group has no least and greatest value, since they are too long.
+        """Return the columns for which a row group has no bounds because its values are too long.
 
-        pyiceberg takes the bounds of the other row groups for those of the file.
+        pyiceberg would use the bounds of the other row groups for the whole file.
         """
         ids = parquet_path_to_id_mapping(self._target.schema)
         metadata = self._writer.writer.metadata
@@ -222,7 +222,7 @@ def written(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield what is in memory at a time, and becomes a row group."""
+    """Yield tables that fit into memory, each of which becomes a row group."""
     for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
         yield pa.Table.from_batches(group)
 
@@ -245,7 +245,7 @@ def in_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array])
 
 
 def _in_type(column: pa.ChunkedArray | pa.Array, named: pa.DataType, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column, then rename the fields inside it: a cast takes a field of another name for a new one."""
+    """Cast a column, then rename its nested fields, since a cast treats another name as a new field."""
     cast = column.cast(named)
     if named.equals(wanted):
         return cast

@@ -1,5 +1,5 @@
-"""Change events of a micro-batch: staged by tasks in files that no snapshot ever has, and the rows that they
-set, which other tasks write to data files once it is known which of the events count.
+"""Change events of a micro-batch: tasks stage them in files that no snapshot refers to, and once the driver
+has decided which events to apply, other tasks write their rows to data files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REPORT = pa.schema(
 )
 _BATCH_ROWS = 65_536
 _TASK_BYTES = 32 << 20
-"""How much of the staged files, as they are compressed, is the work of a task."""
+"""The compressed size of the staged files that a task processes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EventFile:
     size: int
 
     def batches(self, io: FileIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the events, always in the same order."""
+        """Yield the events with the columns of ``schema``, always in the same order."""
         with io.new_input(self.path).open() as stream:
             for batch in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS, columns=schema.names):
                 yield batch.select(schema.names).cast(schema)
@@ -72,7 +72,7 @@ def event_files(reports: Iterable[Any]) -> list[EventFile]:
 
 
 def read_events(io: FileIO, files: Sequence[EventFile], schema: pa.Schema) -> pa.Table:
-    """Read some columns of all events."""
+    """Read all events with the columns of ``schema``."""
     return pa.Table.from_batches((batch for file in files for batch in file.batches(io, schema)), schema)
 
 
@@ -131,14 +131,14 @@ class EventTask:
 
 @dataclass(frozen=True)
 class Part:
-    """A staged file, and the number of its first event among all of the micro-batch."""
+    """A staged file, and the position of its first event among all events of the micro-batch."""
 
     file: EventFile
     start: int
 
 
 def divided_events(files: Sequence[EventFile]) -> list[list[Part]]:
-    """Divide the staged files into the work of tasks: each writes a file at least."""
+    """Divide the staged files among tasks; each task writes at least one file."""
     starts = accumulate((file.rows for file in files), initial=0)
     parts = [Part(file, start) for file, start in zip(files, starts, strict=False)]
     return divided(parts, lambda part: part.file.size, _TASK_BYTES)
@@ -146,7 +146,7 @@ def divided_events(files: Sequence[EventFile]) -> list[list[Part]]:
 
 @dataclass
 class EventRowsTask(NumberedTask):
-    """Takes numbers of tasks, and reports the data files with the rows of their events."""
+    """Task that takes numbers of its parts, and reports the data files with the rows of their events."""
 
     target: FileTarget = field(repr=False)
     events: EventLayout = field(repr=False)
@@ -155,7 +155,7 @@ class EventRowsTask(NumberedTask):
     taken: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
     ends: pa.Array | None = field(repr=False)
-    """With history: for each event, the end of its row."""
+    """With history: for each event, the end of validity of its row."""
     stored: Sequence[str] = field(repr=False)
     """Files with stored values, for events that leave values out."""
     what = "a data file cannot be written"
@@ -166,7 +166,7 @@ class EventRowsTask(NumberedTask):
         return to_report(self.target, written(self.target, parts))
 
     def _rows(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a staged file, in the columns of the table that the query sets."""
+        """Yield the rows of a staged file, with the table's columns that the query sets."""
         at = part.start
         for batch in part.file.batches(self.target.io, self.events.staged):
             taken = self.taken.slice(at, batch.num_rows)
@@ -189,7 +189,7 @@ class EventRowsTask(NumberedTask):
         return rows.select(events.table.names).cast(events.table)
 
     def _require_stored(self, rows: pa.Table) -> None:
-        """Refuse values that no stored row has: the record has the key, but others may delete rows."""
+        """Refuse events that leave out values of rows that other writers have deleted."""
         left_out = rows.filter(pc.is_valid(rows[UNKNOWN]))
         if self.ends is None and left_out.num_rows:
             missing = without_row(list(self.events.keys), left_out, self._values)
@@ -202,7 +202,7 @@ class EventRowsTask(NumberedTask):
 
     @cached_property
     def _values(self) -> pa.Table:
-        """The stored values, with the keys and sequences in the types of events."""
+        """The stored values, with keys and sequences in the types of the events."""
         tables = []
         for path in self.stored:
             with self.target.io.new_input(path).open() as stream:

@@ -1,4 +1,4 @@
-"""Keys of a micro-batch: whether two rows share one, and which data files of a table may have them."""
+"""Keys of a micro-batch: the search for repeated keys, and for data files of a table that may have a key."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import first_repeated_key
 
 _RANGES = 16
-"""Ranges of keys with which the files of a table are compared."""
+"""The number of key ranges with which a table's files are compared."""
 _FEW_ROWS = 65_536
-"""Rows whose keys the driver reads itself."""
+"""The number of rows up to which the driver reads the keys itself."""
 _BATCH_ROWS = 131_072
-# A type checker takes them for pydantic's plain models.
+# Type checkers treat these classes as plain pydantic models.
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
 _NOTHING: BooleanExpression = AlwaysFalse()
@@ -62,7 +62,7 @@ def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
 
 
 def all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
-    """Read the keys in several such files."""
+    """Read the keys of several data files that this attempt wrote."""
     batches = (batch for path in paths for batch in read_keys(io, path, keys))
     return pa.Table.from_batches(batches, schema_to_pyarrow(keys, include_field_ids=False))
 
@@ -75,9 +75,9 @@ def repeated_key(
     types: Sequence[spark_types.DataType],
     files: Sequence[DataFile],
 ) -> dict[str, object] | None:
-    """Return a key that several rows of a micro-batch have; None if there is none.
+    """Return a key that several rows of a micro-batch have; None if all keys are distinct.
 
-    ``types`` are Spark's types of the keys. If there are many rows, Spark counts the keys.
+    ``types`` are the keys' Spark types. If there are many rows, Spark counts the keys.
     """
     paths = [file.file_path for file in files]
     if sum(file.record_count for file in files) <= _FEW_ROWS:
@@ -117,22 +117,22 @@ class _KeysTask:
 
 
 def _small(keys: pa.RecordBatch) -> pa.RecordBatch:
-    """Rename the columns to k0, k1 and so on, and give them the types that Spark has."""
+    """Rename the columns to k0, k1 and so on, and cast them to types that Spark has."""
     types = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), pa.time64("us"): pa.time64("ns")}
     columns = [column.cast(types.get(column.type, column.type)) for column in keys.columns]
     return pa.RecordBatch.from_arrays(columns, names=[f"k{number}" for number in range(len(columns))])
 
 
 def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
-    """Return the data files of a table that may have rows of a filter, with their delete files."""
+    """Return the data files of a table that may have rows matching a filter, with their delete files."""
     with place.translating_errors("its manifests cannot be read"):
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
         tasks = _planned(table, row_filter)
         if any(manifest.content == ManifestContent.DELETES for manifest in snapshot.manifests(table.io)):
-            # The filter may leave out delete files too, by bounds of the rows that they delete. A row of a
-            # file that is rewritten would come back if one of them were missing.
+            # The filter may also leave out delete files, by the bounds of the rows that they delete. If one
+            # were missing, rewriting its data file would restore deleted rows.
             paths = {task.file.file_path for task in tasks}
             tasks = [task for task in all_files(table) if task.file.file_path in paths]
     return [FileScanTask(task.file, task.delete_files) for task in tasks]
@@ -143,8 +143,8 @@ def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
         with _refusing_equality_deletes(table):
             return list(table.scan(row_filter=row_filter).plan_files())
     except (struct.error, OverflowError):
-        # pyiceberg 0.11 cannot compare bounds from before a column was widened. No version can compare the
-        # first and the last time that Python has with partitions by year or month.
+        # pyiceberg 0.11 cannot compare bounds from before a column was widened. No version can compare
+        # Python's smallest and largest datetime with partitions by year or month.
         return list(all_files(table))
 
 
@@ -177,7 +177,7 @@ def ranges_of_files(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> 
 
 
 def ranges_of_keys(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExpression:
-    """Return a filter for rows that may have one of some keys, which are columns in the keys' order."""
+    """Return a filter for rows that may have one of the ``wanted`` keys, whose columns are in key order."""
     names = [f"k{number}" for number in range(len(keys.fields))]
     ordered = wanted.rename_columns(names).sort_by(names[0])
     parts = (ordered.slice(part.start, part.stop - part.start) for part in _parts(ordered.num_rows))
@@ -185,7 +185,7 @@ def ranges_of_keys(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExp
 
 
 def bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return the least and the greatest value, as pyiceberg takes them: dates and times are numbers."""
+    """Return the smallest and largest value in pyiceberg's form, in which dates and times are numbers."""
     if pat.is_temporal(column.type):
         number = pa.int32() if column.type.bit_width == 32 else pa.int64()
         column = column.cast(number)

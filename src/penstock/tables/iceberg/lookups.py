@@ -1,4 +1,4 @@
-"""Stored rows of the keys of a micro-batch: of an Iceberg table's data files, and of its record of events."""
+"""Lookups of a micro-batch's keys in an Iceberg table's data files and in its record of events."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.reading import WHOLE, Part, StoredFile, identity
 
 _FEW_ROWS = 65_536
-"""Rows that the driver looks through itself."""
+"""The number of rows up to which the driver searches files itself."""
 _PART_ROWS = 1 << 21
-"""How many rows a task looks through, at least, if there are more."""
+"""The number of rows above which a file is divided among several tasks."""
 
 
 @dataclass
 class Lookup:
-    """The lines of some keys, over all tries to commit: what a file had stays true while the table has it."""
+    """The stored lines of some keys, cached by file over all attempts to commit, as files never change."""
 
     spark: SparkSession
     keys: pa.Table = field(repr=False)
     """The keys of the micro-batch."""
     schema: pa.Schema
-    """The columns of lines, with the names and types of events."""
+    """The columns of the lines, with the names and types of the events."""
     _known: dict[object, pa.Table] = field(default_factory=dict)
 
     def lines(self, target: FileTarget, files: Sequence[FileScanTask], columns: Schema) -> list[pa.Table]:
-        """Return the lines in each of some files; ``columns`` has the stored columns, with the keys first."""
+        """Return the lines of each file; ``columns`` are the stored columns, with the keys first."""
         unknown = [file for file in files if identity(file) not in self._known]
         parts = [part for file in unknown for part in _divided(file)]
         task = LookupTask(target, self.keys, columns, parts)
@@ -68,7 +68,7 @@ def _divided(file: FileScanTask) -> list[FilePart]:
 
 @dataclass
 class LookupTask(NumberedTask):
-    """Takes numbers of parts, and returns the lines in them as an Arrow stream."""
+    """Task that takes the numbers of parts, and returns their lines as an Arrow stream."""
 
     target: FileTarget = field(repr=False)
     keys: pa.Table = field(repr=False)
@@ -96,9 +96,10 @@ class LookupTask(NumberedTask):
 
 @dataclass
 class ValuesTask(LookupTask):
-    """Takes numbers of files, and writes the rows in them to a file each; returns its path, empty if none.
+    """Task that takes file numbers, and writes each file's rows with one of the keys to a new file.
 
-    Their values may be long, so they are read only from files that have one of the keys.
+    It returns the new file's path, or an empty result without such rows. Values may be long, so they are read
+    only from files that have one of the keys.
     """
 
     names: Sequence[str] = ()

@@ -1,7 +1,7 @@
-"""Stored rows that get another value, and so leave their data file by position.
+"""Stored rows with a new value, which are deleted from their data file by position and stored again.
 
-The task that finds such rows in a data file stages them with the new value. Others write what was staged to
-data files, so that few files come of changes in many.
+The task that finds such rows in a data file stages them with the new value. Other tasks write the staged rows
+to data files, so that changes in many files result in few new ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
 from penstock.tables.iceberg.reports import to_report
 
 _TASK_ROWS = 1 << 20
-"""How many rows are the work of a task."""
+"""The number of rows that a task writes."""
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """A file of rows that no snapshot will have."""
+    """A file of rows that no snapshot will refer to."""
 
     path: str
     rows: int
@@ -44,13 +44,13 @@ def staged(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRows:
 
 
 def divided_rows(files: Sequence[StagedRows]) -> list[list[StagedRows]]:
-    """Divide staged files into the work of tasks: each writes a data file at least."""
+    """Divide staged files among tasks; each task writes at least one data file."""
     return divided(files, lambda file: file.rows, _TASK_ROWS)
 
 
 @dataclass
 class MoveTask(NumberedTask):
-    """Takes numbers of tasks, and reports the data files with the staged rows of each."""
+    """Task that takes numbers of its parts, and reports the data files with the staged rows of each."""
 
     target: FileTarget = field(repr=False)
     parts: Sequence[Sequence[StagedRows]] = field(repr=False)

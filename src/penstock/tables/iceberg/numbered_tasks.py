@@ -1,4 +1,4 @@
-"""Spark jobs whose tasks take numbers, such as those of files, which they open themselves."""
+"""Spark jobs whose tasks take numbers, for example of files, which the tasks open themselves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt"
 
 
 def task_count(spark: SparkSession, count: int) -> int:
-    """Return in how many tasks to divide work of some parts: each task loads what it has to know of all."""
+    """Return the number of tasks for ``count`` parts; each task loads what is needed for all parts."""
     return max(1, min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
 
 
 def divided(parts: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
-    """Divide parts into the work of tasks: each has parts of at most this size together, or a single part."""
+    """Divide parts among tasks: each gets parts of at most the size ``most`` in total, or a single part."""
     tasks: list[list[T]] = []
     together = 0
     for part in parts:
@@ -44,7 +44,7 @@ class NumberedTask(ABC):
 
     target: FileTarget
     what: str
-    """What has failed, in messages, where a task fails."""
+    """The clause that says in messages what has failed if a task fails."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run(batches))
@@ -61,7 +61,7 @@ class NumberedTask(ABC):
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
     def translated(self, number: int) -> bytes:
-        """Return the result for a number; errors are Penstock's, without secrets."""
+        """Return the result for a number; translate errors to Penstock's, without secrets."""
         try:
             return self.result(number)
         except PenstockError:
@@ -71,7 +71,7 @@ class NumberedTask(ABC):
             raise translated(error, self.target.table, what, self.target.io.properties) from None
 
     def failure(self, number: int) -> str:
-        """Return what has failed, in messages, if the result for a number cannot be had."""
+        """Return the clause that says in messages what has failed for a number."""
         return self.what
 
     @abstractmethod
@@ -79,7 +79,7 @@ class NumberedTask(ABC):
         """Return the result for a number."""
 
     def reports(self, spark: SparkSession, count: int) -> list[Any]:
-        """Run a task for each number below ``count``, and return what they report."""
+        """Run a task for each number below ``count``, and return their reports."""
         if not count:
             return []
         numbers = spark.range(0, count, 1, task_count(spark, count))

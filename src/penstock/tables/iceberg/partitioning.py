@@ -1,4 +1,4 @@
-"""Partitions of an Iceberg table: the values of its transforms, and rows divided by them."""
+"""Partitioning of rows by the values of an Iceberg table's transforms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _refusal(schema: Schema, part: PartitionField, uses: int) -> str | None:
 
 
 def divided(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tuple[PartitionKey, pa.Table]]:
-    """Divide rows by the values of a partitioning."""
+    """Divide rows by their partition values."""
     columns = []
     for part in spec.fields:
         source = schema.find_field(part.source_id)
@@ -72,7 +72,7 @@ def divided(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tup
 
 
 def _require_storable(schema: Schema, found: PartitionFieldValue) -> None:
-    """Raise an error if manifests cannot have a value: a decimal that is truncated may get one more digit."""
+    """Raise an error if manifests cannot store a value; truncating a decimal may add a digit."""
     kind = found.field.transform.result_type(schema.find_field(found.field.source_id).field_type)
     if found.value is not None and isinstance(kind, PrimitiveType):
         to_bytes(kind, found.value)
@@ -81,7 +81,7 @@ def _require_storable(schema: Schema, found: PartitionFieldValue) -> None:
 def transform(
     of: Transform[object, object], kind: IcebergType
 ) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
-    """Return the function that computes a transform of a column; pyiceberg's need another library."""
+    """Return the function that computes a transform of a column; pyiceberg's own need another library."""
     if isinstance(of, YearTransform):
         return lambda values: pc.subtract(_year(values), pa.scalar(1970, pa.int32()))
     if isinstance(of, MonthTransform):

@@ -1,4 +1,4 @@
-"""Iceberg tables: the names and URLs that say where they are, and errors without secrets."""
+"""Location of an Iceberg table: its name, its catalog's URL and properties, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _SCHEME = "iceberg:"
 _PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
 _NEW_TABLE = {
     "format-version": "2",
-    # A commit writes a file with all metadata, and a manifest. A query makes many commits.
+    # Each commit writes a file with all metadata, and a manifest, and a query commits often.
     "write.metadata.delete-after-commit.enabled": "true",
     "commit.manifest-merge.enabled": "true",
 }
-"""Properties of tables that are created."""
+"""Properties of new tables."""
 
 
 def is_iceberg(url: str | None) -> bool:
-    """Whether a URL, or the name of a table, is that of an Iceberg catalog."""
+    """Whether a URL or a table name refers to an Iceberg catalog."""
     return url is not None and url.lower().startswith(_SCHEME)
 
 
@@ -53,7 +53,7 @@ class IcebergPlace:
 
     @classmethod
     def of(cls, url: str, name: str) -> IcebergPlace:
-        """Return the table with a name in the catalog of a URL.
+        """Return the table with the given name in the catalog of the URL.
 
         The URL is ``iceberg:CATALOG?property.KEY=VALUE``, or the name itself:
         ``iceberg:CATALOG.NAMESPACE.TABLE``.
@@ -85,7 +85,7 @@ class IcebergPlace:
             return open_catalog(self.catalog_name, self.properties)
 
     def open(self) -> Table:
-        """Load the table as it is now."""
+        """Load the table."""
         table = self.find()
         if table is None:
             raise TableRefusedError(
@@ -97,7 +97,7 @@ class IcebergPlace:
         return table
 
     def find(self) -> Table | None:
-        """Load the table as it is now; None if it does not exist."""
+        """Load the table; return None if it does not exist."""
         from pyiceberg.exceptions import (
             NoSuchIcebergTableError,
             NoSuchNamespaceError,
@@ -113,7 +113,7 @@ class IcebergPlace:
                 beside=(NoSuchTableError, NoSuchNamespaceError, NoSuchPropertyException),
             ):
                 table = self.catalog.load_table(self.identifier)
-        # A catalog may have tables of other formats. Their properties are not those of an Iceberg table.
+        # A catalog may have tables of other formats, which lack the properties of an Iceberg table.
         except (NoSuchIcebergTableError, NoSuchPropertyException):
             raise self._not_iceberg() from None
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -122,7 +122,7 @@ class IcebergPlace:
         return table
 
     def create(self, schema: Schema) -> Table:
-        """Create the table and its namespace, unless another process creates them; load it."""
+        """Create the table and its namespace, unless another process creates them, and load the table."""
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
 
         with self.translating_errors("it cannot be created"):
@@ -173,7 +173,7 @@ class IcebergPlace:
 
     @property
     def secrets(self) -> Sequence[Mapping[str, object]]:
-        """The properties whose values no message shows, as far as they are known."""
+        """The known properties whose values must not appear in messages."""
         from penstock.lake.catalogs import client_secrets
 
         catalog = self.__dict__.get("catalog")
@@ -181,7 +181,7 @@ class IcebergPlace:
 
 
 def translated(error: Exception, table: str, what: str, *properties: Mapping[str, object]) -> PenstockError:
-    """Return Penstock's error for one of pyiceberg, or of what it uses."""
+    """Return Penstock's error for an error of pyiceberg or of a library that it uses."""
     from pyiceberg.exceptions import NotInstalledError, ValidationError, ValidationException
 
     reason = f"{what}: {without_secrets(error, *properties).rstrip('.')}"
@@ -212,7 +212,7 @@ def translated(error: Exception, table: str, what: str, *properties: Mapping[str
 
 
 def _is_of_reply(error: Exception) -> bool:
-    """Whether an error is about a reply of the catalog, such as the page of a proxy, or about its address."""
+    """Whether an error is about a catalog's reply, such as a proxy's error page, or about its address."""
     return type(error).__module__.partition(".")[0] in ("pydantic_core", "requests")
 
 

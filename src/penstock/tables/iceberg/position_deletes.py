@@ -1,9 +1,9 @@
-"""Position deletes: a small file that says which rows of a data file are gone, instead of a copy of the file
+"""Position deletes: a small file that lists the deleted rows of a data file, instead of a copy of the file
 without them (merge on read; https://iceberg.apache.org/spec, "Position Delete Files").
 
-For a copy all columns of the file are read and written, for a delete file its keys are read. Readers pay for
-each delete file. So once a data file has many of them, the next one takes their place, and once it has lost a
-share of its rows, it is copied.
+A copy reads and writes all columns of the file, while a delete file only needs its keys. Each delete file
+slows down readers. So once a data file has many of them, the next one replaces them, and once it has lost a
+certain share of its rows, it is copied.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.lake.iceberg_deletes import PATH_FIELD, only_data_file
 from penstock.tables.iceberg.data_files import FileTarget
 
 MODE = "write.merge.mode"
-"""The table's property that chooses; by default only large files get position deletes."""
+"""The table property that chooses the mode; by default only large files get position deletes."""
 COPY, MERGE = "copy-on-write", "merge-on-read"
 _LEAST_BYTES = 4 << 20
-"""Smaller files are copied soon enough."""
+"""The smallest file that gets position deletes by default; copying smaller files is fast enough."""
 _MOST_FILES = 8
 _LARGEST_SHARE = 0.1
 _POSITION_FIELD = 2147483545
@@ -37,7 +37,7 @@ def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 
 _SCHEMA = pa.schema(
     [
-        # The path is in memory once, not once for each row.
+        # As a dictionary, the path is in memory only once, and not for each row.
         _column("file_path", pa.dictionary(pa.int32(), pa.string()), PATH_FIELD),
         _column("pos", pa.int64(), _POSITION_FIELD),
     ]
@@ -53,8 +53,8 @@ class PositionDeletes:
     size: int
 
     def of(self, file: DataFile) -> DataFile:
-        """Return what a snapshot needs to know of it; ``file`` is the data file."""
-        # Equal bounds say that no other data file has such rows.
+        """Return the delete file as a snapshot lists it; ``file`` is the data file."""
+        # Equal bounds mean that it deletes rows of no other data file.
         bounds = {PATH_FIELD: file.file_path.encode()}
         deletes = DataFile.from_args(
             content=DataFileContent.POSITION_DELETES,
@@ -74,7 +74,7 @@ class PositionDeletes:
 
 
 def delete_by_position(target: FileTarget, file: FileScanTask, live: int, removed: int) -> bool:
-    """Whether some of the live rows of a file are deleted by position; else the file is copied."""
+    """Whether to delete ``removed`` of the live rows of a file by position, instead of copying the file."""
     mode, data = target.metadata.properties.get(MODE, "").lower(), file.file
     if mode == COPY or removed == live:
         return False
@@ -85,8 +85,8 @@ def delete_by_position(target: FileTarget, file: FileScanTask, live: int, remove
 
 
 def merged_deletes(file: FileScanTask) -> list[DataFile]:
-    """Return the delete files that the next one of a data file takes the place of: all, once there are many,
-    except for those that list rows of other data files too.
+    """Return the delete files of a data file that its next one replaces: all, once there are many, except
+    those that also list rows of other data files.
     """
     own = _own(file)
     return own if len(own) >= _MOST_FILES else []

@@ -1,4 +1,4 @@
-"""Reading of the live rows of an Iceberg table's data files, on executors."""
+"""Reader for the live rows of an Iceberg table's data files, on executors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WHOLE = Part()
 
 
 def identity(task: FileScanTask) -> tuple[str, frozenset[str]]:
-    """Return what the live rows of a file depend on."""
+    """Return the file's path and its delete files, which determine its live rows."""
     return task.file.file_path, frozenset(deletes.file_path for deletes in task.delete_files)
 
 
@@ -54,7 +54,7 @@ class StoredFile:
     task: FileScanTask
 
     def live_rows(self, columns: Schema, part: Part = WHOLE) -> Iterator[pa.RecordBatch]:
-        """Yield top-level columns of the rows that are not deleted, always in the same order."""
+        """Yield top-level columns of the live rows, always in the same order."""
         data = self.task.file
         if data.file_format != FileFormat.PARQUET:
             raise TableRefusedError(
@@ -84,17 +84,17 @@ class StoredFile:
                 yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
     def live_positions(self) -> Positions:
-        """Return the positions of the rows that are not deleted."""
+        """Return the positions of the live rows."""
         count, deleted = self.task.file.record_count, self.listed(self.task.delete_files)
         return np.delete(np.arange(count), deleted[: np.searchsorted(deleted, count)])
 
     def listed(self, deletes: Iterable[DataFile]) -> Positions:
-        """Return the positions that are in some of its delete files, in order."""
+        """Return the sorted positions in the given delete files of the data file."""
         return np.unique(np.concatenate([NONE, *(self._positions[file.file_path] for file in deletes)]))
 
     @cached_property
     def _positions(self) -> dict[str, Positions]:
-        """What each delete file lists."""
+        """The positions in each delete file, by its path."""
         paths = [file.file_path for file in self.task.delete_files]
         return {path: positions(self.io, DeleteFile(path), self.task.file.file_path) for path in paths}
 
@@ -109,7 +109,7 @@ def _without(batch: pa.RecordBatch, deleted: Positions, start: int) -> pa.Record
 
 
 def _partition_values(metadata: TableMetadata, file: DataFile) -> dict[int, object]:
-    """Return the values of columns that a file may lack, since its partition has their only value."""
+    """Return the values of columns that a file may lack because all its rows have the partition's value."""
     return {
         part.source_id: file.partition[place]
         for place, part in enumerate(metadata.specs()[file.spec_id].fields)

@@ -1,13 +1,12 @@
-"""The record of applied events: a branch of the data table, which queries of the table do not see.
+"""The record of applied events: a branch of the data table, invisible to queries of the table.
 
-For type 1 it has the last event of each key that ever existed, for type 2 the deletes. Its data files have
-the key columns of the table, and two columns that the table lacks. A commit moves this branch together with
-the main one, in one change of the table's metadata, so what is recorded is always what was applied. Other
-engines keep the newest snapshot of a branch when they expire snapshots, and its files when they delete orphan
-files.
+For SCD type 1 it has the last event of each key that ever existed, for type 2 the deletes. Its data files
+have the table's key columns, and two columns that the table lacks. A commit moves this branch and the main
+one in one change of the table's metadata, so the recorded events are always the applied ones. Other engines
+keep the newest snapshot of a branch when they expire snapshots, and its files when they delete orphan files.
 
-A property of the table says what the record belongs to, so that a table is refused whose branch was dropped
-or moved, or that was rolled back: its record is that of other rows.
+A property of the table names the snapshots that belong together. So a table is refused if its branch was
+dropped or moved, or if it was rolled back, since its record would not match its rows.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 
 BRANCH, PROPERTY = "penstock_applied", "penstock.changes"
 _SEQUENCE_ID, _PRESENT_ID = 2_000_000_001, 2_000_000_002
-"""Ids of fields that no column of the table gets: it numbers them from 1 on."""
+"""Field ids that no column of the table gets, since tables number their columns from 1."""
 _TRIES = 10
 _FOREVER = 1 << 60
 """In milliseconds."""
@@ -51,7 +50,7 @@ _LONGEST_BOUND = 64
 
 @dataclass(frozen=True)
 class Named:
-    """What the table's property says."""
+    """The value of the table's property."""
 
     keys: list[list[Any]]
     """The field id, the name and the type of each key column."""
@@ -61,14 +60,14 @@ class Named:
     snapshot: int
     """The newest snapshot of the branch."""
     main: int
-    """The snapshot of the table that the same commit made."""
+    """The table's snapshot from the same commit."""
     number: int
     """Its sequence number."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a table."""
+    """The record of applied events of a table."""
 
     place: IcebergPlace
     keys: tuple[NestedField, ...]
@@ -81,7 +80,7 @@ class Record:
 
     @property
     def schema(self) -> Schema:
-        """The columns of its files."""
+        """The columns of the record's files."""
         return Schema(
             *(NestedField(key.field_id, key.name, key.field_type, required=False) for key in self.keys),
             NestedField(_SEQUENCE_ID, SEQUENCE, self.sequence, required=False),
@@ -89,13 +88,13 @@ class Record:
         )
 
     def prepare(self) -> Table:
-        """Begin the record if the table has none, refuse one that is not of the table, and load the table."""
+        """Start the record if the table has none, refuse one that does not match, and load the table."""
         place = self.place
         for _ in range(_TRIES):
             table = place.open()
             if PROPERTY in table.properties or BRANCH in table.metadata.refs:
                 break
-            # Another process may do so at the same moment.
+            # Another process may do so at the same time.
             with (
                 suppress(CommitConflict),
                 place.translating_errors("the commit failed", beside=(CommitConflict,)),
@@ -117,16 +116,16 @@ class Record:
         transaction.commit_transaction()
 
     def require(self, metadata: TableMetadata) -> None:
-        """Refuse a table whose record is not what was applied to its rows."""
+        """Refuse a table whose record does not match its rows."""
         named, branch = self._named(metadata), metadata.refs.get(BRANCH)
         if branch is None:
-            raise self._forgotten(f"its branch {BRANCH} is gone: it was dropped, or the catalog keeps none")
+            raise self._forgotten(f"its branch {BRANCH} is gone: it was dropped, or not kept by the catalog")
         if branch.snapshot_id != named.snapshot:
             raise self._forgotten(f"its branch {BRANCH} was moved")
         if _is_rolled_back(metadata, named):
             raise TableRefusedError(
-                f"the Iceberg table {self.place.shown} was rolled back, and the record of the changes that "
-                f"it has was not: go back to snapshot {named.main}, or drop the table to start over",
+                f"the Iceberg table {self.place.shown} was rolled back, but the record of its changes was "
+                f"not: go back to snapshot {named.main}, or drop the table to start over",
                 condition="TABLE_REFUSED.ROLLED_BACK",
                 table=self.place.shown,
                 snapshot=named.main,
@@ -151,13 +150,13 @@ class Record:
         )
 
     def _require_same(self, named: Named) -> None:
-        """Refuse other keys, another type of order, and another type of history than the record has."""
+        """Refuse keys, a sequence type or an SCD type that differ from the record's."""
         ids = [key[0] for key in named.keys]
         same_keys = ids == [key[0] for key in self._keys] and _types(named.keys) == _types(self._keys)
         if not same_keys or named.sequence != str(self.sequence):
             raise SchemaMismatchError(
-                f"the changes of the Iceberg table {self.place.shown} were ordered by {named.sequence} "
-                f"before, with the keys {_shown(named.keys)}, and are by {self.sequence} now, with "
+                f"earlier changes of the Iceberg table {self.place.shown} were ordered by {named.sequence} "
+                f"with the keys {_shown(named.keys)}, and these are ordered by {self.sequence} with "
                 f"{_shown(self._keys)}: keep keys and sequence_by, or drop the table to start over",
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.place.shown,
@@ -175,7 +174,7 @@ class Record:
         return [[key.field_id, key.name, str(key.field_type)] for key in self.keys]
 
     def files(self, table: Table) -> list[FileScanTask]:
-        """Return the files of the record that belongs to a version of the table."""
+        """Return the files of the record for a version of the table."""
         with self.place.translating_errors("its manifests cannot be read"):
             snapshot = table.metadata.snapshot_by_name(BRANCH)
             return [
@@ -186,7 +185,7 @@ class Record:
             ]
 
     def near(self, files: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
-        """Return the files whose bounds allow one of some keys, which are as the table has them."""
+        """Return the files whose bounds allow one of the keys, which have the table's types."""
         ranges = [bounds(column) for column in keys.columns]
         return [file for file in files if not self._is_apart(file.file, ranges)]
 
@@ -204,7 +203,7 @@ class Record:
 
 @dataclass(frozen=True)
 class RecordChange:
-    """What a commit changes in the record."""
+    """The change that a commit makes to the record."""
 
     record: Record
     removed: Sequence[DataFile] = ()
@@ -225,7 +224,7 @@ class RecordChange:
         for file in self.added:
             producer.append_data_file(file)
         producer.commit()
-        # Only the newest snapshot is of use, however long the queries of the table are down.
+        # Only the newest snapshot is needed, and it is needed however long the table's queries are down.
         manage = ManageSnapshots(transaction).create_branch(
             producer.snapshot_id,
             BRANCH,
@@ -245,7 +244,7 @@ class RecordChange:
 
 
 def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataFile:
-    """Write lines of a record, which are in the order of its columns, to a file that no snapshot has yet."""
+    """Write lines of a record, with its columns in their order, to a file that no snapshot has yet."""
     schema = sanitize_column_names(columns)
     arrow = schema_to_pyarrow(schema)
     rows = lines.rename_columns(arrow.names).cast(arrow)
@@ -258,7 +257,7 @@ def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataF
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
-        # Rows of the record are in no partition, even if a key is one.
+        # Rows of the record have no partition values, even if the table is partitioned by a key.
         partition=Partition(*[None] * len(target.metadata.spec().fields)),
         record_count=rows.num_rows,
         file_size_in_bytes=size,
@@ -272,9 +271,9 @@ def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataF
 
 
 def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:
-    """Whether the table is not a later version of the one that was named, as far as snapshots are kept.
+    """Whether the table does not descend from the named snapshot, as far as snapshots are kept.
 
-    One that was replaced (``CREATE OR REPLACE TABLE``) keeps its snapshots, and begins with one that has no
+    A replaced table (``CREATE OR REPLACE TABLE``) keeps its snapshots, and starts with one that has no
     parent.
     """
     for snapshot in ancestors_of(metadata.current_snapshot(), metadata):
@@ -286,7 +285,7 @@ def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:
 
 
 def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the least and the greatest value of each column that has short ones."""
+    """Return the smallest and largest value of each column whose values are short."""
     lows, highs = {}, {}
     for column in schema.fields:
         kind = column.field_type

@@ -1,7 +1,8 @@
-"""New files of the record of applied events: small ones are merged, so that there are never many.
+"""Writer for the record of applied events, which merges small files so that there are never many.
 
-A micro-batch adds a file. Once there are some, it merges those that are small in comparison with it, and with
-those merged before: so each event is written a few times, and outdated events are at most about half of all.
+A micro-batch adds a file. Once there are several, the new file also replaces those that are small compared to
+it and to the files merged so far. So each event is written a few times, and at most about half of the
+recorded events are outdated.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from penstock.tables.iceberg.record import Record, RecordChange, written_lines
 from penstock.tables.iceberg.reports import from_report, to_report
 
 _MOST_FILES = 8
-"""So many files stay as they are, however small."""
+"""The number of files up to which none are merged, however small they are."""
 _SMALL_ROWS = 65_536
-"""Rows that the driver merges itself."""
+"""The number of rows up to which the driver merges files itself."""
 _LARGEST_ROWS = 1 << 24
-"""A merge has at most so many rows, since a task has them in memory."""
+"""The maximum number of rows of a merge, which a task holds in memory."""
 
 
 @dataclass
 class RecordWriter:
-    """Writes what commits add to the record, over all tries; a file is written once if it stays the same."""
+    """Writer for the record's new files, for all attempts to commit; unchanged files are written once."""
 
     spark: SparkSession
     record: Record
@@ -43,7 +44,7 @@ class RecordWriter:
     _known: list[tuple[pa.Table, list[object], DataFile]] = field(default_factory=list)
 
     def change(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> RecordChange:
-        """Return the change that adds lines to the record, which has some files."""
+        """Return the change that adds lines to the record, given its present files."""
         if not lines.num_rows:
             return RecordChange(self.record)
         lines = lines.select(self.events.recorded.names)
@@ -60,7 +61,7 @@ class RecordWriter:
 
     @property
     def paths(self) -> list[str]:
-        """All files that were written, also for tries that were not committed."""
+        """All files that were written, including those of attempts that were not committed."""
         return [file.file_path for *_, file in self._known]
 
     def _written(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> DataFile:
@@ -77,11 +78,11 @@ class RecordWriter:
 
 @dataclass
 class MergeTask(NumberedTask):
-    """Writes some files of the record, and new lines, to one file: sorted, without outdated lines."""
+    """Task that merges files of the record and new lines into one sorted file without outdated lines."""
 
     target: FileTarget = field(repr=False)
     columns: Schema
-    """Those of the record."""
+    """The columns of the record."""
     events: EventLayout = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
     lines: pa.Table = field(repr=False)
@@ -101,7 +102,7 @@ class MergeTask(NumberedTask):
 
 
 def _merged(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
-    """Return the files to merge with a number of new rows."""
+    """Return the files to merge with ``rows`` new rows."""
     chosen: list[FileScanTask] = []
     if len(files) < _MOST_FILES:
         return chosen

@@ -1,4 +1,4 @@
-"""Data files in the reports of tasks to the driver, as JSON: nothing is unpickled."""
+"""Reports of tasks to the driver about their data files, as JSON, so that nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 
 
 def to_report(target: FileTarget, files: Sequence[DataFile]) -> bytes:
-    """Return files that a task has written as bytes."""
+    """Return the report on files that a task has written."""
     return json.dumps([_described(target, file) for file in files]).encode()
 
 
@@ -62,7 +62,7 @@ def _file(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
         record_count=described["records"],
         file_size_in_bytes=described["size"],
         split_offsets=described["splits"],
-        # The rows are in no order, whatever the table's sort order is.
+        # The rows are unsorted, whatever the table's sort order is.
         sort_order_id=None,
         spec_id=target.metadata.default_spec_id,
         equality_ids=None,

@@ -1,11 +1,11 @@
-"""Changes of stored rows: copies of data files without the rows that a micro-batch replaces, or with other
-values in some of them; or position deletes.
+"""Changes of stored rows, either by copying data files without the replaced rows or with new values, or by
+position deletes.
 
 The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file.
 If the micro-batch changes a few rows of a large file, the task lists their positions in a delete file, which
-the commit adds, and rows that get another value are written to other data files. Otherwise it reads all
-columns, and writes the rows to a new file: the commit takes the old file out of the table and puts the new
-one in. All of it is in the same snapshot as the new rows.
+the commit adds, and rows with a new value are written to other data files. Otherwise it reads all columns,
+and writes the rows to a new file, with which the commit replaces the old one. All changes are in the same
+snapshot as the new rows.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ _ROW, _OTHER = "_penstock_row", "_penstock_other"
 
 @dataclass(frozen=True)
 class Edited:
-    """What changes in a file."""
+    """The changes in one file."""
 
     kept: NDArray[np.bool_]
-    """Whether each row stays."""
+    """For each row, whether it is kept."""
     changed: NDArray[np.int64]
-    """The places of the rows that do not stay, or that get another value."""
+    """The positions of the rows that are removed or get a new value."""
     field_id: int | None = None
-    """A column with other values."""
+    """The column with new values."""
     values: pa.Array | None = None
     """The values of all rows in that column."""
 
 
 class Edit(ABC):
-    """What a micro-batch does to stored rows."""
+    """The changes that a micro-batch makes to stored rows."""
 
     columns: Schema
-    """The columns that say which rows change."""
+    """The columns that determine which rows change."""
 
     @abstractmethod
     def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
-        """Return what changes in a file, of which the columns are given; None if nothing does."""
+        """Return the changes in a file with the ``stored`` columns; None if nothing changes."""
 
 
 @dataclass
 class RemovedRows(Edit):
-    """The rows that have some keys are removed."""
+    """Removal of the rows that have one of the given keys."""
 
     columns: Schema
     """The key columns."""
@@ -83,7 +83,7 @@ class RemovedRows(Edit):
 
 @dataclass
 class ReplacedRows(Edit):
-    """The rows that have a key of the micro-batch are removed; tasks read its keys in its data files."""
+    """Removal of the rows that have a key of the micro-batch; tasks read the keys from its data files."""
 
     columns: Schema
     """The key columns."""
@@ -99,7 +99,7 @@ class ReplacedRows(Edit):
 
 @dataclass
 class ChangedValues(Edit):
-    """Some rows get another value in the last of the columns; the columns before it say which rows."""
+    """New values in the last column, for the rows that the columns before it identify."""
 
     columns: Schema
     rows: pa.Table = field(repr=False)
@@ -136,13 +136,13 @@ class Rewritten:
 
     old: DataFile
     new: tuple[DataFile, ...]
-    """What replaces it: no file if no row stays."""
+    """The files that replace it; empty if no rows are left."""
     deletes: DataFile | None
-    """If nothing replaces it: the delete file with the positions of rows that it loses."""
+    """The delete file with the positions of removed rows, if the data file is kept."""
     merged: tuple[DataFile, ...] = ()
-    """Earlier delete files whose positions are in the new one too."""
+    """Earlier delete files whose positions are also in the new one."""
     moved: StagedRows | None = None
-    """The rows that it loses since they get another value."""
+    """The removed rows that are stored again with a new value."""
 
     @property
     def paths(self) -> list[str]:
@@ -152,14 +152,14 @@ class Rewritten:
 
 @dataclass
 class Rewriter:
-    """The changed files of a micro-batch: those of an earlier plan are kept if the table still has them."""
+    """The rewritten files of a micro-batch, reused by later plans while the table has the original files."""
 
     spark: SparkSession
     edit: Edit
     repeated: bool = False
     """Whether a task was repeated."""
     _known: dict[object, Rewritten | None] = field(default_factory=dict)
-    """What became of each file with its delete files; None if the micro-batch changes none of its rows."""
+    """The outcome for each file with its delete files; None if the micro-batch changes none of its rows."""
     _moved: dict[object, list[DataFile]] = field(default_factory=dict)
     """The data files with the rows of each set of staged files."""
 
@@ -175,7 +175,7 @@ class Rewriter:
         return [rewritten for rewritten in found if rewritten is not None]
 
     def moved(self, target: FileTarget, rewritten: Sequence[Rewritten]) -> list[DataFile]:
-        """Return new data files with the rows that leave files since they get another value."""
+        """Return new data files with the rows that are stored again with a new value."""
         leaving = [each.moved for each in rewritten if each.moved is not None]
         key = frozenset(each.path for each in leaving)
         if leaving and key not in self._moved:
@@ -188,7 +188,7 @@ class Rewriter:
 
     @property
     def paths(self) -> list[str]:
-        """All files that were written, also for plans that were not committed."""
+        """All files that were written, including those of plans that were not committed."""
         moved = [file.file_path for files in self._moved.values() for file in files]
         return [*moved, *(path for known in self._known.values() if known for path in known.paths)]
 
@@ -199,7 +199,7 @@ class Rewriter:
 
 
 def _reported(target: FileTarget, file: FileScanTask, report: dict[str, Any]) -> Rewritten | None:
-    """Return what a task reports of a file; None if it stays as it is."""
+    """Return the outcome that a task reports for a file; None if the file is unchanged."""
     if "files" in report:
         return Rewritten(file.file, tuple(from_report(target, report["files"].encode())), None)
     if "deletes" not in report:
@@ -211,7 +211,7 @@ def _reported(target: FileTarget, file: FileScanTask, report: dict[str, Any]) ->
 
 @dataclass
 class RewriteTask(NumberedTask):
-    """Takes numbers of files, and reports what became of them; nothing of those that stay as they are."""
+    """Task that takes file numbers and reports the outcome of each file; empty for unchanged files."""
 
     target: FileTarget = field(repr=False)
     edit: Edit = field(repr=False)
@@ -228,9 +228,7 @@ class RewriteTask(NumberedTask):
         return json.dumps({} if edited is None else self._report(file, edited)).encode()
 
     def _report(self, file: StoredFile, edited: Edited) -> dict[str, Any]:
-        """Write the file again as it is edited, or the positions of rows that change, and stage those that
-        get another value.
-        """
+        """Write an edited copy of the file, or a delete file and staged rows with a new value."""
         target = self.target
         if not delete_by_position(target, file.task, len(edited.kept), len(edited.changed)):
             rows = self._rows(file, edited, edited.kept)
@@ -245,7 +243,7 @@ class RewriteTask(NumberedTask):
         return {**report, "deletes": asdict(written_deletes(target, file.task.file, listed))}
 
     def _rows(self, file: StoredFile, edited: Edited, chosen: NDArray[np.bool_]) -> Iterator[pa.Table]:
-        """Yield the chosen rows of a file, as they are edited."""
+        """Yield the chosen rows of a file, with their new values."""
         target, start = self.target, 0
         schema = target.metadata.schema()
         ids = [column.field_id for column in schema.fields]

@@ -1,10 +1,10 @@
-"""A snapshot that replaces data files and deletes rows of others by position; pyiceberg commits no delete
-files itself.
+"""A snapshot that replaces data files and deletes rows of others by position, since pyiceberg cannot commit
+delete files.
 
-Delete files are listed in manifests of their own. When there are many of those, they are written anew as one.
-When a data file leaves the table, or its delete files are merged, so are those that list them, without them.
-Manifests of data files are merged as pyiceberg does when it appends, and those that list nothing but files
-which earlier snapshots removed are left out: otherwise each micro-batch would add some for good.
+Delete files are listed in separate manifests. Many of these are merged into one. When a data file leaves the
+table, or its delete files are merged, the manifests that list its delete files are rewritten without them.
+Manifests of data files are merged as in pyiceberg's appends, and manifests that only list files which earlier
+snapshots removed are left out: otherwise each micro-batch would add some permanently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeleteManifest(ManifestWriterV2):
 
 
 class RowDelta(_OverwriteFiles):
-    """Takes data files out of a table and puts data files and delete files in, in one snapshot."""
+    """Snapshot producer that removes data files, and adds data files and delete files."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RowDelta(_OverwriteFiles):
         return _ManifestMergeManager(size, count, enabled, self)
 
     def _delete_manifests(self, stored: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return the manifests of delete files: one is written anew for each partitioning that changes."""
+        """Return the manifests of delete files, with a rewritten one for each partition spec that changes."""
         self._removed_deletes = []
         written, unchanged = self._added_entries(), []
         gone = {file.file_path for file in self._deleted_data_files}
@@ -120,7 +120,7 @@ class RowDelta(_OverwriteFiles):
         return [*(self._written(spec, entries) for spec, entries in written.items() if entries), *unchanged]
 
     def _added_entries(self) -> dict[int, list[ManifestEntry]]:
-        """Return the entries of the new delete files, by the number of their partitioning."""
+        """Return the entries of the new delete files, by the id of their partition spec."""
         found: dict[int, list[ManifestEntry]] = {}
         for file in self._new_deletes:
             entry = ManifestEntry.from_args(
@@ -130,9 +130,9 @@ class RowDelta(_OverwriteFiles):
         return found
 
     def _kept(self, manifest: ManifestFile, gone: Container[str | None]) -> list[ManifestEntry]:
-        """Return the entries of a manifest, with those of delete files that leave the table as removed.
+        """Return a manifest's entries, with delete files that leave the table marked as removed.
 
-        ``gone`` are the data files that do.
+        ``gone`` are the data files that leave the table.
         """
         entries = []
         for entry in self.fetch_manifest_entry(manifest):
@@ -163,7 +163,7 @@ class RowDelta(_OverwriteFiles):
         return writer.to_manifest_file()
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        """Count delete files too; pyiceberg takes all that is added for files of the current partitioning."""
+        """Count delete files too; pyiceberg assumes that all added files have the current partition spec."""
         metadata = self._transaction.table_metadata
         schema, specs, current = metadata.schema(), metadata.specs(), metadata.spec()
         files = SnapshotSummaryCollector(

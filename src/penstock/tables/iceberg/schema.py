@@ -46,11 +46,11 @@ class RowLayout:
     """The columns of a query's rows."""
 
     schema: pa.Schema
-    """As tasks get them, with the rows' own names."""
+    """The schema in which tasks get the rows, with the rows' own names."""
     fields: tuple[iceberg.NestedField, ...]
-    """As columns of an Iceberg table, with ids that mean nothing."""
+    """The columns as fields of an Iceberg table, with arbitrary ids."""
     keys: tuple[str, ...]
-    """The key columns, as the rows name them."""
+    """The key columns, with the rows' names."""
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +64,7 @@ class TableLayout:
     schema: Schema
     spec_id: int
     places: tuple[int | None, ...]
-    """For each column of the table, the place of its values in the rows; None if the rows lack it."""
+    """For each column of the table, the index of the rows' column; None if the rows lack it."""
     keys: tuple[int, ...]
     """The field ids of the key columns."""
 
@@ -77,7 +77,7 @@ class TableLayout:
         return Schema(*(self.schema.find_field(key) for key in self.keys))
 
     def values(self, rows: pa.Table) -> list[pa.ChunkedArray | pa.Array]:
-        """Return the values of each column of the table; nulls of one that the rows lack."""
+        """Return the values of each column of the table; nulls for columns that the rows lack."""
         return [pa.nulls(rows.num_rows) if place is None else rows.column(place) for place in self.places]
 
 
@@ -104,7 +104,7 @@ def table_schema(rows: RowLayout) -> Schema:
 
 
 def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: int) -> TableLayout:
-    """Return the layout of a table that takes the rows, or refuse them."""
+    """Return the table's layout, or refuse rows that it cannot take."""
     found = {field.name: _match(field.name, schema) for field in rows.fields}
     differences = []
     for field in rows.fields:
@@ -136,15 +136,15 @@ def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: i
 
 
 def new_columns(rows: RowLayout, table: Table | None) -> list[str]:
-    """Return the columns of the rows that a table lacks; none if it does not exist."""
+    """Return the columns of the rows that a table lacks; an empty list if the table does not exist."""
     if table is None:
         return []
     return [name for name in rows.names if _match(name, table.schema()) is None]
 
 
 def evolve(place: IcebergPlace, rows: RowLayout) -> None:
-    """Add the columns of the rows that the table lacks, and promote those whose type is too narrow for them,
-    in one commit; a key is never changed.
+    """Add the columns of the rows that the table lacks, and promote columns whose type is too narrow, except
+    keys, in one commit.
     """
     from pyiceberg.exceptions import CommitFailedException
 
@@ -193,12 +193,12 @@ def _promoted(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]
 
 
 def _takes(stored: iceberg.IcebergType, given: iceberg.IcebergType, *, is_key: bool) -> bool:
-    """Whether a column takes values of a type: its own, or one that it was promoted from by other rows."""
+    """Whether a column takes values of a type: its own, or one from which it may have been promoted."""
     return _plain(stored) == _plain(given) or (not is_key and _is_promotion(given, stored))
 
 
 def _is_promotion(stored: iceberg.IcebergType, wanted: iceberg.IcebergType) -> bool:
-    """Whether a column can get another type (Iceberg specification, version 2, "Schema Evolution")."""
+    """Whether Iceberg can promote a type (specification, version 2, "Schema Evolution")."""
     if isinstance(stored, iceberg.DecimalType) and isinstance(wanted, iceberg.DecimalType):
         return wanted.scale == stored.scale and wanted.precision > stored.precision
     return any(isinstance(stored, a) and isinstance(wanted, b) for a, b in _PROMOTIONS)
@@ -207,7 +207,7 @@ def _is_promotion(stored: iceberg.IcebergType, wanted: iceberg.IcebergType) -> b
 def replace_columns(rows: RowLayout, transaction: Transaction) -> None:
     """Change the columns of a table to those of the rows, in a transaction that replaces all rows.
 
-    A column of another type gets a new id, as a new column does.
+    A column whose type changes gets a new id, like a new column.
     """
     schema = transaction.table_metadata.schema()
     kept = {
@@ -233,7 +233,7 @@ _PROMOTIONS = ((iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceb
 
 
 def _type(kind: spark.DataType, ids: Iterator[int]) -> iceberg.IcebergType | None:
-    """Return Iceberg's type for one of Spark; None if it has none."""
+    """Return Iceberg's type for a Spark type; None if there is none."""
     if isinstance(kind, spark.DecimalType):
         return iceberg.DecimalType(kind.precision, kind.scale)
     if isinstance(kind, spark.ArrayType):
@@ -293,7 +293,7 @@ def _same(name: str, other: str) -> bool:
 
 
 def _plain(kind: iceberg.IcebergType) -> object:
-    """Reduce a type to what is compared, without ids and nullability."""
+    """Return a type without ids and nullability, for comparison."""
     if isinstance(kind, iceberg.StructType):
         return [(field.name, _plain(field.field_type)) for field in kind.fields]
     if isinstance(kind, iceberg.ListType):

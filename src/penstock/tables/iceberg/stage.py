@@ -1,4 +1,4 @@
-"""Staging of a micro-batch for an Iceberg table: tasks write data files, which the driver then commits."""
+"""Staging of a micro-batch for an Iceberg table by tasks, which write data files for the driver to commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPORT = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("query", 
 
 @dataclass
 class StageTask:
-    """The function of ``mapInArrow``: takes rows and returns a report of what the task wrote."""
+    """The function of ``mapInArrow``: takes rows and returns a report of the files that the task wrote."""
 
     rows: pa.Schema = field(repr=False)
     layout: TableLayout = field(repr=False)

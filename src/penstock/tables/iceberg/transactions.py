@@ -1,10 +1,10 @@
-"""What makes a micro-batch's commit to an Iceberg table happen once.
+"""Exactly-once commits of micro-batches to an Iceberg table.
 
-Each commit writes which micro-batch it has into two places of the table's metadata: the properties of the
-table, and the summary of the snapshot. The table's properties are what is looked up. They are in the same
-metadata file as the snapshot, so both are committed by one swap in the catalog, and they stay when snapshots
-expire, when other writers have committed since, and when rows are compacted. A summary is found only while
-its snapshot is kept: it is for people, and for a table whose properties were removed by hand.
+Each commit names its micro-batch in two places of the table's metadata: the table's properties, and the
+snapshot's summary. Lookups use the properties. They are in the same metadata file as the snapshot, so both
+are committed by one swap in the catalog, and they survive the expiration of snapshots, later commits of other
+writers, and compaction. A summary is available only while its snapshot is kept; it is for people, and for a
+table whose properties were removed by hand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MicroBatch:
     app_id: str
     batch_id: int
     input: str
-    """A digest of its offsets."""
+    """A digest of the micro-batch's offsets."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> MicroBatch:
@@ -57,15 +57,15 @@ class MicroBatch:
 
     @property
     def property_name(self) -> str:
-        """The table's property with the last micro-batch of the app; a name takes no text of any form."""
+        """The property with the app's last micro-batch; named by a digest, since names are not free text."""
         return f"penstock.app.{digest(self.app_id)}"
 
     def summary(self, attempt: str) -> dict[str, str]:
-        """Return what the summary of the commit's snapshot says."""
+        """Return the entries for the summary of the commit's snapshot."""
         return {APP: self.app_id, BATCH: str(self.batch_id), INPUT: self.input, ATTEMPT: attempt}
 
     def properties(self, attempt: str) -> dict[str, str]:
-        """Return the table's properties of the commit."""
+        """Return the table properties that the commit sets."""
         return {self.property_name: json.dumps(self.summary(attempt))}
 
     def committed(self, table: Table) -> Committed | None:
@@ -76,7 +76,7 @@ class MicroBatch:
         return last if found else None
 
     def _last(self, table: Table) -> Committed | None:
-        """Return the app's last micro-batch that the table has."""
+        """Return the last micro-batch of the app in the table."""
         found = [each for each in (self._in_properties(table), self._in_snapshots(table)) if each is not None]
         return max(found, key=lambda each: each.batch_id, default=None)
 
@@ -105,23 +105,23 @@ class MicroBatch:
 
 
 class CommitConflict(Exception):
-    """Another writer was faster."""
+    """Another writer committed first."""
 
 
 def commit_once(table: Table) -> None:
-    """Have each commit of a loaded table made once."""
+    """Make a loaded table try each commit only once."""
     table.catalog = cast("Catalog", OneTry(table.catalog))
 
 
 class OneTry:
-    """A catalog that makes each commit once.
+    """A catalog that tries each commit only once.
 
-    pyiceberg repeats a commit that conflicts with another one on the changed table. That commit may be the
-    same micro-batch of another run. It also deletes the manifests of a commit that it takes for failed, but
-    the catalog may have applied it: the answer to a repeated request is a conflict too.
+    After a conflict, pyiceberg retries a commit on the changed table, although the other commit may be the
+    same micro-batch from another run. It also deletes the manifests of a commit that it considers failed,
+    although the catalog may have applied it, since a repeated request is answered with a conflict too.
 
-    Of a commit to several branches, pyiceberg requires only of one of them that it has not changed. Here all
-    of them are as they were loaded, or the commit conflicts.
+    For a commit to several branches, pyiceberg only requires that one of them is unchanged. Here, the commit
+    conflicts if any of them has changed since it was loaded.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -152,7 +152,7 @@ def _with_all_branches(
             {"ref": name, "snapshot-id": refs[name].snapshot_id if name in refs else None}
         )
         for name in sorted(names)
-        # Without any snapshot there is no branch, and pyiceberg lets only the main one be named.
+        # A table without snapshots has no branches, and pyiceberg accepts only the main one.
         if table.metadata.snapshots or name == MAIN_BRANCH
     ]
     return (*others, *branches)

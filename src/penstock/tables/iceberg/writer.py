@@ -33,7 +33,7 @@ _FORMAT_VERSION = 2
 def iceberg_writer(
     place: IcebergPlace, rows: RowLayout, output_mode: str, guarantee: str, location: str, app_id: str | None
 ) -> IcebergWriter:
-    """Create or check the table, and return the ``foreachBatch`` function."""
+    """Create the table or check an existing one, and return the ``foreachBatch`` function."""
     table = place.find() or place.create(table_schema(rows))
     require_writable(place, table)
     writer = IcebergWriter(Target(place, rows, output_mode), guarantee, location, app_id)
@@ -77,9 +77,9 @@ class IcebergWriter:
         table = place.open()
         earlier = None if batch is None else batch.committed(table)
         if batch is not None and earlier is not None:
-            # Spark requires that the state is committed.
+            # Spark requires that the batch is read, so that its state is committed.
             frame.write.format("noop").mode("overwrite").save()
-            # The process that committed it may have died before this.
+            # The process that committed the micro-batch may have died before cleaning up.
             end_committed(place, table, batch.app_id, earlier.attempt)
             return
         require_writable(place, table)
@@ -98,7 +98,7 @@ class IcebergWriter:
         finally:
             commit.delete_unused()
         if not (commit.repeated or any(report.attempt for report in reports)):
-            # Otherwise a task that died may have left a file behind.
+            # Otherwise a task that died may have left a file.
             attempt.end(place, table)
 
     def _staging(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
@@ -114,7 +114,7 @@ class IcebergWriter:
         batch_id: int,
         batch: MicroBatch | None,
     ) -> Commit:
-        """Return the commit of what tasks have reported."""
+        """Return the commit of the files that tasks have reported."""
         staged = [file for report in reports for file in from_report(files, report.files)]
         rewriter = None
         if self.target.mode == "update":
