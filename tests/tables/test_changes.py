@@ -119,7 +119,7 @@ def test_changes_with_other_keys_than_before_are_refused(feed: Feed, scd_type: i
     query(feed.url, f"create unique index by_name on {sql_name(feed.url, 'people')} ({names})")
     feed.add(change(2, "bob", "insert", 2))
     with pytest.raises(
-        SchemaMismatchError, match=r"KEYS_CHANGED\].*keys \(id \w+\).*now have the keys \(name"
+        SchemaMismatchError, match=r"KEYS_CHANGED\].*keys \(id \w+\).*these have the keys \(name"
     ):
         feed.run(
             feed.table("people", "name", apply_changes=True, scd_type=scd_type),

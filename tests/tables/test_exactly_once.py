@@ -93,7 +93,7 @@ def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connec
     for number in range(4):
         assert write(connect, number)
     for number in (0, 2):
-        with pytest.raises(CheckpointRewoundError, match="needs an app_id of its own") as caught:
+        with pytest.raises(CheckpointRewoundError, match="needs its own app_id") as caught:
             write(connect, number)
         assert caught.value.parameters == {"app_id": "app", "batch_id": number, "last": 3}
     assert not write(connect, 3)

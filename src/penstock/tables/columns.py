@@ -1,7 +1,7 @@
 """Columns of a SQL table, and the SQL type of each Spark type.
 
-The type maps are written out here rather than taken from a SQL toolkit: each choice is a promise about stored
-data (text that orders rows collates by bytes, decimals stay text in SQLite), and the comparison with an
+The type maps are written out here instead of using a SQL toolkit's: each choice is a promise about stored
+data (text that orders rows collates by bytes, SQLite keeps decimals as text), and the comparison with an
 existing table needs the same names.
 """
 
@@ -84,16 +84,16 @@ class Layout:
     columns: tuple[Column, ...]
     dialect: str
     sequence: Column | None = None
-    """For change rows: the column that orders the changes of a key, which the table need not have."""
+    """For change rows: the column that orders the changes of a key; the table may lack it."""
 
     history: bool = False
-    """Whether every version of a row is kept (type 2)."""
+    """Whether every version of a row is kept (SCD type 2)."""
 
     unchanged: UnchangedValues | None = None
     """For change rows that may leave values out."""
 
     ties: tuple[Column, ...] = ()
-    """For change rows: the columns that order changes of a key with one sequence."""
+    """For change rows: the columns that order changes with the same key and sequence."""
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def staged(self) -> dict[str, Column]:
-        """The columns of staged rows, by their names there."""
+        """The columns of staged rows, by their names in the staged relation."""
         columns = {f"c{n}": column for n, column in enumerate(self.columns)}
         if self.sequence is not None:
             columns |= {"sequence": self.sequence, "present": Column("present", pa.int32(), "integer")}
@@ -112,7 +112,7 @@ class Layout:
 
     @property
     def order(self) -> list[str]:
-        """The staged columns that order the changes of a key; one that sets the row sorts last."""
+        """The staged columns that order the changes of a key; inserts and updates sort after deletes."""
         return staged_order(self.ties)
 
     @property
@@ -131,7 +131,7 @@ class Layout:
         return ", ".join(column.sql for column in self.keys)
 
     def same_key(self, staged: str) -> str:
-        """Return the SQL condition that a row of the table, ``kept``, and a staged one have the same key."""
+        """Return the SQL condition that a table row, ``kept``, and a staged row have the same key."""
         pairs = zip(self.keys, self.staged_keys, strict=True)
         return " and ".join(f"kept.{key.sql} = {staged}.{column}" for key, column in pairs)
 
@@ -161,8 +161,8 @@ def layout_of(
 ) -> Layout:
     """Return the layout of the table for a DataFrame's schema.
 
-    Change rows have a column ``changes`` that orders the changes of a key, and ``ties`` that order those with
-    one value of it.
+    Change rows have a column ``changes`` that orders the changes of a key, and columns ``ties`` that order
+    changes with the same value in it.
     """
     fields = list(canonical_schema(schema))
     sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
@@ -216,7 +216,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
     by_name = {field.name: field for field in fields}
     require_change_columns(by_name, name)
     kind = by_name[name].type
-    # SQLite keeps decimals as text, which has another order.
+    # SQLite keeps decimals as text, which sorts differently.
     if pat.is_nested(kind) or (dialect == "sqlite" and pat.is_decimal(kind)):
         raise InvalidInputError(
             f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use "

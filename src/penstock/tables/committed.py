@@ -1,4 +1,4 @@
-"""Whether a Delta or an Iceberg table has a micro-batch of a query already."""
+"""Check whether a Delta or Iceberg table already has a micro-batch of a query."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def has_batch(
     Parameters
     ----------
     table
-        What the table is in messages.
+        The kind of table, for messages.
     batch_input
-        Stands for the micro-batch's offsets.
+        A digest of the micro-batch's offsets.
     last, last_input
         The newest micro-batch of the app in the table; None if it has none.
 

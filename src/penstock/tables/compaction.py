@@ -1,4 +1,4 @@
-"""Compaction: the small files of a Delta or Iceberg table merged into large ones."""
+"""Compaction of a Delta or Iceberg table: small files are merged into large ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 
 _FEWEST = 5
-"""So many small files of a partition are merged, and fewer if they fill a file."""
+"""The number of small files from which a partition's files are merged, even if they do not fill a file."""
 
 
 @dataclass(frozen=True)
 class TableCompaction:
-    """What :func:`compact_table` has done."""
+    """The result of :func:`compact_table`."""
 
     merged_files: int = 0
-    """Files that it replaced."""
+    """The number of replaced files."""
     new_files: int = 0
-    """Files that now have their rows."""
+    """The number of files that replaced them."""
     commits: int = 0
 
     def __add__(self, other: TableCompaction) -> TableCompaction:
@@ -33,12 +33,12 @@ class TableCompaction:
 
 
 def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 << 20) -> TableCompaction:
-    """Merge the small files of a Delta or Iceberg table. Its rows stay the same.
+    """Merge the small files of a Delta or Iceberg table. Its rows do not change.
 
-    Files are merged within their partitions: in a Delta table whenever two are small; in an Iceberg table
-    when at least five are, or when a few of them fill a file. Queries and other programs can write the table
-    meanwhile, and read it as it was before or after. The replaced files stay for readers of earlier versions,
-    until a VACUUM or until the snapshots expire.
+    Files are merged within their partitions: in a Delta table whenever two are small, and in an Iceberg table
+    when at least five are small, or when fewer fill a file. Queries and other programs can write and read the
+    table in the meantime. The replaced files are kept for readers of earlier versions, until a VACUUM or
+    until the snapshots expire.
 
     Parameters
     ----------

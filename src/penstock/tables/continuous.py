@@ -1,7 +1,7 @@
-"""A SQL table as the sink of a continuous query: its tasks, and its driver side.
+"""A SQL table as the sink of a continuous query: the task side and the driver side.
 
-With exactly_once tasks stage their rows, and the driver adds those of an epoch in one transaction. With
-at_least_once tasks add them at once.
+With exactly_once, tasks stage their rows, and the driver adds the rows of an epoch in one transaction. With
+at_least_once, tasks add rows immediately.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableWriterFactory(WriterFactory):
-    """Factory of writers to a table: their rows are visible at once, or staged for the end of their epoch."""
+    """Factory of writers to a table, whose rows are visible immediately, or staged until their epoch ends."""
 
     url: str = field(repr=False)
     encoder: RowEncoder
     app_id: str | None
-    """For rows that are staged; None for rows that are visible at once."""
+    """The app id for staged rows; None for rows that are visible immediately."""
 
     def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
         return project_rows(frame, self.encoder.layout)
@@ -51,7 +51,7 @@ class TableWriterFactory(WriterFactory):
 
 
 class TableInsertWriter(SinkWriter):
-    """Writer that adds rows at once: each write is one transaction, or several for many rows."""
+    """Writer that adds rows immediately; a write is one transaction, or several for many rows."""
 
     def __init__(self, sink: TableWriterFactory) -> None:
         self._encoder = sink.encoder
@@ -84,12 +84,12 @@ class TableStagingWriter(StagingWriter):
         return staged - before
 
     def close(self) -> None:
-        """Do nothing: what is staged and never promoted is deleted with the next epoch."""
+        """Do nothing: staged rows that are never promoted are deleted with the next epoch."""
 
 
 @dataclass
 class TableSinkDriver(SinkDriver):
-    """Driver side of a table that rows are added to."""
+    """Driver side of a table to which rows are added."""
 
     name: str
     url: str = field(repr=False)

@@ -1,5 +1,5 @@
-"""``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write
-to, through their own connection: psycopg 3, sqlite3 or SQLAlchemy.
+"""``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write to
+and through their own connection (psycopg 3, sqlite3 or SQLAlchemy).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
 _KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 LEDGER = "penstock_exactly_once"
-# Creation is serialised: of two concurrent CREATE TABLEs one fails.
+# Serialises creation, since one of two concurrent CREATE TABLEs fails.
 LOCK = 7235416081274634
 _PAUSE_SECONDS = 0.05
-# One row for each sink and app: its newest micro-batch. A replay never repeats an earlier one.
+# One row for each sink and app, with its newest micro-batch: replays never repeat an earlier one.
 CREATE = """
 create table if not exists {ledger} (
     sink varchar(255) not null,
@@ -50,7 +50,7 @@ create table if not exists {ledger} (
     primary key (sink, app_id)
 )
 """
-# By the caller's search path: the existing ledger, and the schema in which it would be created.
+# Looks up, by the caller's search path, the existing ledger and the schema in which it would be created.
 _LOCATE = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
 _SCHEMA_OF = (
     "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace "
@@ -62,7 +62,7 @@ _FIRST = (
     "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
 )
-# By compare-and-set, which waits for another driver of the query, and then sees what it has committed.
+# A compare-and-set, which waits for another driver of the query and then sees its commit.
 _NEXT = (
     "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), "
     f"committed_at = current_timestamp where {_OF_APP} and batch_id = :newest"
@@ -107,8 +107,8 @@ def exactly_once(
 ) -> Iterator[Batch]:
     """Commit the statements of a micro-batch together with its ledger row, once.
 
-    The ledger is a table ``penstock_exactly_once`` in the connection's database, created on first use. It has
-    the newest micro-batch of each sink and app.
+    The ledger is a table ``penstock_exactly_once`` in the connection's database, created on first use. It
+    records the newest micro-batch of each sink and app.
 
     Parameters
     ----------
@@ -117,36 +117,36 @@ def exactly_once(
         commits when the block ends, and rolls back when it raises; a transaction that is already open is the
         caller's to commit.
     sink
-        What is written: a name for the ledger, such as the table's.
+        The sink's name in the ledger, such as the name of the table that is written.
     app_id
-        The query's identity: the same in each run with one checkpoint, another one with another checkpoint.
+        The query's identity: the same in all runs with one checkpoint, and different for each checkpoint.
     batch_id
         The micro-batch's number, which Spark passes to ``foreachBatch``. Enter the block for every
-        micro-batch, also for an empty one.
+        micro-batch, including empty ones.
     query_id
         The query's id, which Spark keeps in the checkpoint; inside the function it is Spark's local property
-        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused even
-        when the other has committed only micro-batch 0.
+        ``sql.streaming.queryId``. With it, a new checkpoint with another checkpoint's ``app_id`` is refused
+        even if the other one has committed only micro-batch 0.
     new_sink
-        Whether the first micro-batch of the app may have any number rather than 0: for a query that has run
+        Whether the first micro-batch of the app may have a number other than 0: for a query that has run
         before without this function, or under another ``app_id``.
     ledger_owner
-        In PostgreSQL a role that may own the ledger and its schema, besides the connection's own role,
-        superusers and the database's owner. An owner's triggers run with the rights of whoever writes.
+        In PostgreSQL, a role that may own the ledger and its schema, besides the connection's own role,
+        superusers and the database's owner. The owner's triggers run with the rights of the role that writes.
 
     Returns
     -------
     Batch
-        Its ``new`` is False when the micro-batch was committed before. Spark still requires its rows to be
-        computed where the query keeps state: run the action before the block, or write the rows to the
-        ``noop`` format.
+        Its ``new`` is False when the micro-batch was committed before. If the query keeps state, Spark still
+        requires the rows to be computed: run the action before the block, or write the rows to the ``noop``
+        format.
 
     Raises
     ------
     CheckpointRewoundError
-        When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
+        When the micro-batch is earlier than the newest one: the checkpoint is an old copy, or a new one.
     CheckpointMismatchError
-        When micro-batches are missing before this one, or another query has used the ``app_id``.
+        When micro-batches before this one are missing, or another query has used the ``app_id``.
     InvalidInputError
         When an argument has the wrong type.
     StoreUnsafeError
@@ -168,7 +168,7 @@ def exactly_once(
 
 
 def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledger_owner: str | None) -> bool:
-    """Enter the micro-batch; False when it is the newest one already."""
+    """Enter the micro-batch in the ledger; return False if it is already the newest one."""
     located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
         if located is None:
@@ -182,7 +182,7 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledge
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
-                # Somebody else may have created it during the wait.
+                # Another session may have created it during the wait.
                 _require_trusted_owner(connection, schema, ledger_owner)
         return ledger.enter(entry, new_sink=new_sink)
 
@@ -253,7 +253,7 @@ class Ledger:
                 if newest[0] == entry.batch_id:
                     return False
                 entered = self._change(_NEXT, newest=newest[0], **vars(entry))
-            # When nothing was entered, another driver of the query was faster: read its entry.
+            # If nothing was entered, another driver of the query was faster: read its entry.
             if entered:
                 return True
 
@@ -292,7 +292,7 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     if entry.batch_id < newest:
         raise CheckpointRewoundError(
             f"{position} and its checkpoint at {entry.batch_id}: it is an old copy, or a new checkpoint. Use "
-            "the newest checkpoint; a new one needs an app_id of its own",
+            "the newest checkpoint; a new one needs its own app_id",
             **parameters,
         )
     if entry.batch_id > newest + 1:
@@ -379,7 +379,7 @@ class _Sqlite(CallerConnection):
         try:
             yield
         except BaseException:
-            # An error may have ended the whole transaction already.
+            # An error may already have ended the whole transaction.
             if self._connection.in_transaction:
                 self._connection.execute(undo)
                 if inner:
@@ -396,7 +396,7 @@ class _Psycopg(CallerConnection):
         from psycopg.rows import tuple_row
 
         self._connection = connection
-        # Not the connection's own kind of cursor, which is the caller's choice.
+        # Not the connection's default cursor class, which the caller may have changed.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
 
     def change(self, text: str, **parameters: object) -> int:

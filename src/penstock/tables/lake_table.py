@@ -1,4 +1,4 @@
-"""Tables of a lake as sinks: a Delta table in a folder, or an Iceberg table in a catalog."""
+"""Delta tables in a folder and Iceberg tables in a catalog as sinks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Changes = TypeVar("Changes")
 
 @dataclass(frozen=True)
 class LakeFormat(Generic[Place, Layout, Changes]):
-    """What differs between Delta and Iceberg tables."""
+    """The differences between Delta and Iceberg tables."""
 
     kind: str
-    """What a table is in messages."""
+    """The kind of table, for messages."""
     rows: Callable[[StructType, Sequence[str], str], Layout]
     """Returns the columns that a table must have for rows; refuses rows that no table takes."""
     changes: Callable[[StructType, Place, Sequence[str], str, int], Changes]
-    """Returns how change rows are applied; refuses those that no table takes."""
+    """Returns how change rows are applied; refuses change rows that no table takes."""
     columns_for: Callable[[Changes], Layout]
     new_columns: Callable[[Layout, Place], list[str]]
     evolve: Callable[[Place, Layout], None]
@@ -63,7 +63,7 @@ class LakeTable(Generic[Place, Layout, Changes]):
         return self._rows(schema, output_mode) if changes is None else self.format.columns_for(changes)
 
     def new_columns(self, schema: StructType, output_mode: str) -> list[str]:
-        """Return the columns of the rows that the table lacks; none if it does not exist."""
+        """Return the columns of the rows that the table lacks; an empty list if the table does not exist."""
         return self.format.new_columns(self.layout(schema, output_mode), self.place)
 
     def evolve(self, schema: StructType, output_mode: str) -> None:
@@ -75,7 +75,7 @@ class LakeTable(Generic[Place, Layout, Changes]):
     def writer(
         self, schema: StructType, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None
     ) -> BatchWriter:
-        """Create or check the table, and return the function that the query calls with each micro-batch.
+        """Create the table or check an existing one, and return the query's ``foreachBatch`` function.
 
         ``app_id`` is the query's identity in the table; by default the one in its checkpoint.
         """
@@ -109,7 +109,7 @@ AnyLakeTable: TypeAlias = (
 def lake_table(
     url: str, name: str, keys: Sequence[str], sequence_by: str | None, scd_type: int
 ) -> AnyLakeTable | None:
-    """Return the table that a URL and a name lead to; None for one in the database of a store."""
+    """Return the table for a URL and a name; None if it is in the database of a store."""
     if is_iceberg(url):
         return LakeTable(_iceberg(), IcebergPlace.of(url, name), keys, sequence_by, scd_type)
     if is_delta(url):

@@ -26,7 +26,7 @@ def quoted(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Return 32 hexadecimal digits that stand for a text of any length in a name."""
+    """Return 32 hexadecimal digits that represent a text of any length in a name."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -51,8 +51,8 @@ def resolve(tx: Transaction, name: str) -> TableName:
     """Resolve the table name that a user wrote.
 
     In PostgreSQL it is ``schema.table``, or a table in the first schema of the search path that the role, the
-    database or the URL sets; a part with a dot is written in double quotes. In SQLite it is the name as it
-    is.
+    database or the URL sets; a part with a dot is written in double quotes. In SQLite the name is used
+    unchanged.
     """
     check_name("table", name)
     return _sqlite(name) if tx.dialect == "sqlite" else _postgres(tx, name)

@@ -18,16 +18,16 @@ from penstock.spark.schemas import is_split, required_sequence, row_id_columns, 
 
 _DAY = 86_400_000_000
 _FIRST_DAYS = {"postgres": (1, -719_162), "sqlite": (-32767, -12_687_428)}
-"""The first years that can be written, and their first days since 1970. PostgreSQL reads no signs."""
+"""The first years that can be written, and their first days since 1970. PostgreSQL cannot read signs."""
 _END = 11_248_738
 """The first day of the year 32768, which Arrow does not write as text."""
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
-    """Return the columns that order changes of a key with one value of ``sequence_by``, from the feed's
+    """Return the columns that order changes with the same key and ``sequence_by`` value, from the feed's
     column metadata.
 
-    A commit may change a row more than once; for most feeds there are no such columns.
+    They are needed if a commit may change a row more than once; most feeds have no such columns.
     """
     step, needed = sequence_column(schema), required_sequence(schema)
     if step == sequence_by:
@@ -48,7 +48,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
         )
     if is_split(schema) and sequence_by == COMMIT_VERSION:
         raise InvalidOptionError(
-            f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
+            f"changes with the same {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
             "later ones would be dropped as old: leave version out of the DebeziumFeed, or set sequence_by "
             "to a column that orders all changes of a key",
             condition="INVALID_OPTION.LOSES_CHANGES",
@@ -62,7 +62,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
 def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
     """Refuse keys without a column that identifies the feed's rows."""
     missing = [name for name in row_id_columns(schema) if name not in keys]
-    # Keys that are not columns are refused elsewhere.
+    # Keys that are not columns are refused in another check.
     if missing and set(keys) <= set(schema.names):
         raise InvalidOptionError(
             f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
@@ -86,14 +86,14 @@ def require_change_columns(names: Collection[str], sequence_by: str) -> None:
 
 
 def present() -> Column:
-    """Return the column ``present``: 0 for a change that removes its row, 1 for one that sets it, or null."""
+    """Return the column ``present``: 0 for a delete, 1 for an insert or update, null for an unknown type."""
     kind = F.col(CHANGE_TYPE)
     removes, sets = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
     return F.when(removes, 0).when(sets, 1).cast("int").alias("present")
 
 
 def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
-    """Refuse changes of an unknown type, and those without a sequence."""
+    """Refuse changes with an unknown type, and changes without a sequence."""
     if chunk.column("present").null_count:
         raise TableRefusedError(
             f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: "
@@ -110,7 +110,7 @@ def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
 
 
 def first_repeated_key(keys: pa.Table) -> dict[str, object] | None:
-    """Return a key that several rows have; None if there is none."""
+    """Return a key that several rows have; None if all keys are distinct."""
     counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
     repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
     first: dict[str, object] | None = next(iter(repeated.slice(0, 1).to_pylist()), None)
@@ -134,7 +134,7 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
 
 
 def require_no_nan(array: pa.Array, column: str, table: str, dialect: str) -> None:
-    """Refuse NaN in a key or a sequence in SQLite, which keeps NULL instead."""
+    """Refuse NaN in a key or a sequence for SQLite, which would store NULL instead."""
     if dialect != "sqlite" or not pat.is_floating(array.type):
         return
     if pc.any(pc.is_nan(array)).as_py():
@@ -147,9 +147,9 @@ def require_no_nan(array: pa.Array, column: str, table: str, dialect: str) -> No
 
 
 def require_writable_times(array: pa.Array, column: str, table: str, dialect: str) -> None:
-    """Refuse dates and timestamps that Arrow cannot write as text, or that PostgreSQL would not read again.
+    """Refuse dates and timestamps that Arrow cannot write as text, or that PostgreSQL could not read.
 
-    Arrow writes some of them as other dates, without an error.
+    Arrow writes some of them as wrong dates, without an error.
     """
     if pat.is_date(array.type):
         numbers, per_day, unit = array.view(pa.int32()), 1, "days"
@@ -173,10 +173,10 @@ def require_writable_times(array: pa.Array, column: str, table: str, dialect: st
 
 
 def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError:
-    """Return the error for changes of a key that differ and have one place in the order."""
+    """Return the error for different changes of a key with the same position in the order."""
     return TableRefusedError(
-        f"the key {key} of {table} has several changes with one value of {in_quotes(sequence_by)}, so none "
-        "of them is the last: read the feed's net changes (deduplication_mode='netChanges', "
+        f"the key {key} of {table} has several changes with the same {in_quotes(sequence_by)}, so none of "
+        "them is the last: read the feed's net changes (deduplication_mode='netChanges', "
         "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
         condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
         key=key,
@@ -184,7 +184,7 @@ def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError
 
 
 def rows_with_one_key(key: str, table: str) -> TableRefusedError:
-    """Return the error for rows of a micro-batch that differ and have one key, in output mode update."""
+    """Return the error for different rows of a micro-batch with the same key, in output mode update."""
     return TableRefusedError(
         f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: "
         "aggregate by the key, or keep one row of each (max_by, dropDuplicates)",

@@ -1,10 +1,10 @@
-"""Rows on their way to a table: the projection that Spark computes, the chunks that tasks gather, and their
+"""Encoding of rows for a table: the projection that Spark computes, the chunks that tasks gather, and their
 conversion for a database.
 
 Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in
-PostgreSQL's text form. Change rows have more: ``sequence``; ``present``, which is 0 where a change removes
-its row, 1 where it sets it, and null for an unknown change type; ``t0`` and so on for tie breakers; and
-``unknown`` where changes may leave values out.
+PostgreSQL's text form. Change rows also have ``sequence``; ``present``, which is 0 for a delete, 1 for an
+insert or update, and null for an unknown change type; ``t0`` and so on for tie breakers; and ``unknown`` if
+changes may leave values out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""How nested values are written: every field, the times in UTC and to the microsecond."""
+"""Options for nested values as JSON: with every field, and times in UTC to the microsecond."""
 CHUNK_ROWS = 131_072
 CHUNK_BYTES = 32 << 20
-"""How much a task gathers before it writes."""
+"""The number of bytes that a task gathers before it writes."""
 _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
@@ -52,7 +52,7 @@ def project_rows(frame: Frame, layout: Layout) -> Frame:
 
 
 def chunked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate batches to chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`, but for the last one."""
+    """Concatenate batches to chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`, except for the last one."""
     return (pa.concat_batches(group) for group in grouped(batches, CHUNK_ROWS, CHUNK_BYTES))
 
 
@@ -94,7 +94,7 @@ def to_database_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatc
 
 def _database_type(kind: pa.DataType, dialect: str) -> pa.DataType:
     if dialect == "postgres":
-        # Arrow's CSV has all other types as PostgreSQL reads them.
+        # Arrow writes all other types to CSV in a form that PostgreSQL reads.
         return pa.string() if pat.is_duration(kind) else kind
     if pat.is_boolean(kind):
         return pa.int8()
@@ -116,7 +116,7 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _interval(micros: pa.Array) -> pa.Array:
-    """Format intervals in whole numbers, which PostgreSQL 13 reads too; all parts have one sign."""
+    """Format intervals with integers, which PostgreSQL 13 also reads; all parts have the same sign."""
     days = pc.divide(micros, _DAY)
     rest = pc.subtract(micros, pc.multiply(days, _DAY))
     seconds = pc.divide(rest, _SECOND)

@@ -57,11 +57,12 @@ class TableSink(Sink, ContinuousSink):
     Parameters
     ----------
     name
-        Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
-        ``iceberg:catalog.namespace.table`` for an Iceberg table in a catalog of pyiceberg's configuration.
+        The table's name: any Unicode text, ``schema.table`` in PostgreSQL, or
+        ``iceberg:catalog.namespace.table`` for an Iceberg table in a catalog of pyiceberg's configuration. A
+        table that does not exist is created.
     keys
-        The columns of a row's key, which cannot be NULL. Required in output mode update and with
-        ``apply_changes``; for the latter, they must include the columns by which the feed identifies rows.
+        The key columns, which cannot be NULL. Required in output mode update and with ``apply_changes``; for
+        the latter, they must include the columns by which the feed identifies rows.
     url
         The store, created if it does not exist; by default the session's ``spark.penstock.url``.
         ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
@@ -80,20 +81,20 @@ class TableSink(Sink, ContinuousSink):
         replace the row with their key, and deletes remove it. The output mode is append.
     scd_type
         How changes are applied. With 1, the table has the current rows. With 2, it has every version of a
-        row: ``_valid_from`` is the sequence of the change that created the version, and ``_valid_to`` that of
-        the next change of its key, or NULL for the current version.
+        row: ``_valid_from`` is the sequence of the change that created the version, and ``_valid_to`` is the
+        sequence of the next change of its key, or NULL for the current version.
     sequence_by
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
         value than one that was applied before is dropped.
     schema_changes
-        What to do, when a query starts, if its rows have columns that the table lacks. ``refuse``: do not
-        start; ``evolve``: add the columns, and widen types that are too narrow, in PostgreSQL and, except for
-        keys, in Iceberg; ``ignore``: leave the columns out. Types that are too narrow are refused otherwise.
-        Output mode complete replaces the table's columns in any case.
+        What to do if the rows have columns that the table lacks when a query starts. ``refuse``: do not
+        start. ``evolve``: add the columns, and widen types that are too narrow, in PostgreSQL and, except for
+        keys, in Iceberg. ``ignore``: leave the columns out. Otherwise, types that are too narrow are refused.
+        Output mode complete always replaces the table's columns.
     """
 
     format: ClassVar[str] = "penstock table"
-    """The name by which the output mode check knows this sink."""
+    """The name of this sink in the output mode check."""
     guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "idempotent", "at_least_once")
     output_modes: ClassVar[tuple[str, ...]] = MODES
 
@@ -209,7 +210,7 @@ class TableSink(Sink, ContinuousSink):
             lake.layout(frame.schema, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
-        """Refuse everything but appends: rows are identified by the coordinates of their source."""
+        """Refuse anything other than appends: rows are identified by the coordinates of their source."""
         if output_mode != "append" or self.apply_changes:
             wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
             raise InvalidOptionError(
@@ -227,7 +228,7 @@ class TableSink(Sink, ContinuousSink):
             )
 
     def writer(self, frame: DataFrame, guarantee: str, output_mode: str, location: str) -> BatchWriter:
-        """Create or check the table, and return the function that the query calls with each micro-batch."""
+        """Create the table or check an existing one, and return the query's ``foreachBatch`` function."""
         self.check(guarantee, output_mode)
         if not is_classic(frame):
             raise TableRefusedError(
@@ -426,7 +427,7 @@ class TableSink(Sink, ContinuousSink):
 
         with connect(url) as store:
             layout = store.database.run(work, idempotent=True)
-            # No maintenance may run here to clean up after queries that died.
+            # Maintenance, which cleans up after queries that died, may not run on this machine.
             store.clean_up()
         return layout
 

@@ -31,8 +31,8 @@ from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
 from penstock.spark.schemas import feed_column, quote_column, unchanged_column
 
 UNKNOWN = "unknown"
-"""The column of a projected row with the numbers of the columns that have no value, as ",2,,5,"; null where
-all have one.
+"""The column of a projected row with the numbers of the columns without a value, such as ",2,,5,"; null if
+all columns have one.
 """
 _KEY_CHANGED, _COMPUTED = "!", "?"
 _LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
@@ -40,7 +40,7 @@ _LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, Va
 
 @dataclass(frozen=True)
 class UnchangedValues:
-    """The column that names the values a change leaves out, and their places in a table."""
+    """The column that names the values a change leaves out, and the numbers of the table's columns."""
 
     column: str
     places: tuple[tuple[str, tuple[int, ...]], ...]
@@ -50,7 +50,7 @@ class UnchangedValues:
 
     @classmethod
     def of(cls, schema: StructType, keys: Sequence[str]) -> UnchangedValues | None:
-        """Read the column metadata of a schema; None where the feed never leaves values out."""
+        """Read the column metadata of a schema; return None if the feed never leaves values out."""
         column = unchanged_column(schema)
         if column is None:
             _require_no_values_left_out(schema, keys)
@@ -72,7 +72,7 @@ class UnchangedValues:
         return sorted(number for _, numbers in self.places for number in numbers)
 
     def unknown(self) -> Column:
-        """Return the expression of `UNKNOWN`; a sign and a name stand for a value that no row has."""
+        """Return the expression of `UNKNOWN`; a sign and a column name mark a value that no row has."""
         names, kind = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
         listed = F.array_join(F.transform(names, self._numbers), "")
         key_changed = (kind == "insert") & (listed != "")

@@ -1,1 +1,1 @@
-"""Change rows for tables of a lake, of any format: the events in them, and what they change."""
+"""Change rows for Delta and Iceberg tables: their events, and the plan of a merge."""

@@ -1,7 +1,7 @@
-"""Change events of a table in a lake: what happened to a key, and its place in the order of changes.
+"""Change events for a Delta or Iceberg table: a change of a key, and its position in the order of changes.
 
-Spark collapses a micro-batch to the last event of each key, since later events replace earlier ones; tasks
-stage them.
+Spark collapses a micro-batch to the last event of each key, since later events replace earlier ones, and
+tasks stage these events.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.tables.row_encoding import JSON
 from penstock.tables.unchanged_values import UnchangedValues, column_numbers
 
 SEQUENCE, PRESENT, UNKNOWN = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
-"""The columns of staged events beside those of their rows."""
+"""The columns that staged events have in addition to the columns of their rows."""
 _RESERVED = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
 
 
 class Columns(Protocol):
-    """The columns of rows, as a format lays them out."""
+    """The columns of rows in a table format."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -50,7 +50,7 @@ class Columns(Protocol):
 @dataclass(frozen=True)
 class EventLayout:
     rows: pa.Schema
-    """The rows that they set, with the names that the columns have where they are staged."""
+    """The columns of the rows that events insert or update, with their names in staged files."""
     keys: tuple[str, ...]
     columns: tuple[str, ...]
     """The same columns, with the query's names."""
@@ -60,13 +60,13 @@ class EventLayout:
     history: bool
     """Whether the table keeps every version of a row (type 2), or only the current one (type 1)."""
     unchanged: UnchangedValues | None = None
-    """For events that may leave values out."""
+    """The columns whose values events may leave out, if any."""
     ties: tuple[str, ...] = ()
-    """The query's columns that order events of a key with one sequence."""
+    """The query's columns that order events with the same key and sequence."""
 
     @property
     def staged(self) -> pa.Schema:
-        """The columns that tasks stage: those of the row, and those of the event."""
+        """The columns that tasks stage: the row's columns and the event's."""
         more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
         more += [] if self.unchanged is None else [pa.field(UNKNOWN, pa.string())]
         return pa.schema([*self.rows, *more])
@@ -84,7 +84,7 @@ class EventLayout:
 
     @property
     def versions(self) -> pa.Schema:
-        """With history: the columns that say which versions of a row the table has."""
+        """With history: the columns that identify the versions of a row in the table."""
         return pa.schema([self.table.field(name) for name in (*self.keys, VALID_FROM, VALID_TO)])
 
     @property
@@ -105,7 +105,7 @@ def event_layout(
 ) -> EventLayout:
     """Return the layout of the events in change rows; ``table`` is the table's name in messages.
 
-    ``layout`` lays out columns as the table's format does, and refuses those that it does not take.
+    ``layout`` returns columns in the table's format, and refuses columns that it does not support.
     """
     require_change_columns(rows.names, sequence_by)
     unchanged = UnchangedValues.of(rows, keys)
@@ -129,7 +129,7 @@ def event_layout(
 
 
 def refuse_history(columns: Iterable[str], place: str, table: str) -> None:
-    """Refuse to keep current rows alone in a table with history; ``table`` is ``place`` with its format."""
+    """Refuse to write only current rows to a table with history; ``table`` is ``place`` with its format."""
     found = [name for name in columns if name in (VALID_FROM, VALID_TO)]
     if found:
         raise SchemaMismatchError(
@@ -163,7 +163,7 @@ def checked_events(chunk: pa.RecordBatch, events: EventLayout, table: str) -> pa
 
 
 def require_stored(refused: pa.Table, events: EventLayout, table: str) -> None:
-    """Refuse events that leave out values which no stored row has, before anything is written."""
+    """Refuse events that leave out values which no stored row has; called before anything is written."""
     if refused.num_rows and events.unchanged is not None:
         name = events.rows.names[column_numbers(refused[UNKNOWN][:1].to_pylist())[0]]
         key = shown_key({key: refused[key][0].as_py() for key in events.keys})
@@ -171,11 +171,11 @@ def require_stored(refused: pa.Table, events: EventLayout, table: str) -> None:
 
 
 def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
-    """Return the last event of each key, and with history that of each key and sequence.
+    """Return the last event of each key, or with history the last event of each key and sequence.
 
-    The columns are c0, c1 and so on; ``sequence``; ``present``; ``unknown`` where values may be left out; and
-    ``ambiguous``, whether another event has the same place in the order and another row. Rows without a
-    sequence or of an unknown change type pass through, so that the tasks refuse them.
+    The columns are c0, c1 and so on; ``sequence``; ``present``; ``unknown`` if values may be left out; and
+    ``ambiguous``, which is true if an event with another row has the same position in the order. Rows without
+    a sequence or with an unknown change type pass through, so that the tasks refuse them.
     """
     data = [f"c{n}" for n in range(len(events.columns))]
     projected = frame.select(
@@ -191,8 +191,7 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
         projected = _carry_over(projected, events.unchanged.numbers, keys, order)
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
     invalid = F.col("sequence").isNull() | F.col("present").isNull()
-    # The frame of this window ends with the peers of a row, so the first rows see the number of all their
-    # peers.
+    # The frame of this window ends with the peers of a row, so the first row sees the number of its peers.
     window = within.orderBy(invalid.desc(), *(F.col(name).desc() for name in order))
     last = (
         projected.withColumn("place", F.rank().over(window))
@@ -214,7 +213,7 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
 def _carry_over(
     projected: DataFrame, numbers: Sequence[int], keys: Sequence[str], order: Sequence[str]
 ) -> DataFrame:
-    """Carry unchanged values over from earlier events of the key; ``unknown`` has the columns left."""
+    """Carry unchanged values over from earlier events of the key; ``unknown`` has the remaining columns."""
     before = (
         Window.partitionBy(*keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )

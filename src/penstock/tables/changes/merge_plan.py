@@ -1,5 +1,5 @@
-"""Planning of a merge: what staged events change in a table, computed with Arrow from their keys alone;
-and the values that events leave out, filled from the stored rows that they updated.
+"""Plan of a merge: the changes that staged events make to a table, computed with Arrow from the keys only.
+Values that events leave out are filled from the stored rows that the events updated.
 
 Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
 and sequence, and each is compared with its neighbours.
@@ -24,7 +24,7 @@ _ROW, _STORED_ROW = "_penstock_row", "_penstock_stored_row"
 
 @dataclass(frozen=True)
 class MergePlan:
-    """What to merge, and what to record as applied."""
+    """The events to merge, and the events to record as applied."""
 
     taken: pa.BooleanArray
     """For each staged event, whether its row is merged."""
@@ -44,10 +44,10 @@ class MergePlan:
 def plan_events(
     events: EventLayout, staged: pa.Table, known: pa.Table, versions: Callable[[], pa.Table]
 ) -> tuple[MergePlan, pa.Table]:
-    """Return what staged events change, and those of them that leave out values which no stored row has.
+    """Return the merge plan, and the staged events that leave out values which no stored row has.
 
     ``staged`` has the columns for planning, ``known`` the recorded events of the same keys. ``versions``
-    reads the stored versions of these keys, and is called with history alone.
+    reads the stored versions of these keys, and is only called with history.
     """
     keys = list(events.keys)
     placed = staged.select([*keys, SEQUENCE, PRESENT])
@@ -63,7 +63,7 @@ def plan_events(
 
 
 def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> MergePlan:
-    """Plan type 1: the staged event of a key counts when it sorts after the last known one."""
+    """Plan SCD type 1: the staged event of a key is applied if it sorts after the last known one."""
     order = [("descending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
     lines = _sorted(keys, [numbered(staged, _NUMBER), _unnumbered(known)], order)
     first = lines.filter(_starts(lines, keys))
@@ -72,10 +72,10 @@ def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> Merge
 
 
 def plan_history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.Table) -> MergePlan:
-    """Plan type 2: each row is valid from its event to the next one of its key.
+    """Plan SCD type 2: each row is valid from its event to the next event of its key.
 
-    There is one staged event of each key and sequence; ``ended`` has the known deletes of those keys, and
-    ``stored`` key, ``VALID_FROM`` and ``VALID_TO`` of all stored rows that have those keys.
+    There is one staged event for each key and sequence. ``ended`` has the known deletes of those keys, and
+    ``stored`` has the key, ``VALID_FROM`` and ``VALID_TO`` of all stored rows with those keys.
     """
     versions = stored.filter(pc.is_valid(stored[VALID_FROM])).rename_columns([*keys, SEQUENCE, _END])
     kind = pa.array(np.full(versions.num_rows, _STORED), pa.int32())
@@ -104,9 +104,9 @@ def plan_history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored:
 
 
 def distinct_events(events: EventLayout, lines: pa.Table) -> pa.Table:
-    """Return recorded events, sorted by key, without those that say no more than others.
+    """Return recorded events, sorted by key, without redundant ones.
 
-    For type 1 that leaves the last event of each key, for type 2 one delete of each key and sequence.
+    For SCD type 1 that leaves the last event of each key, for type 2 one delete for each key and sequence.
     """
     keys = list(events.keys)
     order = [(SEQUENCE, "descending"), (PRESENT, "descending")]
@@ -140,7 +140,7 @@ def _starts(lines: pa.Table, names: Sequence[str]) -> pa.BooleanArray:
 
 
 def _next(lines: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
-    """Return the sequence of the next line, null where that has another key."""
+    """Return the sequence of the next line, or null if the next line has another key."""
     sequence = lines[SEQUENCE]
     no_next = pa.nulls(min(1, lines.num_rows), sequence.type)
     following = pa.chunked_array([*sequence.slice(1).chunks, no_next], sequence.type)
@@ -161,12 +161,12 @@ def _chosen(lines: pa.Table, count: int) -> pa.BooleanArray:
 
 
 def incomplete(staged: pa.Table, taken: pa.BooleanArray) -> pa.Table:
-    """Return the events to merge that leave values out."""
+    """Return the taken events that leave values out."""
     return staged.filter(pc.and_(taken, pc.is_valid(staged[UNKNOWN])))
 
 
 def _matched(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
-    """Join events with the stored rows that they updated, as row numbers of both."""
+    """Join events with the stored rows that they updated; return the row numbers of both."""
     names = [name for name in (VALID_FROM, VALID_TO) if name in stored.column_names]
     left = numbered(events.select([*keys, SEQUENCE]), _ROW)
     right = numbered(stored.select([*keys, *names]), _STORED_ROW)
@@ -195,7 +195,7 @@ def without_version(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> 
 def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str]], pa.Table]) -> pa.Table:
     """Fill the values that events leave out from the stored rows that they updated.
 
-    ``read`` takes keys, and returns the rows that have them: the keys, the columns of its second argument,
+    ``read`` takes keys and column names, and returns the rows with these keys: the keys, the named columns,
     and with history ``VALID_FROM`` and ``VALID_TO``.
     """
     unknown = rows[UNKNOWN]

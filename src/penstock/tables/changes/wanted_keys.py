@@ -1,4 +1,4 @@
-"""Keys that are looked up in stored rows, and the rows that are found, as tasks send them to the driver."""
+"""Lookup of keys in stored rows, and the Arrow streams in which tasks send the result to the driver."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class WantedKeys:
 
     keys: pa.Table = field(repr=False)
     _values: dict[pa.DataType, pa.ChunkedArray] = field(default_factory=dict, repr=False)
-    """Those of one column, by the type of the rows' column."""
+    """The keys of a single column, cast to the type of the rows' column."""
     _numbers: dict[pa.DataType, NDArray[np.int64]] = field(default_factory=dict, repr=False)
     """The same as sorted numbers."""
 
     def places_in(self, stored: pa.Table) -> Places:
-        """Return the places of the rows that have one of the keys, in order; a null is no key.
+        """Return the sorted positions of the rows that have one of the keys; null is never a key.
 
-        ``stored`` has the keys' columns in the same order, and may have other names.
+        ``stored`` has the key columns in the same order, possibly with other names.
         """
         column = stored.column(0)
         if stored.num_columns > 1 or isinstance(column.type, pa.BaseExtensionType):
@@ -40,7 +40,7 @@ class WantedKeys:
         return self._bisected(column)
 
     def rows_in(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Places, pa.RecordBatch]]:
-        """Yield the rows that have one of the keys, which are their first columns, and their places."""
+        """Yield the rows that have one of the keys, and their positions; the keys are the first columns."""
         names = list(range(self.keys.num_columns))
         at = 0
         for batch in batches:
@@ -50,7 +50,7 @@ class WantedKeys:
             at += batch.num_rows
 
     def any_between(self, low: object, high: object) -> bool:
-        """Whether the first column of a key may be between two bounds, which are known of integers alone."""
+        """Whether the first column of a key may be between two bounds; always true except for integers."""
         kind = self.keys.column(0).type
         if not (pat.is_signed_integer(kind) and type(low) is int and type(high) is int):
             return True
@@ -69,14 +69,14 @@ class WantedKeys:
             self._values[column.type] = self.keys.column(0).drop_null().cast(column.type)
         values = self._values[column.type]
         if len(values) > len(column):
-            # The smaller side makes the hash table.
+            # Build the hash table from the smaller side.
             values = values.filter(pc.is_in(values, value_set=column))
         return np.flatnonzero(pc.is_in(column, value_set=values))
 
     def _bisected(self, column: pa.ChunkedArray) -> Places:
-        """Look for numbers or times.
+        """Find numbers or times by bisection.
 
-        Those of the record are in order, and often those of a table whose keys are numbered.
+        They are sorted in the record, and often in tables with sequential keys.
         """
         values, wanted = column.cast(pa.int64()).to_numpy(), self._sorted(column.type)
         if (values[1:] < values[:-1]).any():

@@ -1,20 +1,20 @@
 """Application of change rows to a SQL table, in whatever order they arrive.
 
-Type 1: the last change of each key counts. (The rule is that of Lamport's last-writer-wins register, with
+SCD type 1: the table has the last change of each key. (This is Lamport's last-writer-wins register, with
 tombstones.)
 
-Type 2: the table has a row for each version, with the sequences between which it was valid. A version is
-valid from its own change to the next change of its key, of whatever kind. So the table is a function of the
-set of changes, not of the order in which they arrive: the versions are in the table, the deletes in the
-relation beside it, and a late change ends the version that it falls into and is valid up to the next change.
-(Type 2 of the slowly changing dimensions of Kimball, "The Data Warehouse Toolkit".)
+SCD type 2: the table has a row for each version, with the sequences between which it was valid. A version is
+valid from its own change to the next change of its key, of any kind. So the table is a function of the set of
+changes, and does not depend on the order in which they arrive. The versions are in the table, and the deletes
+in an additional relation. A late change ends the version that was valid at its sequence, and is valid up to
+the next change. (Slowly changing dimensions, type 2: Kimball, "The Data Warehouse Toolkit".)
 
-The relation beside the table records which changes were applied. For type 1 it has the sequence of each key's
-last change, also when that was a delete, so that a late or repeated change is known to be old. For type 2 it
-has the deletes, since the table itself has the rest.
+The additional relation records the applied changes. For type 1 it has the sequence of each key's last change,
+even if that was a delete, so that late and repeated changes are recognized as old. For type 2 it has the
+deletes, since the table itself has the rest.
 
-Values that changes leave out are the exception: they are taken from what has arrived before. So the changes
-of a row then have to arrive in order.
+Values that changes leave out are an exception: they are taken from changes that arrived earlier, so the
+changes of a row then have to arrive in order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from penstock.tables.unchanged_values import UNKNOWN, column_numbers, has_value
 _FROM, _TO = quoted(VALID_FROM), quoted(VALID_TO)
 _RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
 _KEY = "key_"
-"""What the relation's columns with the keys begin with."""
+"""The prefix of the relation's key columns."""
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Apply staged changes, and return the number of those that were new."""
+    """Apply staged changes, and return the number of new ones."""
     beside = _applied_relation(tx, layout)
     if tx.dialect == "postgres":
-        # Serialises writers, each of which compares its changes with what the one before has applied.
+        # Serialises writers, each of which compares its changes with those applied before.
         tx.execute(f"lock table {beside.sql} in share row exclusive mode")
         tx.require_trusted_owner(beside.schema, beside.table)
     latest = _collect(tx, layout, source)
@@ -85,7 +85,7 @@ def _record(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> 
 
 
 def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    """Drop repeated changes; at one sequence a version that is stored outranks a delete."""
+    """Drop repeated changes; a stored version takes precedence over a delete with the same sequence."""
     tx.change(
         f"delete from {latest} where exists (select 1 from {layout.name.sql} as kept "
         f"where {layout.same_key(latest)} and kept.{_FROM} = {latest}.sequence)"
@@ -97,7 +97,7 @@ def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, lat
 
 
 def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
-    """End each stored version with the first change that falls into it."""
+    """End each stored version at the first change within its validity."""
     keys = [key.sql for key in layout.keys]
     grouped = ", ".join(f"kept.{key}" for key in [*keys, _FROM])
     ended = " and ".join(f"{layout.name.sql}.{key} = ended.{key}" for key in [*keys, _FROM])
@@ -142,7 +142,7 @@ def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
 
 
 def prepare(tx: Transaction, layout: Layout) -> None:
-    """Create the table and the relation, or check them; a new table gets a new relation."""
+    """Create the table and the relation, or check existing ones; a new table gets a new relation."""
     new_table = ddl.find_table(tx, layout.name) is None
     ddl.ensure_table(tx, layout.stored, complete=False)
     if new_table and layout.history:
@@ -158,7 +158,7 @@ def prepare(tx: Transaction, layout: Layout) -> None:
 
 
 def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing: Mapping[str, str]) -> None:
-    """Refuse other keys, or another order, than those of the changes that were applied; widen key types."""
+    """Refuse keys or an order that differ from those of the applied changes; widen key types."""
     assert layout.sequence is not None
     known = {name: kind for name, kind in existing.items() if name.startswith(_KEY)}
     keys = dict(zip(_key_names(layout), layout.keys, strict=True))
@@ -174,9 +174,9 @@ def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing:
         before = ", ".join(f"{name.removeprefix(_KEY)} {kind}" for name, kind in known.items())
         now = ", ".join(f"{key.name} {key.sql_type}" for key in layout.keys)
         raise SchemaMismatchError(
-            f"the changes of {layout.name.sql} have had the keys ({before}) and a sequence of type "
-            f"{ordered_by}, and now have the keys ({now}) and a sequence of type {layout.sequence.sql_type}: "
-            "keep keys and sequence_by, or drop the table to start over",
+            f"earlier changes of {layout.name.sql} had the keys ({before}) and a sequence of type "
+            f"{ordered_by}, and these have the keys ({now}) and a sequence of type "
+            f"{layout.sequence.sql_type}: keep keys and sequence_by, or drop the table to start over",
             condition="SCHEMA_MISMATCH.KEYS_CHANGED",
             table=layout.name.sql,
         )
@@ -196,22 +196,22 @@ def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
 
 
 def _key_names(layout: Layout) -> list[str]:
-    """Return the relation's key columns, whose names have those of the keys: other keys are noticed."""
+    """Return the relation's key columns; their names contain those of the keys, so other keys are noticed."""
     names = [_KEY + key.name for key in layout.keys]
     return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY + digest(name) for name in names]
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
-    """Return the SQL condition that a relation's row, ``applied``, and a staged one have the same key."""
+    """Return the SQL condition that a relation row, ``applied``, and a staged row have the same key."""
     pairs = zip(_key_names(layout), layout.staged_keys, strict=True)
     return " and ".join(f"applied.{quoted(key)} = {staged}.{column}" for key, column in pairs)
 
 
 def _collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
-    """Collect the last change of each key, and with history the last one of each key and sequence.
+    """Collect the last change of each key, or with history the last change of each key and sequence.
 
-    The relation has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a delete,
-    ``sequence``, ``present``, and ``unknown`` where changes may leave values out. The caller drops it.
+    The relation has the columns ``c0``, ``c1`` and so on, which are null for deletes except in keys,
+    ``sequence``, ``present``, and ``unknown`` if changes may leave values out. The caller drops it.
     """
     upsert.require_all(tx, source)
     latest = _RELATION[tx.dialect]
@@ -249,14 +249,14 @@ def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, place: li
 def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Return the staged rows in SQL, with unchanged values carried over from earlier changes of the key.
 
-    ``unknown`` has the columns whose value no earlier change has.
+    ``unknown`` has the columns for which no earlier change has a value.
     """
     plain = f"{source.relation} where {source.where}"
     numbers = [] if layout.unchanged is None else _left_out(tx, plain)
     if not numbers:
         return plain
     keys, order = ", ".join(layout.staged_keys), ", ".join(layout.order)
-    # Rows that follow one with a value have its number, up to the next one with a value.
+    # A row with a value and the following rows without one have the same number.
     counted = ", ".join(
         f"sum(case when present = 1 and {has_value(UNKNOWN, n)} then 1 else 0 end) "
         f"over (partition by {keys} order by {order}) as n{n}"
@@ -282,7 +282,7 @@ def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
 
 
 def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
-    """Fill the values that are still left out from the rows of the table that the changes updated."""
+    """Fill the values that are still missing from the table's rows that the changes updated."""
     numbers = [] if layout.unchanged is None else _left_out(tx, f"{latest} where true")
     if not numbers:
         return
@@ -308,7 +308,7 @@ def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
 
 
 def _left_out(tx: Transaction, rows: str) -> list[int]:
-    """Return the numbers of the columns whose values some rows leave out."""
+    """Return the numbers of the columns for which some rows leave values out."""
     return column_numbers(
         row[0] for row in tx.query(f"select distinct {UNKNOWN} from {rows} and {UNKNOWN} is not null")
     )

@@ -1,4 +1,4 @@
-"""Table definitions in the database: reading, creating and comparing them with the rows of a query."""
+"""Table definitions in the database: read them, create them, and compare them with the rows of a query."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WIDER = {
     "jsonb": ("json",),
 }
 _GONE = ("3F000", "42P01")
-"""There is no such schema, or no such table in it."""
+"""SQL states for a schema or a table that does not exist."""
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 
 
@@ -62,7 +62,7 @@ class ExistingTable:
 
 
 def find_table(tx: Transaction, name: TableName) -> ExistingTable | None:
-    """Read the definition of a table; None when it does not exist. One of a stranger is refused."""
+    """Read the definition of a table; None if it does not exist. A table of an untrusted role is refused."""
     tx.require_trusted_owner(name.schema, name.table)
     return _find_sqlite(tx, name) if tx.dialect == "sqlite" else _find_postgres(tx, name)
 
@@ -95,7 +95,7 @@ def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
     unique = {frozenset(column for _, column, _, _, _, place in columns if place)}
     for _, index, is_unique, _, partial in tx.query(f"pragma main.index_list({quoted(name.table)})"):
         if is_unique and not partial:
-            # The part of an index that is an expression has no name.
+            # An expression in an index has no name.
             parts = tx.query(f"pragma main.index_info({quoted(index)})")
             unique.add(frozenset(column or "" for _, _, column in parts))
     return ExistingTable(
@@ -112,7 +112,7 @@ def _not_a_table(name: TableName) -> TableRefusedError:
 
 
 def affinity(declared: str) -> str:
-    """Return the affinity that SQLite gives a declared type, by its rules in their order."""
+    """Return the affinity that SQLite gives a declared type, by SQLite's rules in their order."""
     text = declared.upper()
     if "INT" in text:
         return "INTEGER"
@@ -134,7 +134,7 @@ def create_table(tx: Transaction, layout: Layout) -> None:
 
 
 def index_current_versions(tx: Transaction, layout: Layout) -> None:
-    """Create the unique index by which no key of a table with history has two current versions."""
+    """Create the unique index that allows one current version per key in a table with history."""
     name = f"penstock_current_{digest(layout.name.ledger_name)}"
     if tx.dialect == "sqlite":
         where = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
@@ -158,7 +158,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 
 
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
-    """Describe what keeps the rows from going into the table, or from replacing all of its rows."""
+    """Describe why the rows cannot be added to the table, or cannot replace all of its rows."""
     names = {column.name for column in layout.columns}
     existing = spelled_as(existing, layout)
     described = [_difference(column, existing, layout) for column in layout.columns]
@@ -172,7 +172,7 @@ def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> l
 
 
 def spelled_as(existing: ExistingTable, layout: Layout) -> ExistingTable:
-    """Return the definition with names as the rows spell them: SQLite ignores the case of ASCII letters."""
+    """Return the definition with the rows' spelling of names; SQLite ignores the case of ASCII letters."""
     if layout.dialect != "sqlite":
         return existing
     spelling = {column.name.encode().lower(): column.name for column in layout.columns}
@@ -201,24 +201,24 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
 
 
 def takes(column: Column, kind: str, dialect: str) -> bool:
-    """Whether an existing column of a type, in SQLite of an affinity, holds a column's values as they are."""
+    """Whether an existing column of a type (in SQLite: an affinity) stores a column's values unchanged."""
     return _sqlite_takes(column, kind) if dialect == "sqlite" else _postgres_takes(column.sql_type, kind)
 
 
 def needs_wider(column: Column, kind: str, dialect: str) -> bool:
-    """Whether an existing column can be altered to take a column's values, and has to be."""
+    """Whether an existing column must be altered to take a column's values, and can be."""
     return not takes(column, kind, dialect) and is_wider(column, kind, dialect)
 
 
 def is_wider(column: Column, kind: str, dialect: str) -> bool:
-    """Whether a column's type holds the values of an existing one, which can be altered to it."""
+    """Whether a column's type holds all values of an existing column, which can be altered to that type."""
     return dialect == "postgres" and _postgres_takes(kind, column.sql_type)
 
 
 def _sqlite_takes(column: Column, kind: str) -> bool:
     if kind in (column.sql_type, "BLOB"):
         return True
-    # Text that looks like a number would become one: a decimal would lose digits.
+    # SQLite would convert text that looks like a number, and a decimal would lose digits.
     text_like_number = column.sql_type == "TEXT" and not (
         pat.is_date(column.type) or pat.is_timestamp(column.type)
     )
@@ -250,7 +250,7 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
 
 
 def _other_scales(tx: Transaction, layout: Layout, existing: ExistingTable) -> list[str]:
-    """Describe decimal keys that SQLite has as another text than that of equal keys in the rows."""
+    """Describe decimal keys whose text in SQLite differs from the text of equal keys in the rows."""
     if layout.dialect != "sqlite":
         return []
     names, described = spelled_as(existing, layout).types, []
@@ -269,7 +269,7 @@ def _other_scales(tx: Transaction, layout: Layout, existing: ExistingTable) -> l
 
 
 def _scale(text: str) -> int | None:
-    """Return the number of digits after the point; None for what is no number."""
+    """Return the number of digits after the point; None if the text is not a number."""
     try:
         return -int(Decimal(text).as_tuple().exponent)
     except (InvalidOperation, ValueError):
@@ -285,7 +285,7 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
 
 
 def hold_table(tx: Transaction, name: TableName) -> None:
-    """Keep the table from being replaced while the transaction writes to it; one of a stranger is refused."""
+    """Prevent the table's replacement while the transaction writes; refuse a table of an untrusted role."""
     try:
         tx.hold(name.schema, name.table)
     except Exception as error:

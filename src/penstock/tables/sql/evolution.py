@@ -1,4 +1,4 @@
-"""Changes of a SQL table's columns, so that it takes rows with new columns or wider types."""
+"""Schema evolution of a SQL table, so that it takes rows with new columns or wider types."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.tables.sql import ddl
 
 log = logging.getLogger("penstock.tables")
 _DEPENDED_ON = ("0A000", "2BP01")
-"""A view, a rule or a policy uses the column."""
+"""SQL states for a column that a view, a rule or a policy uses."""
 
 
 def evolve(tx: Transaction, layout: Layout) -> None:
     """Add the columns that the table lacks, and widen those whose type is too narrow for the rows.
 
-    A key is never added. Rows that are there have NULL in new columns.
+    A key is never added. Existing rows have NULL in new columns.
     """
     types = _types(tx, layout)
     if types is None:
         return
-    # Another query may add the column at the same moment; SQLite has one writer at a time.
+    # Another query may add the column at the same time; SQLite has one writer at a time.
     add = "add column if not exists" if tx.dialect == "postgres" else "add column"
     changes = []
     for column in layout.stored.columns:
@@ -41,7 +41,7 @@ def evolve(tx: Transaction, layout: Layout) -> None:
 
 
 def new_columns(tx: Transaction, layout: Layout) -> list[str]:
-    """Return the columns of the rows that the table lacks; none if it does not exist."""
+    """Return the columns of the rows that the table lacks; an empty list if the table does not exist."""
     types = _types(tx, layout)
     if types is None:
         return []
@@ -49,7 +49,7 @@ def new_columns(tx: Transaction, layout: Layout) -> list[str]:
 
 
 def _types(tx: Transaction, layout: Layout) -> dict[str, str] | None:
-    """Return the types of the table's columns, with names as the rows spell them; None without a table."""
+    """Return the types of the table's columns, with the rows' spelling of names; None without a table."""
     existing = ddl.find_table(tx, layout.name)
     return None if existing is None else ddl.spelled_as(existing, layout).types
 

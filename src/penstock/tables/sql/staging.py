@@ -1,9 +1,9 @@
-"""Staging of a micro-batch: where tasks put rows, invisible to readers, until the driver publishes them; and
-the relations from which SQL statements read them.
+"""Staging of a micro-batch: tasks write rows, invisible to readers, until the driver publishes them; and the
+relations from which SQL statements read the rows.
 
-SQLite stages all rows as compressed segments beside those of queues, so that rows become SQL values once.
-PostgreSQL stages micro-batches in an unlogged relation, and the epochs of continuous queries in segments: a
-relation for each epoch would cost more than its rows.
+SQLite stages all rows as compressed segments, next to those of queues, so rows are converted to SQL values
+only once. PostgreSQL stages micro-batches in an unlogged relation, and the epochs of continuous queries in
+segments, since a relation for each epoch would cost more than its rows.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from penstock.tables.row_encoding import chunked
 _INVALID_BYTES, _UNTRANSLATABLE = "22021", "22P05"
 _ALL_BATCHES = 2**62
 _IN_USE_SECONDS = 3600.0
-"""How often a long micro-batch notes that its relation is in use; an unused one is dropped after a day."""
+"""How often a long micro-batch marks its relation as in use; an unused one is dropped after a day."""
 _CHUNKS_BITS = 20
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Staged rows as SQL reads them, in the columns c0, c1 and so on."""
+    """A relation of staged rows, with the columns c0, c1 and so on."""
 
     relation: str
     where: str = "true"
     rows: int | None = None
-    """How many there must be; None where they were counted before."""
+    """The expected number of rows; None if they have already been counted."""
 
 
 def relation_columns(layout: Layout) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def relation_columns(layout: Layout) -> tuple[str, ...]:
 
 
 def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
-    """Load chunks into a temporary relation with some `relation_columns`, for `clear` to remove."""
+    """Load chunks into a temporary relation with the given `relation_columns`; `clear` removes them."""
     relation = _empty_relation(tx, columns)
     for chunk in chunks:
         if tx.dialect == "postgres":
@@ -77,7 +77,7 @@ def _python_values(chunk: pa.RecordBatch) -> list[list[Any]]:
 
 
 def clear(tx: Transaction, columns: Sequence[str]) -> None:
-    """Remove rows that were loaded; PostgreSQL does so itself when the transaction ends."""
+    """Remove loaded rows; PostgreSQL does so itself when the transaction ends."""
     if tx.dialect == "sqlite":
         tx.execute(f"drop table if exists {_relation(tx, columns)}")
 
@@ -120,7 +120,7 @@ def refusing_unstorable_text() -> Iterator[None]:
 
 
 def _unstorable_text(error: Any) -> TableRefusedError | None:
-    """Return the error for a text that PostgreSQL refused; None if it refused something else."""
+    """Return the error for a text that PostgreSQL refused; None if PostgreSQL refused something else."""
     state = getattr(error, "sqlstate", None)
     if state not in (_INVALID_BYTES, _UNTRANSLATABLE):
         return None
@@ -151,7 +151,7 @@ def _invalid_utf8(why: str) -> TableRefusedError:
 
 @dataclass(frozen=True)
 class TaskWriter(ABC):
-    """What tasks do with their rows; built on the driver, sent to the tasks."""
+    """Writer of tasks' rows; created on the driver, sent to the tasks."""
 
     columns: pa.Schema
     """The schema of encoded rows."""
@@ -160,12 +160,12 @@ class TaskWriter(ABC):
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        """Write the rows of a task's attempt, and return how much it staged, by names of its own."""
+        """Write the rows of a task's attempt, and return how much it staged, by the writer's own names."""
 
 
 @dataclass(frozen=True)
 class Stage(TaskWriter):
-    """One try of one micro-batch, whose rows nobody sees until they are published."""
+    """One attempt at one micro-batch, whose rows are invisible until they are published."""
 
     sink: str
     """The table's name in the ledger."""
@@ -173,15 +173,15 @@ class Stage(TaskWriter):
     batch_id: int
 
     def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
-        """Send the rows of the acknowledged attempts to the database, if it does not have them as SQL values.
+        """Send the rows of the acknowledged attempts to the database, unless it has them as SQL values.
 
-        Nothing is locked by then: PostgreSQL does not end a session that is suspended while it sends rows.
+        No locks are held yet, since PostgreSQL does not end a session that is suspended while it sends rows.
         """
 
     @abstractmethod
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
-        """Return the rows of the acknowledged attempts, for the transaction that publishes them; they were
-        prepared in it.
+        """Return the rows of the acknowledged attempts, in the transaction that prepared them and publishes
+        them.
         """
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Stage(TaskWriter):
         """Drop everything that was staged up to the micro-batch."""
 
     def clear(self, tx: Transaction) -> None:
-        """Drop what is left when the rows that were taken are published."""
+        """Drop what is left after the taken rows were published."""
         self.drop(tx)
 
     def rows_gone(self) -> StagingLost:
@@ -203,7 +203,7 @@ class Stage(TaskWriter):
 
 @dataclass(frozen=True)
 class SegmentStage(Stage):
-    """Staging as Arrow segments, which become SQL values in the transaction that publishes them."""
+    """Staging as Arrow segments, which are converted to SQL values in the transaction that publishes them."""
 
     relation_columns: tuple[str, ...]
     """The columns of the temporary relation."""
@@ -259,32 +259,32 @@ class SegmentStage(Stage):
         staging.discard(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
 
     def clear(self, tx: Transaction) -> None:
-        # What a suspended driver's tasks have staged since then is for its successor to drop: whoever locks
-        # staged rows twice may wait for somebody who waits for the first ones.
+        # Rows that tasks have staged since, while the driver was suspended, are left to its successor:
+        # locking staged rows a second time could cause a deadlock.
         clear(tx, self.relation_columns)
 
 
 @dataclass(frozen=True)
 class _SegmentOwner:
-    """A table as an owner of staged segments, which are otherwise staged for queues."""
+    """A table as an owner of staged segments, in the place of a queue."""
 
     sink: str
-    """Its name in the ledger."""
+    """The table's name in the ledger."""
     payloads: str | None = None
-    """They are kept in the database."""
+    """None, since segments are kept in the database."""
 
     @property
     def queue_id(self) -> int:
-        """A number that no queue has, and no other table."""
+        """A number that no queue and no other table has."""
         return -1 - int.from_bytes(hashlib.sha256(self.sink.encode()).digest()[:7])
 
 
 @dataclass(frozen=True)
 class PostgresStage(Stage):
-    """Staging in one unlogged PostgreSQL relation, which all tasks of a try copy into.
+    """Staging in one unlogged PostgreSQL relation, into which all tasks of an attempt copy their rows.
 
-    Each chunk is a transaction and has a number; a chunk whose outcome is unknown is sent again under another
-    number.
+    Each chunk is a transaction and has a number. If the outcome of a transaction is unknown, its chunk is
+    sent again with another number.
     """
 
     relation: str = ""
@@ -295,7 +295,7 @@ class PostgresStage(Stage):
     def open(
         cls, database: Database, layout: Layout, columns: pa.Schema, app_id: str, batch_id: int
     ) -> PostgresStage:
-        """Create the relation, and drop what earlier tries of the app have left."""
+        """Create the relation, and drop the rows that earlier attempts of the app have left."""
         sink = layout.name.ledger_name
         drop_earlier_attempts(database, sink, app_id)
         definitions = ["piece bigint", *relation_columns(layout)]
@@ -348,6 +348,6 @@ class PostgresStage(Stage):
 
 
 def drop_earlier_attempts(database: Database, sink: str, app_id: str) -> None:
-    """Drop what earlier tries of an app have staged for a table, in either form."""
+    """Drop the rows that earlier attempts of an app have staged for a table, in either form."""
     staging_relations.drop_of(database, sink, app_id)
     database.run(lambda tx: staging.discard(tx, _SegmentOwner(sink), app_id, _ALL_BATCHES), idempotent=True)

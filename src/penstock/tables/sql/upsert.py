@@ -25,7 +25,7 @@ def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
         return _require_count(touched, source)
     if _is_key_clash(touched):
         raise _key_clash(tx, layout, source, touched) from touched
-    # Raises an error that names what is wrong with the table, if that is the cause.
+    # If the table is the cause, raise an error that says what is wrong with it.
     ddl.require_compatible(tx, layout)
     raise touched
 
@@ -39,12 +39,12 @@ def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
 
 
 def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Insert the rows or replace those with their keys; rows that are equal in every column count as one."""
+    """Insert the rows, or replace rows with the same keys; rows equal in every column count as one."""
     others = [column for column in layout.columns if not column.key]
     statements = [_on_conflict(layout, _rows(layout, source))]
     if tx.merges and others:
         statements.insert(0, _merge(layout, _rows(layout, source)))
-    # With repeated keys PostgreSQL fails, by a cardinality violation, and SQLite does not.
+    # With repeated keys, PostgreSQL fails with a cardinality violation, and SQLite does not.
     if tx.dialect == "postgres" or _first_repeated_key(tx, layout, source.relation) is None:
         for statement in statements:
             touched = _attempt(tx, statement, _is_ambiguous_or_late)
@@ -66,7 +66,7 @@ def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
 
 def require_all(tx: Transaction, source: StagedRows) -> None:
-    """Count the staged rows, for statements whose row count does not show that some are gone."""
+    """Count the staged rows, for statements whose row count does not show that some are missing."""
     if source.rows is not None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
 
@@ -77,7 +77,7 @@ def _rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
 
 
 def _merge(layout: Layout, rows: str) -> str:
-    """Return a MERGE, a third faster than ON CONFLICT; it fails on a key that is inserted meanwhile."""
+    """Return a MERGE, a third faster than ON CONFLICT; it fails if a key is inserted at the same time."""
     own, coming = "present_rows", "incoming_rows"
     numbered = list(enumerate(layout.columns))
     same = " and ".join(f"{own}.{column.sql} = {coming}.c{n}" for n, column in numbered if column.key)
@@ -90,7 +90,7 @@ def _merge(layout: Layout, rows: str) -> str:
 
 
 def _on_conflict(layout: Layout, rows: str) -> str:
-    """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates other writers."""
+    """Return an INSERT … ON CONFLICT, which both databases support, and which tolerates other writers."""
     changes = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
     )
@@ -100,14 +100,14 @@ def _on_conflict(layout: Layout, rows: str) -> str:
 
 
 def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | None:
-    """Return a key that several rows have; None when there is none."""
+    """Return a key that several rows have; None if all keys are distinct."""
     keys = ", ".join(layout.staged_keys)
     repeated = tx.query(f"select {keys} from {rows} group by {keys} having count(*) > 1 limit 1")
     return layout.shown_key(repeated[0]) if repeated else None
 
 
 def _attempt(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
-    """Execute a statement, and return how many rows it touched; undo it and return an expected error."""
+    """Execute a statement, and return the number of changed rows, or an expected error after undoing it."""
     tx.execute("savepoint merging")
     try:
         touched = tx.change(statement)

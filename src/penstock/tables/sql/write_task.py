@@ -72,7 +72,7 @@ class RowEncoder:
 
 @dataclass
 class StageTask:
-    """The function of ``mapInArrow``: takes projected rows and returns a report of what the task wrote."""
+    """The function of ``mapInArrow``: takes projected rows and returns a report of the written rows."""
 
     url: str = field(repr=False)
     encoder: RowEncoder
@@ -148,10 +148,9 @@ class IdempotentInsert(TaskWriter):
         return {}
 
     def _require_distinct(self, keys: pa.Table) -> None:
-        """Refuse several rows with one key: all but the first would be skipped as repeats.
+        """Refuse several rows with the same key: all except the first would be skipped as repeats.
 
-        One task has all of them, since a query that shuffles its rows to other tasks is refused when it
-        starts.
+        One task has all of them, since a query that shuffles its rows is refused when it starts.
         """
         repeated = first_repeated_key(keys)
         if repeated is None:

@@ -1,5 +1,5 @@
-"""Driver side of a SQL table: the ``foreachBatch`` function of a query, and what the transaction of a
-micro-batch does to the table.
+"""Driver side of a SQL table: the ``foreachBatch`` function of a query, and the changes to the table in a
+micro-batch's transaction.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder,
 CHANGES = "changes"
 """The write mode of change rows, whose output mode is append."""
 
-# The store's connections disable these plans, since its own statements walk along indexes; a table's
-# statements read all rows.
+# The store's connections disable these plans, since its own statements use indexes, while statements for a
+# table read all rows.
 _ALL_PLANS = "; ".join(
     f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 )
@@ -59,7 +59,7 @@ class _Table(Target[int]):
 
 @dataclass(frozen=True)
 class TableTarget(_Table):
-    """A table whose staged rows are inserted, upserted, applied, or replace all others."""
+    """A table into which staged rows are inserted, upserted or applied, or whose rows they replace."""
 
     mode: str
     stage: Stage
@@ -71,7 +71,7 @@ class TableTarget(_Table):
         return self._publish(tx, batch.attempts)
 
     def write(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
-        """Make the rows of the acknowledged attempts visible without a record of it."""
+        """Make the rows of the acknowledged attempts visible, without recording the commit."""
         self.stage.prepare(tx, attempts)
         return self._publish(tx, attempts)
 
@@ -94,10 +94,10 @@ class TableTarget(_Table):
         return upsert.insert(tx, self.layout, source)
 
     def _recreate_when_changed(self, tx: Transaction) -> None:
-        """Create the table, or recreate it for other columns, as only output mode complete may."""
+        """Create the table, or recreate it with other columns; only for output mode complete."""
         existing = ddl.find_table(tx, self.layout.name)
         if existing is not None and tx.dialect == "postgres":
-            # Serialises writers, so that each replaces all rows of the one before; readers do not wait.
+            # Serialises writers, so that each replaces all rows of the previous one; readers do not wait.
             tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
             existing = ddl.find_table(tx, self.layout.name)
         if existing is not None and ddl.differences(self.layout, existing, complete=True):
@@ -143,7 +143,7 @@ class TableWriter:
         encoder = RowEncoder.of(self.layout)
         writer = self._task_writer(store, encoder.columns, batch_id)
         task = StageTask(self.url, encoder, writer)
-        # Also when the micro-batch was committed before: Spark requires that its state is committed.
+        # Even if the micro-batch was committed before, Spark requires that its state is committed.
         reports = rows.mapInArrow(task, REPORT).collect()
         staged = {report.attempt: report.staged for report in reports if report.attempt is not None}
         if not isinstance(writer, Stage):
@@ -157,7 +157,7 @@ class TableWriter:
             self._commit(store, target, batch_id, reports, staged)
 
     def _note(self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]) -> None:
-        # A micro-batch that the optimizer has found empty has no tasks.
+        # A micro-batch that the optimizer recognizes as empty has no tasks.
         query = reports[0].query if reports else self._query_id()
         if query is not None:
             key = LedgerKey(target.ledger_name, self.app_id or query, batch_id)
@@ -202,6 +202,6 @@ class TableWriter:
 
     def _app_id(self) -> str:
         if self.guarantee == "at_least_once":
-            # The checkpoint may be unreadable from here.
+            # This process may be unable to read the checkpoint.
             return f"run:{uuid.uuid4()}"
         return self.app_id or Checkpoint(self.location).query_id()
