@@ -16,7 +16,7 @@ _MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
 
 
 def brief(text: str) -> str:
-    """Return a text for a message: of a long one, the beginning and the end."""
+    """Return a text for a message; if it is long, only the beginning and the end."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = (_SHOWN_CHARACTERS - 1) // 2
@@ -24,17 +24,17 @@ def brief(text: str) -> str:
 
 
 def truncated(text: str, characters: int) -> str:
-    """Return a text, cut to a number of characters with an ellipsis at the end if it is longer."""
+    """Return a text, truncated with an ellipsis if it is longer than ``characters``."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def in_quotes(name: object) -> str:
-    """Return a value that a user wrote in quotes for a message: escaped, and shortened if it is long."""
+    """Return a user's value in quotes for a message, escaped, and shortened if it is long."""
     return brief(repr(name))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` to append to a message, or ``""`` when no known name is similar."""
+    """Return ``" Did you mean 'x'?"`` to append to a message, or ``""`` if no known name is similar."""
     by_folded: dict[str, str] = {}
     for candidate in known:
         by_folded.setdefault(candidate.casefold(), candidate)
@@ -43,13 +43,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def refused_arguments(function: Callable[..., object], *values: object, **named: object) -> str | None:
-    """Return why a function cannot be called with some arguments; None if it can, or if that is unknown."""
+    """Return why a function cannot be called with the arguments; None if it can, or if that is unknown."""
     try:
         inspect.signature(function).bind(*values, **named)
     except TypeError as error:
         return str(error)
     except ValueError:
-        # Some functions in C do not report their parameters.
+        # Some C functions do not report their parameters.
         return None
     return None
 

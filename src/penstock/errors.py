@@ -62,7 +62,7 @@ from typing import Any
 
 DOCS_URL = "https://penstock-spark.github.io/penstock/"
 
-# A URL can be anywhere where its user has mistaken one argument for another.
+# A URL can appear in any message, if a user has mistaken one argument for another.
 _PASSWORD_IN_URL = re.compile(r"(//[^\s/:@]*:)\S+@|([?&](?:ssl)?password=)[^\s&'\"]*")
 
 
@@ -223,7 +223,7 @@ class CheckpointNotFoundError(NotFoundError):
 
 
 class AlreadyExistsError(PenstockError):
-    """A queue or a consumer with that name exists already."""
+    """A queue or a consumer with that name already exists."""
 
     condition = "ALREADY_EXISTS"
 

@@ -1,4 +1,4 @@
-"""Folders that others can use from the moment in which they have their names."""
+"""Creation of folders that have their permissions as soon as they have their names."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable
 from contextlib import suppress
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How a folder is opened: never through a link."""
+"""Flags for opening a folder, which never follow a link."""
 
 
 def make_folder(name: str, above: int, prepare: Callable[[int], None]) -> None:
-    """Make a folder, which another process may make at the same time.
+    """Create a folder, unless another process creates it at the same time.
 
     Parameters
     ----------
     name
-        Its name in the folder above.
+        The name in the parent folder.
     above
-        The descriptor of that folder.
+        The descriptor of the parent folder.
     prepare
-        Gives the folder, by a descriptor, the permissions that the umask would take from it.
+        A function of the new folder's descriptor, which sets permissions that the umask would remove.
     """
     unnamed = f".{name}-{secrets.token_hex(8)}"
     os.mkdir(unnamed, 0o700, dir_fd=above)
     try:
         folder = os.open(unnamed, FOLDER, dir_fd=above)
         try:
-            # Somebody may have put another one in its place.
+            # Another process may have put another folder in its place.
             if not os.listdir(folder):
                 prepare(folder)
         finally:
@@ -38,7 +38,7 @@ def make_folder(name: str, above: int, prepare: Callable[[int], None]) -> None:
     except OSError as error:
         with suppress(OSError):
             os.rmdir(unnamed, dir_fd=above)
-        # Another process was faster, and has a file in it.
+        # Another process was faster, and its folder already has a file.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
 

@@ -1,4 +1,4 @@
-"""Instants in microseconds since 1970, UTC, as the store keeps them; and lengths of intervals."""
+"""Instants in microseconds since 1970 (UTC), the form in which the store keeps them, and interval lengths."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 from penstock.errors import StoreError
 
 Json: TypeAlias = dict[str, Any]
-"""A JSON object whose shape no type describes: check a value where it is read. Where the shape is fixed,
-use a dataclass or a ``TypedDict``."""
+"""A JSON object of unknown shape, whose values must be checked where they are read. For a fixed shape, use a
+dataclass or a ``TypedDict``."""
 
 JsonValue: TypeAlias = Json | list[Any] | str | int | float | bool | None
 """Any JSON value."""
 
 
 MOST_CHARACTERS = 4 << 20
-"""Characters of a record: several times as many as the plan of a queue with the most partitions has. Parsed,
-they take more than twenty times as many bytes."""
+"""The maximum length of a record, several times the length of the plan of a queue with the most partitions.
+Parsed JSON takes more than twenty times as many bytes."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -38,14 +38,14 @@ def parse_json_object(text: str | bytes) -> Json:
 
 
 def parse_record(text: str, what: str, kind: type = object) -> Any:
-    """Parse the JSON of a record in a store, or raise StoreError: anybody who can write there may change it.
+    """Parse the JSON of a record in a store, or raise StoreError, since other programs may have changed it.
 
     Parameters
     ----------
     what
         The record, as in "the plan of consumer 'bill'".
     kind
-        The type of the value, if it has to have one.
+        The required type of the value, if any.
     """
     try:
         if len(text) > MOST_CHARACTERS:
@@ -59,7 +59,7 @@ def parse_record(text: str, what: str, kind: type = object) -> Any:
 
 
 def unreadable_record(what: str, why: Exception) -> StoreError:
-    """Return the error for a record of a store that Penstock did not write so."""
+    """Return the error for a record of a store that Penstock did not write."""
     return StoreError(
         f"the store cannot be read: {what} is not what Penstock writes ({why}). It is damaged, or was "
         "changed by another program: restore the store from a backup",

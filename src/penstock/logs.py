@@ -17,16 +17,16 @@ from penstock.json_text import Json, JsonValue
 
 __all__ = ["JsonFormatter"]
 
-# The attributes that logging itself sets (taskName since Python 3.12); all others were passed as ``extra``.
+# The attributes that logging itself sets (taskName since Python 3.12); all others come from ``extra``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
     """Formatter that writes a record as one line of JSON, for any handler.
 
-    The keys are ``at`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``; then the fields of
-    ``extra``, such as ``action``, under their own names; and ``traceback`` if the record has one. Values of
-    types that JSON lacks are written as text, and numbers that are not finite as null.
+    The keys are ``at`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``, then the fields of ``extra``,
+    such as ``action``, with their own names, and ``traceback`` if the record has one. Values of types that
+    JSON lacks are written as text, and numbers that are not finite as null.
     """
 
     def format(self, record: logging.LogRecord) -> str:

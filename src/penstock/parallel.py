@@ -1,7 +1,7 @@
-"""Work that waits for a network, done in several threads.
+"""Run work that waits for a network in several threads.
 
-Not by an executor: it refuses work once the program is ending, when maintenance still has some to do, and so
-do threads that outlive the main one.
+This does not use an executor, which refuses work while the program is ending, when maintenance and threads
+that outlive the main thread may still have work to do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _END = object()
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Map a function over items in threads, since most of the time is spent waiting for the storage.
 
-    After an error no further item is begun, and the error of the first item that failed is raised. This
-    thread works too, so that nothing is left undone where no other can be started.
+    After an error no further item is started, and the error of the first item that failed is raised. This
+    thread also works, so that everything is done even if no other thread can be started.
     """
     if len(items) < 2:
         return [work(item) for item in items]
@@ -40,7 +40,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     some()
     for helper in helpers:
         helper.wait()
-    # An interrupt, for example, comes before what a caller may pass over.
+    # Raise an interrupt, for example, before an error that a caller may ignore.
     for error in errors.values():
         if not isinstance(error, Exception):
             raise error
@@ -50,7 +50,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield items; the next one is made in another thread while the caller uses this one."""
+    """Yield items; the next one is computed in another thread while the caller uses the current one."""
     made = _Made(lambda: next(items, _END))
     try:
         while (item := made.result()) is not _END:
@@ -61,7 +61,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 class _Made(Generic[R]):
-    """What a function returns, which is called in another thread; in this one if none can be started."""
+    """The result of a function that runs in another thread, or in this one if no thread can be started."""
 
     def __init__(self, make: Callable[[], R]) -> None:
         self._make = make
@@ -73,7 +73,7 @@ class _Made(Generic[R]):
         try:
             self._thread.start()
         except RuntimeError:
-            # As at the end of a program.
+            # No thread can be started, for example while the program is ending.
             self._thread = None
             self._run()
 

@@ -1,11 +1,11 @@
-"""Patterns for passwords, keys and tokens in texts; the first group of each is what is kept.
+"""Patterns for passwords, keys and tokens in texts; the first group of each pattern is kept.
 
-To compile them takes longer than to start a command, so they are imported when the first text is redacted. A
-text may come from outside, so every pattern takes time proportional to its length.
+Compiling them takes longer than starting a command, so they are imported when the first text is redacted. A
+text may come from other programs, so every pattern takes time proportional to its length.
 
-A group that is repeated possessively, as in ``(?:…|(?!))*+``, has an alternative that never matches as its
-last one: Python before 3.11.5 does not go back to where a repetition has begun that fails after its first
-characters, unless another alternative is tried (CPython issue 106052).
+The last alternative of a group that is repeated possessively never matches, as in ``(?:…|(?!))*+``. Python
+before 3.11.5 needs it: without another alternative to try, it does not return to the start of a repetition
+that fails after its first characters (CPython issue 106052).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import re
 
 _PEM = r"[A-Z0-9 ]{0,40}?PRIVATE KEY(?: BLOCK)?-----"
 PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.DOTALL)
-# With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
-# text.
+# With the prefix of a literal in SQL or Python. An unterminated literal is redacted to the end of the text.
 _QUOTED = (
     r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.|(?!))*+"?|'(?:[^'\\]|\\.|(?!))*+'?)"""
     r"""|\$\w*+\$[^$]*+(?:\$\w*+\$|(?!))?+)"""
@@ -24,7 +23,7 @@ _QUOTED = (
 _ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["']|(?!))?+)"""
 
 
-# Names such as password_file and password_env, whose value is readable.
+# Excludes names such as password_file and password_env, whose value is kept.
 _OF_NO_PLACE = r"(?<!_file)(?<!_env)"
 
 
@@ -33,29 +32,28 @@ def _named(words: str) -> str:
     return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++{_OF_NO_PLACE}\\*+["']?+[ \t]*+"""
 
 
-# A quoted value, as in JSON and SQL, ends with its quote. Any other may contain blanks, as in libpq's
-# keyword strings and in YAML, so that it is redacted to the end of the line, which in YAML may be the next
-# one.
+# A quoted value, as in JSON and SQL, ends with its quote. Any other value may contain blanks, as in libpq's
+# keyword strings and in YAML, so it is redacted to the end of the line, which in YAML may be the next line.
 _PASSWORD = re.compile(
     rf"({_named('password|passphrase')}(?::[ \t]*+|(?!))?+){_QUOTED}"
     rf"|({_named('password|passphrase')}:[ \t]*+(?:[|>][+-]?+|(?!))?+\r?\n[ \t]++)[^\n]*"
     rf"|({_named('password|passphrase')}[=:])[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
-# The first line is of names that are also options of commands. Then headers such as
-# Ocp-Apim-Subscription-Key, but not the keys of tables. The last one is that of Azure's signed URLs; as part
-# of a longer word it means something else.
+# The first line has names that are also options of commands. The next ones are headers such as
+# Ocp-Apim-Subscription-Key, but not the keys of tables. The last name is from Azure's signed URLs; as part of
+# a longer word it means something else.
 _OPTIONS = (
     "secret|token|credential|passwd|pwd|passcode"
     "|(?:access|api|private|account|storage|master|customer)[._-]?key"
 )
-# Names such as db_pass; other ones that end in the same way, such as forward_pass, mean a pass over data.
+# Names such as db_pass; other names with this ending, such as forward_pass, mean a pass over data.
 _PASS_OF = (
     "db", "database", "user", "admin", "root", "mysql", "mariadb", "postgres", "postgresql", "pg", "sql",
     "oracle", "mongo", "redis", "rabbitmq", "smtp", "mail", "ftp", "ssh", "ldap", "http", "proxy", "auth",
     "login", "account", "service", "app", "api", "key", "store", "ssl", "tls",
 )  # fmt: skip
-# Looking for the rare word first, and then at what is before it, is much faster.
+# It is much faster to search for the rare word first, and then check the text before it.
 _PASS = rf"pass(?![\w.-])(?:{'|'.join(f'(?<={word}pass)|(?<={word}[._-]pass)' for word in _PASS_OF)})"
 _KEYS = (
     rf"{_OPTIONS}|authorization|signature"
@@ -78,7 +76,7 @@ _HEADER = re.compile(
     rf"""|({_HEADER_NAME}\\*+["']?+[ \t]*+[=:][ \t]*+)[^\n]+""",
     re.IGNORECASE | re.DOTALL,
 )
-# One that names a file or a variable is readable.
+# The value of an option that names a file or a variable is kept.
 _OPTION_NAME = (
     rf"--?+(?!no-)(?=[\w.-]*?(?:password|passphrase|{_OPTIONS}))[\w.-]++"
     r"(?<!file)(?<!path)(?<!dir)(?<!env)(?<!name)(?<!id)(?<!url)"
@@ -88,11 +86,11 @@ _PAIR = re.compile(
     rf"""([(\[]\s*+[bu]?["'](?=[\w.-]*?(?:password|passphrase|cookie|{_KEYS}))[\w.-]++["']\s*+,\s*+)"""
     rf"""{_QUOTED}(?=\s*+(?:[)\]]|\Z))"""
     rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}"""
-    # A user and a password, as Python's HTTP clients take them.
+    # A user and a password in the form that Python's HTTP clients take.
     rf"""|((?<![^\W_])auth["']?+\s*+[=:]\s*+[(\[]\s*+{_QUOTED}\s*+,\s*+){_QUOTED}""",
     re.IGNORECASE | re.DOTALL,
 )
-# What may follow a name in a sentence or in a usage message.
+# Words that may follow a name in a sentence or in a usage message.
 _WORD = (
     r"(?:[-<]|(?:a|an|and|are|as|at|because|but|by|can|cannot|does|for|from|has|have|if|in|instead|is|it|may|must"
     r"|needs?|not|of|on|options?|or|password|requires?|secret|should|takes|than|that|the|to|token|was|were|when"
@@ -121,18 +119,18 @@ ENCODED = re.compile(
     re.IGNORECASE,
 )
 # A header's value without its name, which may be cut off, and libpq's variable as some programs print it.
-# Words of a sentence are no secrets.
+# Words of a sentence are not secrets.
 _ALONE = re.compile(
     r"(\b(?i:bearer)[ \t]++)(?:[\w.~+/=-]{8,}+|[\w.~+/=-]++\Z)"
     r"|(\bPGPASSWORD[ \t]++)(?!(?:and|for|from|in|is|or|to)\b)\S++"
-    # MySQL's and Oracle's password of a user, and that of a setting such as DB_PASS.
+    # A user's password in MySQL and Oracle, and the password in a setting such as DB_PASS.
     rf"|(\b(?i:identified[ \t]++by[ \t]++(?:password[ \t]++|(?!))?+))(?i:{_QUOTED})"
     r"|(\b(?i:user[ \t]++[\w.@%-]++[ \t]++identified[ \t]++by[ \t]++))[^\s;]++"
     r"|((?<![^\W_])(?i:pass)=)[^\s,;&)}\]]++"
 )
-# Tokens that are known by their beginning: of GitHub, GitLab, Slack, Stripe, OpenAI and DigitalOcean, and
-# JSON Web Tokens. Those of Hugging Face, npm and Google are recognised by their length, too, since names such
-# as npm_config_cache begin in the same way. The last ones are Slack's webhooks.
+# Tokens that are recognised by their beginning: GitHub, GitLab, Slack, Stripe, OpenAI, DigitalOcean, and JSON
+# Web Tokens. Tokens of Hugging Face, npm and Google are also recognised by their length, since names such as
+# npm_config_cache begin in the same way. The last ones are Slack's webhooks.
 _TOKEN = re.compile(
     r"(\b(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_](?:live|proj|test|ant)[-_]|do[opr]_v1_"
     r"|eyJ(?=[\w-]*+\.eyJ)))[\w.-]++"
@@ -143,7 +141,7 @@ _TOKEN = re.compile(
 # Passwords that are recognised only in the arguments of a command: a pattern for the command and the rest of
 # its line, including continued lines, and one for the passwords there.
 _COMMAND = r"""(?<![\w.-]){}(?:\.exe)?(?=[\s"'])(?:[^\n\\]|\\.|(?!))*+"""
-# Blanks between an option and its value, also in a list of arguments.
+# Separators between an option and its value, also in a list of arguments.
 _GAP = r"""(?:["']?+[ \t]*+,[ \t]*+|=|[ \t]|\\\r?\n|(?!))*+"""
 _CURL_USER = rf"(?<![\w-])(?:-[A-Za-z]{{0,6}}?[uU]|--(?:proxy-)?user){_GAP}"
 _CURL_FORMS = (
@@ -155,7 +153,7 @@ IN_COMMANDS = [
     (re.compile(_COMMAND.format(names), re.DOTALL), re.compile(secret))
     for names, secret in (
         ("curl", "|".join(_CURL_FORMS)),
-        # What follows "-p" and a blank is the name of a database. A number and a colon are Docker's ports.
+        # "-p" and a blank are followed by the name of a database. A number and a colon are Docker's ports.
         (
             "(?:mysql|mariadb)[a-z-]{0,16}",
             r"""((?<![\w-])-p)(?!\d++:)(?:"[^"]++"?|'[^']++'?|[^\s"'.,;:)\]][^\s"',\]]*+)""",
@@ -167,7 +165,7 @@ IN_COMMANDS = [
     )
 ]
 _ORACLE_URL = re.compile(r"""(\bjdbc:oracle:[a-z0-9]{1,8}:[^\s/@:"']{1,128}+/)(?:"[^"]++"?|[^\s@"',;)]++)""")
-# A line of a pgpass file. Addresses of IPv6 look similar.
+# A line of a pgpass file. IPv6 addresses look similar.
 _PGPASS_FIELDS = (
     r"(?![0-9A-Fa-f:]*+(?![\w*.-]))"
     r"""[^\s:"'`]{1,255}+:(?:\d{4,5}|\*):(?:[A-Za-z_][\w.$-]{0,62}+|\*):(?:[A-Za-z_][\w.@$-]{0,62}+|\*):"""
@@ -175,7 +173,7 @@ _PGPASS_FIELDS = (
 _PGPASS = re.compile(
     rf"""(^{_PGPASS_FIELDS})[^\s][^\r\n]*+|((?<=[\s"'`]){_PGPASS_FIELDS})[^\s"'`]++""", re.MULTILINE
 )
-# An element of XML. A usage message has names in such brackets, too.
+# An XML element. A usage message also has names in such brackets.
 _XML = re.compile(
     rf"(<(?=[\w:.-]*?(?:password|passphrase|{_OPTIONS}))[\w:.-]++[^<>/]*+>)"
     r"(?:(?![\s\])|])[^<]++|[ \t\r]*+\n[^<]++(?=</|<?\Z))",

@@ -1,4 +1,4 @@
-"""Iceberg catalogs, for feeds and tables: how they are opened, their secrets, and what tasks get of them."""
+"""Iceberg catalogs for feeds and tables: how to open them, their secrets, and the storage access of tasks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 ANSWER_SECONDS = 120.0
-"""How long a REST catalog may take to answer."""
+"""The time limit for a REST catalog's answer."""
 _CONNECT_SECONDS = 10.0
 _REPEATS = 7
-"""Within about 20 seconds, if each answer comes at once."""
+"""The number of retries, within about 20 seconds if each answer is immediate."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
 _LONGEST_NAMED_WAIT = 60
-"""In seconds, for a catalog that says itself when to ask again."""
+"""The longest wait in seconds that a catalog may ask for."""
 _BUSY = (429, 500, 502, 503, 504)
 _AUTH_MANAGER, _SNAPSHOTS = "auth.manager", "snapshot-loading-mode"
 _SIGNER = "s3.signer"
@@ -40,8 +40,8 @@ _SECRET_NAME = re.compile("token|secret|credential|password")
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """Open a catalog; pyiceberg looks up missing properties in its own configuration.
 
-    Requests to a REST catalog that is busy, or whose reply is lost, are repeated. If the first one was
-    carried out, the answer to its repetition is a conflict.
+    Requests to a REST catalog are repeated if the catalog is busy or its reply is lost. If the first request
+    was carried out, the answer to its repetition is a conflict.
     """
     own = pyiceberg.catalog._ENV_CONFIG.get_catalog_config(name) or {}
     merged = merge_config(own, cast(RecursiveDict, dict(properties)))
@@ -52,15 +52,15 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     session = getattr(catalog, "_session", None)
     if isinstance(session, requests.Session):
         _repeat_requests(session)
-        # The snapshots of the branches alone do not tell which files are in use, nor what has changed.
+        # The branches' snapshots are not enough to find out which files are in use or what has changed.
         catalog.properties.pop(_SNAPSHOTS, None)
     return catalog
 
 
 def task_io(io: FileIO) -> FileIO:
-    """Return a table's storage as tasks use it: without the credentials of the catalog.
+    """Return a table's storage for use by tasks, without the credentials of the catalog.
 
-    Where the catalog signs each request to the storage, tasks get the token that is valid now.
+    If the catalog signs each request to the storage, tasks get the current token.
     """
     properties = dict(io.properties)
     manager = properties.get(_AUTH_MANAGER)
@@ -74,7 +74,7 @@ def task_io(io: FileIO) -> FileIO:
 
 
 def client_secrets(catalog: Catalog) -> dict[str, object]:
-    """Return the properties of a catalog, and what its client keeps secret."""
+    """Return the properties of a catalog, and the secrets of its client."""
     client = getattr(catalog, "_auth_manager", None)
     return {**catalog.properties, **{f"client {name}": value for name, value in _tokens(client)}}
 
@@ -86,7 +86,7 @@ def storage_secrets(table: Table) -> dict[str, object]:
 
 
 def _tokens(client: object) -> Iterator[tuple[str, str]]:
-    """Yield what a REST catalog's client keeps secret, such as a token that it has fetched."""
+    """Yield the secrets of a REST catalog's client, such as a token that it has fetched."""
     for name, value in getattr(client, "__dict__", {}).items():
         if isinstance(value, str) and _SECRET_NAME.search(name):
             yield name, value
@@ -99,7 +99,7 @@ def _is_of_client(name: str) -> bool:
 
 
 class _Authorized:
-    """What signs requests with a token that does not change."""
+    """Authorization of requests with a fixed token."""
 
     def __init__(self, header: str | None) -> None:
         self._header = header
@@ -109,7 +109,7 @@ class _Authorized:
 
 
 class _Retries(Retry):
-    """Repetitions of any request: a catalog refuses one that it has carried out before."""
+    """Retries for all requests, even commits: a catalog refuses one that it has already carried out."""
 
     def get_backoff_time(self) -> float:
         return _wait(len(self.history) - 1)
@@ -119,16 +119,16 @@ class _Retries(Retry):
 
 
 class _RestCatalog(RestCatalog):
-    """REST catalog that repeats the requests which open it, too: for a token, and for its configuration."""
+    """REST catalog that also repeats the requests for a token and for the configuration."""
 
     def _config_headers(self, session: requests.Session) -> None:
-        # A session is prepared here, before its first request for a token.
+        # Prepare the session here, before its first request for a token.
         super()._config_headers(session)
         _repeat_requests(session)
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        # It may have got an adapter that signs requests.
+        # The session may now have an adapter that signs requests.
         _repeat_requests(session)
         if isinstance(session.auth, AuthManagerAdapter):
             session.auth = _RepeatedToken(session.auth.auth_manager)
@@ -136,7 +136,7 @@ class _RestCatalog(RestCatalog):
 
 
 class _RepeatedToken(AuthManagerAdapter):
-    """Authorization that may fetch a token by a request outside the session, which is repeated too."""
+    """Authorization that also repeats requests for a token which are made outside the session."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         for repeats in range(_REPEATS):
@@ -150,14 +150,14 @@ class _RepeatedToken(AuthManagerAdapter):
 
 
 def _may_pass(error: requests.RequestException) -> bool:
-    """Whether a request may succeed when it is repeated."""
+    """Whether a request may succeed if it is repeated."""
     if error.response is not None:
         return error.response.status_code in _BUSY
     return isinstance(error, requests.ConnectionError | requests.Timeout)
 
 
 def _wait(repeats: int) -> float:
-    """Return how many seconds to wait before a request is repeated that was repeated before."""
+    """Return the number of seconds to wait before the next repetition."""
     longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0**repeats)
     return random.uniform(longest / 2, longest)
 
@@ -170,9 +170,9 @@ def _is_rest(name: str, properties: RecursiveDict) -> bool:
 
 
 def _repeat_requests(session: requests.Session) -> None:
-    """Have a client's requests repeated, and end, although pyiceberg waits for any answer without a limit.
+    """Add retries and a timeout to a client's requests, since pyiceberg waits for answers without a limit.
 
-    One of its adapters signs requests.
+    An adapter that signs requests is kept.
     """
     for adapter in session.adapters.values():
         if isinstance(adapter, HTTPAdapter):

@@ -1,7 +1,7 @@
-"""Deletion vectors of Delta tables: which rows of a data file are deleted, by their position in it.
+"""Deletion vectors of Delta tables, which list the positions of a data file's deleted rows.
 
-Delta's protocol (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vector Format") has a
-vector either in the log, as text, or in a file, of which the log has the place.
+By Delta's protocol (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vector Format"), a
+vector is either in the log, as text, or in a file whose name and offset are in the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.extras import load
 Positions = NDArray[np.int64]
 
 _MAGIC = 1681511377
-"""Says that an array of bitmaps is in the portable format of Roaring bitmaps with 64 bits."""
+"""The magic number of an array of bitmaps in the portable format of 64-bit Roaring bitmaps."""
 _VERSION = b"\x01"
 _SIZE, _CHECKSUM, _HEAD = struct.Struct(">i"), struct.Struct(">I"), struct.Struct("<iQ")
 _KEY = struct.Struct("<I")
@@ -35,24 +35,24 @@ _TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)
 
 
 class DamagedVector(ValueError):
-    """The bytes of a vector are not what the log says, or of a kind that is not read here."""
+    """The bytes of a vector do not match the log, or have a form that is not supported here."""
 
 
 @dataclass(frozen=True)
 class DeletionVector:
-    """Where a vector is, as an action in the log has it."""
+    """The location of a vector, as in an action of the log."""
 
     storage: str
     """``i`` for a vector in the log, ``u`` for one in a file of the table's folder."""
     place: str
     size: int
     rows: int
-    """How many rows it deletes."""
+    """The number of deleted rows."""
     offset: int | None = None
 
     @classmethod
     def of(cls, action: dict[str, Any]) -> DeletionVector:
-        """Return the vector of the field ``deletionVector`` of an action."""
+        """Return the vector in an action's field ``deletionVector``."""
         return cls(
             action["storageType"],
             action["pathOrInlineDv"],
@@ -63,12 +63,12 @@ class DeletionVector:
 
     @classmethod
     def inline(cls, data: bytes, rows: int) -> DeletionVector:
-        """Return a vector that the log will hold."""
+        """Return a vector that is stored in the log."""
         return cls(_INLINE, _encoded(data), len(data), rows)
 
     @classmethod
     def in_file(cls, folder: str, name: uuid.UUID, data: bytes, rows: int) -> DeletionVector:
-        """Return the only vector of a file with :func:`file_of` its bytes, in a subfolder of the table's."""
+        """Return the only vector of a file in a subfolder of the table, with the content :func:`file_of`."""
         return cls(_RELATIVE, folder + _encoded(name.bytes), len(data), rows, len(_VERSION))
 
     @property
@@ -85,7 +85,7 @@ class DeletionVector:
 
     @property
     def path(self) -> str | None:
-        """The path of its file in the table's folder; None for a vector in the log."""
+        """The path of the vector's file in the table's folder; None for a vector in the log."""
         if self.storage == _INLINE:
             return None
         if self.storage != _RELATIVE or len(self.place) < _ENCODED_UUID:
@@ -114,7 +114,7 @@ class DeletionVector:
 
 
 def path_of(folder: str, name: uuid.UUID) -> str:
-    """Return the path of a file of vectors, in a subfolder of the table's folder, or in itself."""
+    """Return the path of a vector file in a subfolder of the table's folder, or in the folder itself."""
     return f"{folder}{'/' if folder else ''}deletion_vector_{name}.bin"
 
 

@@ -1,8 +1,8 @@
-"""Values of Iceberg data files, converted to what their columns are now.
+"""Conversion of values in Iceberg data files to the current types of their columns.
 
-Columns, and the fields inside them, are found by their ids: since a file was written they may have been
-renamed, added, dropped or widened. pyiceberg's own conversion turns null lists and maps of structs into
-empty ones, and loses fields deep inside columns that have other names in the file (up to 0.12).
+Columns and nested fields are matched by their ids, since they may have been renamed, added, dropped or
+widened after a file was written. pyiceberg's own conversion turns null lists and maps of structs into empty
+ones, and loses deeply nested fields that have other names in the file (up to 0.12).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 def current_column(
     batch: pa.RecordBatch, stored: NestedField | None, wanted: NestedField, constants: Mapping[int, object]
 ) -> pa.Array:
-    """Return the values of a column, which has the field ``stored`` in the file, or is not in it.
+    """Return the values of a column, whose field in the file is ``stored``; None if the file lacks it.
 
-    ``constants`` are the values of columns that the file may lack, by field id, as partitions have them:
-    dates and times are numbers.
+    ``constants`` are the partition's values of columns that the file may lack, by field id; dates and times
+    are numbers.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def _integer(kind: pa.DataType) -> pa.DataType:
 
 
 def projected(array: pa.Array, stored: IcebergType, wanted: IcebergType) -> pa.Array:
-    """Convert values to the type that their column has now; fields inside it are found by their ids."""
+    """Convert values to the current type of their column; nested fields are matched by their ids."""
     if isinstance(stored, StructType) and isinstance(wanted, StructType):
         return _struct(array, stored, wanted)
     if isinstance(stored, ListType) and isinstance(wanted, ListType):
@@ -79,7 +79,7 @@ def projected(array: pa.Array, stored: IcebergType, wanted: IcebergType) -> pa.A
         )
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
     kind = _arrow(wanted)
-    # Nanoseconds that another engine wrote: the table has microseconds.
+    # Another engine may have written nanoseconds; the table has microseconds.
     return array if array.type == kind else array.cast(kind, safe=not pa.types.is_timestamp(array.type))
 
 
@@ -99,7 +99,7 @@ def _struct(array: pa.StructArray, stored: StructType, wanted: StructType) -> pa
 
 
 def _offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """Return the offsets of lists or maps from 0, and where their values begin and how many there are."""
+    """Return the offsets of lists or maps from 0, and the start and number of their values."""
     offsets = array.offsets
     start = offsets[0].as_py()
     return pc.subtract(offsets, offsets[0]), start, offsets[-1].as_py() - start

@@ -1,7 +1,7 @@
-"""Files of a table that are created whole, or not at all where there is one already.
+"""Atomic creation of a table's files, which fails if a file already exists.
 
-A commit of Delta is such a file. In a folder it is linked to its name after its bytes are on the disk; an
-object store is asked to put it only if there is none.
+A Delta commit is such a file. In a local folder, a file gets its name by a link after its bytes are on the
+disk; in an object store, it is created with a conditional put.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _REFUSED = ("locking_provider", "allow_unsafe_rename", "copy_if_not_exists")
-"""Parts of the names of settings that coordinate writers in another way, with which this one does not mix."""
+"""Parts of the names of settings that coordinate writers in another way, incompatible with this one."""
 _CONDITIONAL = "conditional_put"
 _REPEATING = ("max_retries", "retry_timeout", "backoff_config")
-"""Settings of deltalake alone, which change nothing here."""
+"""Settings that only affect deltalake, and are ignored here."""
 _CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "connect_timeout", "proxy_url")
 _CLIENT_PREFIXES = ("aws_", "azure_", "google_")
 
@@ -32,19 +32,19 @@ _BRIEF = {"retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=
 
 
 class NoConditionalPut(Exception):
-    """The storage of a table, or its settings, do not allow that a file is created only if there is none."""
+    """The storage of a table, or its settings, do not support creating a file only if it does not exist."""
 
 
 def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
-    """Create a file in a table's folder; return False if there is one with other bytes.
+    """Create a file in a table's folder; return False if it already exists with other bytes.
 
-    If the answer of the storage is lost, the file is read: its bytes have to be different from any other's.
+    If the storage's answer is lost, the file is read and compared, so its bytes must be unique.
 
     Raises
     ------
     NoConditionalPut
     OSError
-        When the storage failed, and there was no such file afterwards.
+        When the storage failed, and the file did not exist afterwards.
     """
     if not is_url(place.path):
         return _link(os.path.join(place.path, path), data)
@@ -54,7 +54,7 @@ def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
     try:
         obstore.put(store, path, data, mode="create", use_multipart=False)
     except NotImplementedError:
-        # The library's answer for a store that has no conditional writes.
+        # The library raises this for a store without conditional writes.
         raise NoConditionalPut from None
     except Exception as error:
         # The library repeats requests by itself, so the file that exists may be this one.
@@ -68,8 +68,8 @@ def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
 def can_create(place: DeltaPlace) -> bool:
     """Whether :func:`create_file` can work with a table's storage and settings.
 
-    An object store is asked, because deltalake finds credentials where this library does not look for them,
-    such as a profile of the AWS command line.
+    This sends a request to an object store, because deltalake finds credentials in places where this library
+    does not look for them, such as a profile of the AWS command line.
     """
     if not is_url(place.path):
         return True
@@ -96,7 +96,7 @@ def _link(path: str, data: bytes) -> bool:
         try:
             os.link(unfinished, path)
         except FileExistsError:
-            # A network's file system may have done it, and lost the answer.
+            # A network file system may have created the link and lost the answer.
             with open(path, "rb") as file:
                 return file.read() == data
     finally:
@@ -131,7 +131,7 @@ def _store(place: DeltaPlace, **more: Any) -> ObjectStore:
     try:
         store: ObjectStore = from_url(place.path, config=config, client_options=client, **more)
     except BaseException as error:
-        # The library panics over some settings; what it says may have their values.
+        # The library panics on some settings, and its message may contain their values.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise NoConditionalPut from None
         raise
@@ -139,7 +139,7 @@ def _store(place: DeltaPlace, **more: Any) -> ObjectStore:
 
 
 def _settings(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the settings of a bucket, and those of its HTTP client, out of deltalake's storage options."""
+    """Split deltalake's storage options into the settings of a bucket and of its HTTP client."""
     everywhere = {name.lower() for name in os.environ}
     if any(part in name.lower() for name in (*options, *everywhere) for part in _REFUSED):
         raise NoConditionalPut

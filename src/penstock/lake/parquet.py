@@ -17,7 +17,7 @@ BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 2**20
 """Approximate size of a batch of wide rows."""
 _INT96 = {b"penstock.int96": b"true"}
-"""Marks a field of INT96 timestamps, which have no time zone in the file: Spark writes instants so."""
+"""Marks a field of INT96 timestamps, as Spark writes instants; they have no time zone in the file."""
 _CASTABLE = (
     (pat.is_integer,),
     (pat.is_floating,),
@@ -50,7 +50,7 @@ class Piece:
 
 
 def pieces(rows: int, rows_per_piece: int) -> list[Piece]:
-    """Divide a file of about that many rows."""
+    """Divide a file with about ``rows`` rows into pieces."""
     count = max(1, -(-rows // rows_per_piece))
     return [Piece(number, count) for number in range(count)]
 
@@ -65,14 +65,14 @@ def read_piece(source: pa.NativeFile, piece: Piece, columns: Sequence[str]) -> I
 
 
 def open_parquet(source: pa.NativeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Open a file that any writer may have written; its footer may be known."""
+    """Open a file of any writer; pass ``metadata`` if its footer has already been read."""
     return pq.ParquetFile(source, metadata=metadata, pre_buffer=False, coerce_int96_timestamp_unit="us")
 
 
 def read_row_groups(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Read the rows of some row groups, as :func:`read_piece` does."""
+    """Read the rows of the given row groups, like :func:`read_piece`."""
     if not groups:
         return
     stored = _names_in_file(file.schema_arrow.names, columns)
@@ -111,7 +111,7 @@ def count_rows(source: pa.NativeFile) -> int:
 
 
 def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exception]) -> pa.RecordBatch:
-    """Cast columns of a file to a schema without loss; ``refuse`` makes the error, from the reason."""
+    """Cast columns of a file to a schema without loss; ``refuse`` returns the error for a reason."""
     fields, arrays = [], []
     for field, column in zip(data.schema, data.columns, strict=True):
         index = schema.get_field_index(field.name)
@@ -124,7 +124,7 @@ def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exce
 
 
 def completed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of a schema, null where the batch lacks them; the case of names may differ."""
+    """Return the columns of a schema; columns that the batch lacks are null. The case of names may differ."""
     own = {name.lower(): number for number, name in enumerate(batch.schema.names)}
     places = [own.get(field.name.lower()) for field in schema]
     arrays = [
@@ -158,7 +158,8 @@ def widens(stored: pa.DataType, wanted: pa.DataType, *, old_instants: bool = Fal
         return below(stored.value_type, wanted)
     if pat.is_struct(stored) and pat.is_struct(wanted):
         names = {field.name: field.type for field in stored}
-        # Arrow matches field names by case, table formats do not: a field in another case would look missing.
+        # Arrow's field names are case-sensitive, those of table formats are not, so a field whose name only
+        # differs in case would look missing.
         folded = {name.lower() for name in names}
         return all(
             below(names[field.name], field.type) if field.name in names else field.name.lower() not in folded
@@ -169,7 +170,7 @@ def widens(stored: pa.DataType, wanted: pa.DataType, *, old_instants: bool = Fal
     if _is_list(stored) and _is_list(wanted):
         return below(stored.value_type, wanted.value_type)
     if pat.is_timestamp(stored) and pat.is_timestamp(wanted):
-        # Without a zone it is not known which instant a time was.
+        # Without a zone, it is unknown which instant a time represents.
         return (stored.tz is None) == (wanted.tz is None) or (old_instants and stored.tz is None)
     if pat.is_floating(stored) and pat.is_floating(wanted):
         return bool(stored.bit_width <= wanted.bit_width)
@@ -181,7 +182,7 @@ def widens(stored: pa.DataType, wanted: pa.DataType, *, old_instants: bool = Fal
 
 
 def nullable(kind: pa.DataType) -> pa.DataType:
-    """Return the type with nulls allowed at every level: older rows may have had them."""
+    """Return the type with nulls allowed at every level, since older rows may contain them."""
     if pat.is_struct(kind):
         return pa.struct([pa.field(field.name, nullable(field.type)) for field in kind])
     if pat.is_list(kind):

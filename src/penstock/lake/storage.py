@@ -1,4 +1,4 @@
-"""Delta tables and other files of a lake: where they are, how they are read, and errors without secrets."""
+"""Storage of Delta tables and other lake files: locations, file access, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NAMES = re.compile(
 )
 """Where a message has names that anybody may have chosen, such as that of a bucket."""
 _REQUEST = re.compile(r"Error performing [A-Z]+ ")
-"""How an object store's client reports a request that failed."""
+"""The message in which an object store's client reports a failed request."""
 
 
 def is_url(path: str) -> bool:
@@ -60,12 +60,12 @@ def is_url(path: str) -> bool:
 
 
 def prefixed_parameters(query: str, prefix: str, owner: str, meaning: str) -> dict[str, str]:
-    """Return the parameters in the query of a URL, all of which need a prefix, without it.
+    """Return the parameters in the query of a URL, without the prefix that each must have.
 
     Raises
     ------
     InvalidUrlError
-        When one has no prefix. No message shows the URL: it may hold a password.
+        When a parameter lacks the prefix. The message does not show the URL, which may contain a password.
     """
     found = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
@@ -80,7 +80,7 @@ def prefixed_parameters(query: str, prefix: str, owner: str, meaning: str) -> di
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return a location that is the same in every process: executors have other working directories."""
+    """Return a location that is valid in every process, since executors have other working directories."""
     location = path_text("path", path)
     return location if is_url(location) else os.path.abspath(os.path.expanduser(location))
 
@@ -113,7 +113,7 @@ class DeltaPlace:
 
     @classmethod
     def of(cls, url: str, name: str) -> DeltaPlace:
-        """Return the table with a name in the folder of a URL.
+        """Return the table with the given name in the folder of the URL.
 
         The URL is ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE``.
         """
@@ -145,7 +145,7 @@ class DeltaPlace:
         return table
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> DeltaTable:
-        """Create the table, unless another process creates it at the same moment; load it."""
+        """Create the table, unless another process creates it at the same time, and load it."""
         deltalake = library("deltalake")
         with self.translating_errors():
             wanted = deltalake.Schema.from_arrow(schema)
@@ -176,10 +176,10 @@ class DeltaPlace:
         return found
 
     def app_version(self, table: DeltaTable, app: str) -> int | None:
-        """Return the version of an app transaction, as of a loaded table; None if it has none.
+        """Return the version of an app transaction in a loaded table; None if there is none.
 
-        deltalake reads it from the log only now, which may fail if the table was deleted or its log cleaned
-        up since the table was loaded.
+        deltalake reads the version from the log only in this call, which may fail if the table was deleted,
+        or its log cleaned up, since it was loaded.
         """
         with self.translating_errors():
             version: int | None = table.transaction_version(app)
@@ -238,19 +238,19 @@ class DeltaPlace:
 
 def _is_of_storage(error: Exception) -> bool:
     """Whether an error is about the storage of a table, rather than about its rows."""
-    # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
-    # deltalake reports some failed requests as errors of its own.
+    # Arrow's file systems also raise these; an object store's client raises the latter for unknown answers.
+    # deltalake reports some failed requests as its own errors.
     return isinstance(error, OSError | NotImplementedError) or _REQUEST.search(str(error)) is not None
 
 
 def _local(target: str) -> str:
     path = unquote(target)
     if path.startswith("//"):
-        # An empty host, as in delta:///folder.
+        # The host is empty, as in delta:///folder.
         path = path[2:]
     if not path.startswith("/") or path.startswith("//"):
         raise InvalidUrlError(
-            "the folder of Delta tables is named from the root, as in delta:///data/tables, or by the URL of "
+            "the folder of Delta tables must be an absolute path, as in delta:///data/tables, or the URL of "
             "an object store, as in delta:s3://bucket/tables",
             condition="INVALID_URL.VALUE",
         )
@@ -289,7 +289,7 @@ class Storage:
             try:
                 return PyFileSystem(handler(self._path, self._options or None))
             except missing:
-                # deltalake raises it for an unknown kind of object store too.
+                # deltalake also raises it for an unknown kind of object store.
                 if is_url(self._path):
                     raise
                 raise not_a_table(self.shown) from None
@@ -315,7 +315,7 @@ class Storage:
             return list(self._files.get_file_info(FileSelector(folder, allow_not_found=True)))
 
     def missing(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths at which there is no file."""
+        """Return the paths without a file."""
         parts = [paths[first : first + _PATHS_PER_CALL] for first in range(0, len(paths), _PATHS_PER_CALL)]
         infos = chain.from_iterable(in_parallel(lambda part: self.info(*part), parts))
         return [path for path, info in zip(paths, infos, strict=True) if info.type != FileType.File]
@@ -371,7 +371,7 @@ def without_secrets(error: BaseException, *properties: Mapping[str, object]) -> 
 
 
 def _texts(properties: Mapping[str, object]) -> Iterator[str]:
-    """Yield the values of properties, which may have properties too."""
+    """Yield the values of properties, including nested ones."""
     for name, value in properties.items():
         if isinstance(value, Mapping):
             yield from _texts(value)
@@ -389,7 +389,7 @@ def one_line(text: str, options: Mapping[str, str]) -> str:
 
 
 def _masked(text: str, secrets: Iterable[str]) -> str:
-    # The longest first, which may contain others.
+    # Longest first, since a secret may contain another one.
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, "…")

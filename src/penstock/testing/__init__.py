@@ -1,5 +1,5 @@
-"""Tests of streaming queries: add rows, see what each micro-batch emits, and crash the query at critical
-points.
+"""Helpers for tests of streaming queries: add rows, look at the output of each micro-batch, and crash the
+query at critical points.
 """
 
 from __future__ import annotations

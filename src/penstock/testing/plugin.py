@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for stores, streams and a session; pytest finds it when Penstock is
+"""The pytest plugin, with fixtures for stores, streams and a session; pytest loads it if Penstock is
 installed.
 """
 
@@ -21,12 +21,12 @@ _OPTION, _VARIABLE = "--penstock-postgres", "PENSTOCK_TEST_PG_URL"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--penstock-postgres URL``."""
+    """Add the option ``--penstock-postgres URL``."""
     parser.getgroup("penstock").addoption(
         _OPTION,
         metavar="URL",
         default=os.environ.get(_VARIABLE),
-        help="A PostgreSQL database, on which tests with a store run too, in schemas of their own. "
+        help="A PostgreSQL database on which tests with a store also run, each in its own schema. "
         f"[default: the variable {_VARIABLE}, which keeps a password out of the command line]",
     )
 
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the URL of a store that does not exist yet, for this test alone."""
+    """Return the URL of a store that does not exist yet, for this test only."""
     from penstock.testing.stores import temporary_store_url
 
     database = request.config.getoption(_OPTION) if request.param == "postgresql" else None
@@ -50,7 +50,7 @@ def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def penstock_store(penstock_store_url: str) -> Iterator[Store]:
-    """Return a new, open store, for this test alone."""
+    """Return a new, open store for this test only."""
     from penstock.queue.store import connect
 
     with connect(penstock_store_url, create=True) as store:
@@ -59,8 +59,8 @@ def penstock_store(penstock_store_url: str) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def penstock_spark() -> Iterator[SparkSession]:
-    """Return a Spark session for all tests: the active one, or one with two threads that stops after the
-    tests.
+    """Return a Spark session for all tests: the active one, or a new one with two threads, which stops after
+    the tests.
     """
     from pyspark.sql import SparkSession
 
@@ -81,8 +81,8 @@ _SMALL = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
 
 @pytest.fixture
 def penstock_stream(penstock_spark: SparkSession) -> Iterator[Callable[[str], MemoryStream]]:
-    """Return a function that creates a `MemoryStream`, as in ``penstock_stream("id long")``; removed after
-    the test.
+    """Return a function that creates a `MemoryStream`, such as ``penstock_stream("id long")``; the stream is
+    removed after the test.
     """
     from penstock.testing.streams import MemoryStream
 

@@ -20,13 +20,13 @@ def temporary_store_url(database: str | None = None) -> Iterator[str]:
     Parameters
     ----------
     database
-        A PostgreSQL database, in which the store gets a schema of its own; by default, a SQLite file in a
+        A PostgreSQL database, in which the store gets its own schema; by default, a SQLite file in a
         temporary directory.
 
     Raises
     ------
     InvalidUrlError
-        When the URL is not one of a PostgreSQL database.
+        When the URL is not the URL of a PostgreSQL database.
     MissingDependencyError
         When psycopg is not installed.
     """
@@ -65,8 +65,8 @@ def with_schema(database: str, schema: str) -> str:
 
 
 def drop_schema(database: str, schema: str) -> None:
-    """Drop a schema; sessions that lock it are terminated: a test has left a transaction open, or a thread
-    running.
+    """Drop a schema, and terminate sessions that lock it, since a test may have left a transaction open or a
+    thread running.
     """
     from psycopg import errors, sql
 

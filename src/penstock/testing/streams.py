@@ -1,5 +1,5 @@
-"""Streams that a test feeds, queries over them, and what the queries emit in each micro-batch; crashes of the
-queries, and micro-batches that are repeated as after a crash.
+"""Streams to which a test adds rows, queries over them and their output in each micro-batch; crashes of the
+queries, and replays of micro-batches as after a crash.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.spark.session import register
 
 
 def replay_last_batch(checkpoint: str | Path) -> int:
-    """Remove Spark's commit of the last micro-batch from a checkpoint, so that the query repeats it at its
-    next start.
+    """Remove Spark's commit of the last micro-batch from a checkpoint, so that the query repeats it when it
+    next starts.
 
-    This is how a checkpoint looks when a process dies between the sink's commit and Spark's (the entry in
+    A checkpoint has this state when a process dies between the sink's commit and Spark's (the entry in
     ``commits``; Spark 4.2, 4.3).
 
     Parameters
@@ -47,7 +47,7 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     Raises
     ------
     InvalidInputError
-        When no micro-batch is committed there, or a later one has started, which would be repeated instead.
+        When no micro-batch is committed, or a later one has started, which would be repeated instead.
     """
     opened = Checkpoint(str(checkpoint))
     last, planned = opened.last_commit(), opened.last_planned()
@@ -90,7 +90,7 @@ def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
     Parameters
     ----------
     point
-        ``before_sink``: the sink has none of the micro-batch. ``after_sink``: the sink has it, and Spark
+        ``before_sink``: the sink does not have the micro-batch. ``after_sink``: the sink has it, but Spark
         has not committed it.
     batch
         The number of the micro-batch, from 0; by default, the next one.
@@ -160,7 +160,7 @@ class MemoryStream:
         self.close()
 
     def to_df(self) -> DataFrame:
-        """Return the streaming DataFrame, from the first row on; each query needs one of its own."""
+        """Return a streaming DataFrame that starts from the first row; each query needs its own."""
         consumer = f"test-{uuid.uuid4()}"
         self._store.create_consumer(consumer).register(_QUEUE)
         return (
@@ -168,17 +168,17 @@ class MemoryStream:
         )
 
     def add_data(self, rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]) -> Self:
-        """Add rows, which one micro-batch reads together.
+        """Add rows, which are all read in the same micro-batch.
 
         Parameters
         ----------
         rows
-            An Arrow table, a pandas data frame, or a mapping for each row; missing columns are NULL.
+            An Arrow table, a pandas DataFrame, or a mapping for each row; missing columns are NULL.
 
         Raises
         ------
         SchemaMismatchError
-            When the rows do not fit the schema; none is added.
+            When the rows do not fit the schema; none are added.
         """
         self._queue.append(to_table(rows, self._queue.schema))
         return self
@@ -222,7 +222,7 @@ def run(
     checkpoint: str | Path | None = None,
     sink: Sink | None = None,
 ) -> StreamTest:
-    """Start a query over streams of a test, and collect what it emits.
+    """Start a query over streams of a test, and collect its output.
 
     Parameters
     ----------
@@ -231,9 +231,10 @@ def run(
     output_mode
         ``append``, ``update`` or ``complete``.
     checkpoint
-        A directory that the test keeps, to restart the query; by default, a temporary one.
+        A directory that is kept, so that the query can be restarted; by default, a temporary one.
     sink
-        A function of a micro-batch's rows and its number, as for ``foreachBatch``, to test with the query.
+        A function of a micro-batch's rows and its number, as for ``foreachBatch``, to test together with the
+        query.
 
     Raises
     ------
@@ -290,7 +291,7 @@ class StreamTest:
     def emitted(self) -> list[list[dict[str, Any]]]:
         """Return a list of rows, as dicts, for each micro-batch that emitted rows or had data.
 
-        A repeated micro-batch is returned once, as a sink that replaces its rows would have it.
+        A repeated micro-batch is returned once, as if the sink had replaced its rows.
         """
         with_data = {progress.batchId for progress in self.query.recentProgress if progress.numInputRows}
         return [
@@ -300,7 +301,7 @@ class StreamTest:
         ]
 
     def stop(self) -> None:
-        """Stop the query; what it emitted is still returned by `emitted`."""
+        """Stop the query; `emitted` still returns its output."""
         self.query.stop()
         self._remove_checkpoint()
 

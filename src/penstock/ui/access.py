@@ -36,7 +36,7 @@ _WRONG_HOST = "This server is only for this machine: open the page as localhost 
 
 _TOO_MANY = "Too many wrong tokens have come from your address: try again in a minute.\n"
 MOST_WRONG_TOKENS = 20
-"""How many wrong tokens an address may send in a minute."""
+"""The number of wrong tokens that an address may send in a minute."""
 _WRONG_SECONDS = 60.0
 _MOST_ADDRESSES = 1000
 
@@ -57,7 +57,7 @@ class WrongTokens:
         )
 
     def add(self, address: str) -> None:
-        # The newest address is the last one, and the oldest is forgotten first.
+        # The newest address is last, and the oldest one is forgotten first.
         times = self.by_address.pop(address, None) or deque(maxlen=MOST_WRONG_TOKENS)
         times.append(self._clock())
         self.by_address[address] = times
@@ -69,18 +69,18 @@ class WrongTokens:
 class Access:
     host: str
     token: str | None = field(default=None, repr=False)
-    # The cookie cannot be guessed, whatever the token, so only tokens are counted.
+    # The cookie cannot be guessed whatever the token is, so only wrong tokens are counted.
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     wrong: WrongTokens = field(default_factory=WrongTokens, repr=False)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the response to a request that may not pass, or that signs in; None when it may pass."""
+        """Return the response to a request that is refused or signs in; None if the request may pass."""
         if _is_of_another_site(request):
             return PlainTextResponse(_OTHER_SITE, 403)
         if self.token is None:
-            # Another site's host name may lead to this machine (DNS rebinding). With a token that site
-            # would have to know it, and browsers send the cookie to no other name; so a proxy may use its
-            # own name.
+            # Another site's host name may resolve to this machine (DNS rebinding). With a token, that site
+            # would need to know it, and browsers send the cookie only to the name that set it. So a proxy may
+            # use its own name.
             is_local = _names_loopback(request.headers.get("host", ""))
             return None if is_local else PlainTextResponse(_WRONG_HOST, 421)
         if self._has_cookie(request):
@@ -91,7 +91,7 @@ class Access:
         token = bearer if bearer is not None else request.query_params.get("token") if at_once else None
         if token is None:
             return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
-        # The right token passes first, so that nobody's wrong ones shut out those who know it.
+        # The right token always passes, so that wrong tokens cannot lock out those who know it.
         if not self._matches(token):
             if self.wrong.too_many_from(address):
                 return PlainTextResponse(_TOO_MANY, 429, {"Retry-After": "60"})
@@ -119,7 +119,7 @@ class Access:
 
 def _bearer_of(request: Request) -> str | None:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
-    # Headers are read as Latin-1, and programs write them in UTF-8.
+    # Headers are decoded as Latin-1, but programs write them in UTF-8.
     sent = token.strip().encode("latin-1").decode(errors="replace")
     return sent if kind.lower() == "bearer" else None
 
@@ -129,12 +129,12 @@ def _host_of(request: Request) -> str:
 
 
 def _is_encrypted_by_proxy(request: Request) -> bool:
-    """Whether a proxy on this machine says that the browser's connection is encrypted."""
+    """Whether a proxy on this machine reports that the browser's connection is encrypted."""
     return is_loopback(_host_of(request)) and request.headers.get("x-forwarded-proto", "") == "https"
 
 
 def _network_of(request: Request) -> str:
-    """Return the address of a client; of IPv6 the network, since each client has many addresses."""
+    """Return the address of a client; for IPv6 its network, since each client has many addresses."""
     host = _host_of(request)
     return ":".join(ipaddress.IPv6Address(host).exploded.split(":")[:4]) if _is_v6(host) else host
 
@@ -174,7 +174,7 @@ class Guard:
 def _is_of_another_site(request: Request) -> bool:
     """Whether a browser reports that a page of another site makes this request.
 
-    That page could not read the response, but could take up the viewers' connections. Following a link is
+    That page could not read the response, but could use up the viewers' connections. Following a link is
     permitted.
     """
     site = request.headers.get("sec-fetch-site")
@@ -183,8 +183,8 @@ def _is_of_another_site(request: Request) -> bool:
     if site is not None:
         link = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
         return not (link and request.headers.get("sec-fetch-dest") == "document")
-    # Older browsers, and pages loaded without TLS from another machine, send only Origin; a page sends none
-    # to its own server.
+    # Older browsers, and pages loaded without TLS from another machine, only send Origin, and not to the
+    # page's own server.
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
 

@@ -1,4 +1,4 @@
-"""Checkpoints on the monitor page: what their files say, read every few seconds."""
+"""Checkpoints on the monitor page, whose files are read every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.state.showing import CheckpointState, show
 from penstock.ui.reading import iso
 
 _INTERVAL_SECONDS = 10.0
-"""The files may be far away, so they are read less often than the store."""
+"""The files may be on slow storage, so they are read less often than the store."""
 _MESSAGE_CHARACTERS = 500
 
 
@@ -27,7 +27,7 @@ class Checkpoint:
 
     @property
     def written_at(self) -> int | None:
-        """When a batch was last planned or committed, in microseconds since 1970."""
+        """The time when a batch was last planned or committed, in microseconds since 1970."""
         batches = [batch for batch in (self.state.committed, self.state.planned) if batch is not None]
         moments = [moment for batch in batches for moment in (batch.planned_at, batch.committed_at)]
         return max((micros_of(moment) for moment in moments if moment is not None), default=None)
@@ -39,7 +39,7 @@ class Checkpoint:
 
     @property
     def state_bytes(self) -> int | None:
-        """The bytes of all state files; None where the query keeps no state."""
+        """The bytes of all state files; None if the query keeps no state."""
         operators = self.state.operators
         return sum(operator.bytes for operator in operators) if operators else None
 
@@ -59,7 +59,7 @@ class Checkpoints:
         self.notes: list[str] = []
 
     def update(self) -> None:
-        """Read all of them, unless that was a moment ago."""
+        """Read all checkpoints, unless they were read less than the interval ago."""
         if not self._locations or self._clock() < self._next:
             return
         readable, notes = [], []
@@ -70,7 +70,7 @@ class Checkpoints:
             except (PenstockError, ImportError, OSError, ValueError) as error:
                 problems = [error.message if isinstance(error, PenstockError) else str(error)]
             except Exception as error:
-                # Whoever may write there can write anything.
+                # Other programs may have written anything there.
                 problems = [f"it cannot be read ({type(error).__name__})"]
             else:
                 readable.append(Checkpoint(shown, state))

@@ -1,4 +1,4 @@
-"""Consumers on the monitor page: how far they are behind, and whether they move."""
+"""Consumers on the monitor page: their lag, and whether they are stuck."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Offset:
     position: PositionRow
 
     def require_reachable(self) -> None:
-        """Refuse an offset past the newest row, with which the consumer would seem to have caught up."""
+        """Refuse an offset past the newest row, since the consumer would seem to have caught up."""
         position = self.position
         if not 0 <= position.next_index <= position.log_end:
             raise unreadable_record(
@@ -38,7 +38,7 @@ class _Offset:
 
     @property
     def lag_bytes(self) -> float:
-        """The share of the partition's bytes that the waiting rows have."""
+        """The waiting rows' share of the partition's bytes."""
         position = self.position
         rows = position.log_end - position.log_start
         waiting = position.log_end - self._first_waiting
@@ -62,10 +62,10 @@ class _Offset:
 
 @dataclass
 class _Tracked:
-    """A consumer on a queue at earlier snapshots."""
+    """The state of a consumer on a queue at earlier snapshots."""
 
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """For each partition with waiting rows: the offset, and since when it has not moved."""
+    """For each partition with waiting rows: the offset, and the time since which it has not moved."""
     history: History = field(default_factory=History)
 
 
@@ -77,7 +77,7 @@ class Consumers:
         self._tracked: dict[Key, _Tracked] = {}
 
     def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
-        """Return the consumers for the page: stuck ones first, then those that are most behind."""
+        """Return the consumers for the page: stuck ones first, then by descending lag."""
         query_names = state.queries.names
         offsets = _offsets(state.consumers.positions)
         before, self._tracked = self._tracked, {}
@@ -126,7 +126,7 @@ class Consumers:
         }
 
     def _unmoved_since(self, tracked: _Tracked, offsets: list[_Offset]) -> float | None:
-        """Return since when a partition with waiting rows has not moved: of several, the longest."""
+        """Return the earliest time since which a partition with waiting rows has not moved."""
         now, before = self._clock(), tracked.waiting
         tracked.waiting = {}
         for offset in offsets:

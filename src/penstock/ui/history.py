@@ -1,4 +1,4 @@
-"""Histories for the charts of the monitor page, within a limited number of points."""
+"""Histories for the charts of the monitor page, with a limited number of points."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from penstock.json_text import Json
 
 MOST = 900
-"""The most points of one history."""
+"""The maximum number of points of one history."""
 BUDGET = 12_000
-"""The most points of all histories in one snapshot."""
+"""The maximum number of points of all histories in one snapshot."""
 FEWEST = 30
 
 
 class History:
-    """The newest points in time, ``MOST`` of them or each n-th of these."""
+    """The newest ``MOST`` points, or every n-th of them."""
 
     def __init__(self) -> None:
         self.points: deque[tuple[int, Json]] = deque()
@@ -27,7 +27,7 @@ class History:
             self.points.popleft()
 
     def every(self, step: int) -> list[Json]:
-        """Return each ``step``-th point, the same ones as they age, and the newest; forget all others."""
+        """Return every ``step``-th point, always the same ones, and the newest; forget all others."""
         newest = self._count - 1
         self.points = deque(
             (number, point) for number, point in self.points if number % step == 0 or number == newest
@@ -51,15 +51,16 @@ class Percentiles:
         return sorted(self._newest)[max(-(-percent * len(self._newest) // 100), 1) - 1]
 
     def summary(self) -> dict[str, float | None]:
-        """Return the percentiles that the page shows, and how many numbers they are of."""
+        """Return the percentiles that the page shows, and the number of values."""
         percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
         summary = {name: self.percentile(percent) for name, percent in percentiles.items()}
         return summary | {"batches": len(self._newest)}
 
 
 def step_for(histories: int) -> int:
-    """Return the step at which this many histories stay within the budget, a power of two: then what a
-    larger step has left is part of what a smaller one takes.
+    """Return the step at which ``histories`` histories stay within the budget.
+
+    It is a power of two, so that the points kept by a larger step are also points of a smaller one.
     """
     room = max(BUDGET // max(histories, 1), FEWEST)
     return 1 << (-(-MOST // room) - 1).bit_length()

@@ -18,7 +18,7 @@ _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}
 
 @dataclass(frozen=True)
 class _Kind:
-    """A metric of rows of one kind: a number for each of them, None where it is unknown."""
+    """A metric of rows of one kind, with a number for each row, or None if the number is unknown."""
 
     name: str
     text: str
@@ -34,7 +34,7 @@ class _Kind:
         for row in rows:
             number = row[self.number] if isinstance(self.number, str) else self.number(row)
             values = tuple(str(row[label]) for label in labels)
-            # Names that were cut may be equal, and Prometheus refuses a page with two of one series.
+            # Truncated names may be equal, and Prometheus refuses a page with duplicate series.
             if number is not None and values not in seen:
                 seen.add(values)
                 family.add_metric(values, float(number))
@@ -54,7 +54,7 @@ def _is_owned(consumer: Json) -> bool:
 
 
 def _duration(query: Json) -> float | None:
-    """Return Spark's duration of the whole, or else the sum of the phases."""
+    """Return Spark's total duration, or the sum of the phases if there is none."""
     phases = query["duration_ms"]
     if not phases:
         return None
@@ -115,7 +115,7 @@ class _SnapshotCollector:
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """Return the metrics of a snapshot; for a store that does not answer, only that it does not."""
+    """Return the metrics of a snapshot; if the store does not answer, only ``penstock_store_up``."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SnapshotCollector(snapshot))
     return generate_latest(registry)

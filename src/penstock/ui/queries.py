@@ -1,4 +1,4 @@
-"""Queries on the monitor page: what they have reported, and whether they still report."""
+"""Queries on the monitor page: their reports and states."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from penstock.ui.unreadable import Unreadable, finite, named
 
 SILENT = "silent"
 FILES_ONLY = "files only"
-"""The state of a query that is known only by its checkpoint: whether it runs is unknown."""
+"""The state of a query that is known only from its checkpoint, so it is unknown whether it runs."""
 WHOLE_BATCH = "triggerExecution"
-"""Spark's name for the whole of a micro-batch among its phases."""
+"""Spark's name for the duration of a whole micro-batch."""
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
-"""A query that has not reported for so long counts as gone."""
+"""The time without a report after which a query is shown as silent."""
 RECENT_BATCHES = FEWEST_REPORTS
-"""How many micro-batches the percentiles of their durations cover."""
+"""The number of micro-batches that the percentiles of durations cover."""
 _MOST_PHASES, _PHASE_CHARACTERS = 100, 100
 _LONGEST_MILLISECONDS = 1 << 53
 _NAME_CHARACTERS = 300
 QUERY_ID_CHARACTERS = 64
-"""Of longer ids only the beginning is read, which other queries may share. Spark's have 36."""
+"""The length to which ids are read, since a longer prefix may not be unique. Spark's ids have 36."""
 _MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
 _MOST_NOTES = 100
 OVERLAP = 10_000_000
-"""Microseconds: two processes may report in another order than they commit."""
+"""Microseconds that are read again, since two processes may commit in another order than they report."""
 STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
-"""In the order in which queries are listed."""
+"""The states in the order in which queries are listed."""
 _UNKNOWN: Json = dict.fromkeys(
     (
         "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out",
@@ -87,7 +87,7 @@ class _Tracked:
             self.texts = texts
 
     def rate(self, state: str, now: int) -> float | None:
-        """Return the rows per second since the progress before, or until now if that is longer."""
+        """Return the rows per second since the previous progress, or until now if that is longer."""
         last, before = self.last, self.before
         if state != RUNNING:
             return 0.0 if state in (STOPPED, FAILED) else None
@@ -98,7 +98,7 @@ class _Tracked:
 
 
 def _is_micro_batch(row: ProgressRow) -> bool:
-    """Whether progress is that of a micro-batch; a query may have had both engines."""
+    """Whether progress is from a micro-batch; a query may have used both engines."""
     return row.duration is not None and bool(row.is_micro_batch)
 
 
@@ -113,7 +113,7 @@ class Queries:
 
     @property
     def since(self) -> int:
-        """The time from which on progress has to be read."""
+        """The time since which progress has to be read."""
         return max(self._last_report - OVERLAP, 0)
 
     def update(
@@ -259,12 +259,12 @@ def _web_address(url: str | None) -> str | None:
 
 
 def _shown(text: str | None) -> str | None:
-    """Return a text of a file as it can be shown: cut, and without lone surrogates."""
+    """Return a text of a file in a form that can be shown: truncated, and without lone surrogates."""
     return None if text is None else truncated(text, _NAME_CHARACTERS).encode(errors="replace").decode()
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Json:
-    """Return what is known of a query that only its checkpoint reports."""
+    """Return the fields of a query that is known only from its checkpoint."""
     state = checkpoint.state
     last = state.planned or state.committed
     return {

@@ -1,4 +1,4 @@
-"""Queues on the monitor page: what they hold, how fast they grow, and the newest dead letters."""
+"""Queues on the monitor page: their size and growth, and the newest dead letters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Queues:
         }
 
     def _rate(self, queue_id: int, total: int, now: int) -> float | None:
-        """Return the rows per second since the snapshot before; None for the first one."""
+        """Return the rows per second since the previous snapshot; None for the first one."""
         tracked = self._tracked.get(queue_id)
         if tracked is None:
             self._tracked[queue_id] = _Tracked(total, now)
@@ -99,7 +99,7 @@ class Queues:
 
 
 def last_append(partitions: Sequence[PartitionRow]) -> str | None:
-    """Return the time of the newest row; None where no row was ever appended."""
+    """Return the time of the newest row; None if no row was ever appended."""
     return iso(max((row.last_timestamp for row in partitions), default=0) or None)
 
 
@@ -114,7 +114,7 @@ class _Newest:
     ends: tuple[int, ...]
     letters: list[Json]
     error: Exception | None = None
-    """Why they cannot be read; they are not read again before there are others."""
+    """The error if they cannot be read; they are read again only when there are new letters."""
 
 
 class DeadLetters:
@@ -129,7 +129,7 @@ class DeadLetters:
         before, self._newest = self._newest, {}
 
         def row(record: QueueRecord) -> Json | None:
-            # A long schema is not among what was read, and not that of dead letters.
+            # Long schemas were not read, and are not the schema of dead letters.
             if not record.columns.first or not record.schema.equals(DEAD_LETTERS):
                 return None
             own = partitions[record.queue_id]
@@ -157,7 +157,7 @@ class DeadLetters:
         if before is not None and before.ends == ends:
             return before
         try:
-            # The newest ones are in the partitions that were appended to last.
+            # The newest letters are in the most recently appended partitions.
             last = sorted(partitions, key=lambda row: row.last_timestamp, reverse=True)[:NEWEST]
             letters = [letter for row in last for letter in _last(database, record, row)]
             letters.sort(key=lambda letter: letter[0], reverse=True)
@@ -165,13 +165,13 @@ class DeadLetters:
         except PenstockError as error:
             if error.condition == "SEGMENT_UNREADABLE":
                 return _Newest(ends, [], error)
-            # Trimmed or dropped meanwhile: the next snapshot shows it.
+            # The queue was trimmed or dropped in the meantime; the next snapshot shows it.
             return _Newest((), [] if before is None else before.letters)
         except Exception as error:
             return _Newest(ends, [], error)
 
     def _letter(self, at: int, reason: str, value: str | None) -> Json:
-        """Return a letter with its value as it is, and its reason without passwords, keys and tokens."""
+        """Return a letter with its value unchanged, and its reason without passwords, keys and tokens."""
         reason = sentence(reason, CHARACTERS, self._secrets)
         return {"at": iso(at), "reason": reason, "value": value}
 
@@ -179,13 +179,13 @@ class DeadLetters:
 def _last(
     database: Database, record: QueueRecord, partition: PartitionRow
 ) -> list[tuple[int, str, str | None]]:
-    """Return the last letters of a partition: when each was appended, its reason and its value."""
+    """Return the last letters of a partition: the time of the append, the reason and the value of each."""
     start = max(partition.first_index, partition.next_index - NEWEST)
     letters: list[tuple[int, str, str | None]] = []
     newest = reading.Range(partition.partition, start, partition.next_index)
     chunks = reading.read(database, record, [newest], columns=[REASON, VALUE], with_runs=True)
     for chunk in chunks:
-        # Cut before they become Python objects, as anybody's rows can be long.
+        # Truncate rows before converting them to Python objects, since they can be long.
         reasons, values = (
             pc.utf8_slice_codeunits(chunk.batch.column(name), 0, most).to_pylist()
             for name, most in ((REASON, SEARCHED_CHARACTERS + 1), (VALUE, CHARACTERS))

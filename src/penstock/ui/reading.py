@@ -1,7 +1,7 @@
-"""The state of a store at one moment, read in a few statements however many queues and consumers it has.
+"""Reader for the state of a store at one time, in a few statements however many queues and consumers it has.
 
-Whoever may write to a store can write any number of records, and each of them long. So what is read of one
-kind has a limit, which no ordinary store reaches, and the number of those that were left out is read instead.
+A program that may write to the store can write any number of long records. So there is a limit for each kind
+of record, which no ordinary store reaches, and the number of left-out records is read instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from penstock.store.records.queries import KEPT_PROGRESS
 from penstock.store.store_schema import open_database, require_version
 
 MOST_QUEUES = 2000
-"""The most queues that the page shows: the first ones by name."""
+"""The maximum number of queues on the page, which shows the first ones by name."""
 MOST_CONSUMERS = 2000
-"""The most registrations of consumers that the page shows: those that are most behind."""
+"""The maximum number of registrations of consumers on the page, which shows the ones with the largest lag."""
 MOST_PARTITIONS = 100_000
-"""The most partitions of all queues, and of all consumers, that are read."""
+"""The maximum number of partitions that are read, for all queues and for all consumers."""
 MOST_REPORTS = 90_000
-"""The most reports of all queries that are read at once, unless more are needed for ``FEWEST_REPORTS``."""
+"""The maximum number of reports that are read together, unless ``FEWEST_REPORTS`` requires more."""
 FEWEST_REPORTS = 100
-"""How many of a query's newest reports are always read: percentiles of micro-batches are of so many."""
+"""The number of each query's newest reports that are always read, for the percentiles of micro-batches."""
 _NEWEST_COMMITS = 50
 _TIMEOUT = 2.0
 
@@ -61,8 +61,8 @@ class RegistrationRow(Protocol):
 
 
 class PositionRow(Protocol):
-    """A consumer's offset in a partition, the rows [log_start, log_end) that the partition has, and the
-    segment of the first row that waits (None without one).
+    """A consumer's offset in a partition, the partition's rows [log_start, log_end), and the segment of the
+    first waiting row (None if no row waits).
     """
 
     consumer_id: int
@@ -174,7 +174,7 @@ class QueriesState:
 
     @property
     def names(self) -> dict[str, str | None]:
-        """The names of the queries by id, which is their app id unless they set another."""
+        """The names of the queries by id, which is also the app id unless the query sets another one."""
         return {row.query_id: row.name for row in self.queries}
 
 
@@ -238,12 +238,12 @@ def _read_consumers(tx: Transaction, uuid: str) -> ConsumersState:
 
 
 def _total(rows: Sequence[Row]) -> int:
-    """Return the number of rows that a list would have without its limit."""
+    """Return the number of rows that a list would have without the limit."""
     return int(rows[0].total) if rows else 0
 
 
 def _fitting(items: Iterable[T], partitions: Callable[[T], int]) -> list[T]:
-    """Return the items, in their order, whose partitions are not too many in all."""
+    """Return the first items whose total number of partitions is within the limit."""
     fitting, left = [], MOST_PARTITIONS
     for item in items:
         if partitions(item) <= left:
@@ -255,7 +255,7 @@ def _fitting(items: Iterable[T], partitions: Callable[[T], int]) -> list[T]:
 def read_queries(tx: Transaction, since: int) -> QueriesState:
     """Read the queries that have reported last, with the newest progress that was reported after ``since``.
 
-    A later time than now is that of a wrong clock: it would hide all that is reported until it has come.
+    A time in the future comes from a wrong clock, and would hide all reports until then.
     """
     upto = tx.now() + AHEAD
     rows = queries.reported_queries(tx)
@@ -285,5 +285,5 @@ def iso(micros: int | None) -> str | None:
 
 
 def seconds_between(earlier: int | None, later: int) -> float | None:
-    """Return the seconds between two instants, 0 where the first is the later one."""
+    """Return the seconds between two instants; 0 if the first one is later."""
     return None if earlier is None else round(max(later - earlier, 0) / 1e6, 3)

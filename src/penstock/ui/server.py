@@ -1,7 +1,7 @@
 """HTTP server of the monitor page; everything is read-only.
 
-Connections are limited in number, and closed when they send or take nothing. A browser sends its request at
-once, so a connection without one after some seconds is not a viewer's. When there are too many connections,
+The number of connections is limited, and idle ones are closed. A browser sends its request immediately, so a
+connection without one after some seconds does not belong to a viewer. When there are too many connections,
 the oldest one without a request is closed in favour of the new one.
 """
 
@@ -37,19 +37,19 @@ if sys.platform == "linux":
     import termios
 
 MOST_CONNECTIONS = 200
-"""More than the most viewers, since each also loads the page and its parts."""
+"""The maximum number of connections: more than that of viewers, since each also loads the page's parts."""
 MOST_FROM_ADDRESS = 80
-"""The most connections from another machine. Fewer than the viewers, so that one machine leaves room for
-others."""
+"""The maximum number of connections from another machine: fewer than that of viewers, so that one machine
+leaves room for others."""
 REQUEST_SECONDS = 5.0
-"""The time for a request to arrive, from the start of the connection or from the last response."""
+"""The time limit for a request to arrive, from the start of the connection or from the last response."""
 WRITE_SECONDS = 30.0
-"""The time for a viewer to read what was sent, and the longest time in which nothing more may reach it."""
+"""The time limit for a viewer to read sent data, and the longest time without progress."""
 SEND_BUFFER_BYTES = 65_536
 """The size of a connection's send buffer in the system. By default it grows to megabytes, enough for minutes
-of snapshots that nobody reads."""
+of unread snapshots."""
 WRITE_BUFFER_BYTES = 16_384
-"""How much may wait for space in the send buffer before an event stream pauses."""
+"""The number of bytes that may wait for space in the send buffer before an event stream pauses."""
 _CHECKS_IN_WRITE_SECONDS = 10
 
 
@@ -68,7 +68,7 @@ class CountingTransport:
         self._transport.write(data)
 
     def acknowledged(self) -> int | None:
-        """Return how many bytes have reached the other side; None where the system does not report it."""
+        """Return how many bytes have reached the other side; None if the system does not report it."""
         missing = unacknowledged(self._transport.get_extra_info("socket"))
         return None if missing is None else self.written - self._transport.get_write_buffer_size() - missing
 
@@ -95,7 +95,7 @@ class BoundedProtocol(H11Protocol):
     _counting: CountingTransport
     _acknowledged = 0
     _progress_at = 0.0
-    """When more bytes were last acknowledged, or none were missing."""
+    """The time when more bytes were last acknowledged, or none were missing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
         self._peer = machine_of(transport)
@@ -106,7 +106,7 @@ class BoundedProtocol(H11Protocol):
         elif len(self.connections) >= MOST_CONNECTIONS:
             _make_room(bounded, transport)
         with suppress(OSError):
-            # The other side may have closed it already.
+            # The other side may already have closed it.
             connection = transport.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -142,7 +142,7 @@ class BoundedProtocol(H11Protocol):
     def _check_progress(self) -> None:
         """Close the connection if it has not acknowledged any of the missing bytes for too long.
 
-        What is small fits into the send buffer, so that writing does not pause although nobody reads.
+        Small amounts of data fit into the send buffer, so writing does not pause even if nothing is read.
         """
         acknowledged = self._counting.acknowledged()
         if acknowledged is None or acknowledged == self._counting.written:
@@ -203,7 +203,7 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
 
     @app.get("/api/events")
     async def events() -> Response:
-        # Counted here: many may have asked before the first of them is sent anything.
+        # Count viewers here: many requests may arrive before the first response is sent.
         return _Events(stream) if stream.admit() else PlainTextResponse("There are too many viewers.\n", 503)
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
@@ -252,7 +252,7 @@ def prepared(
     token: str | None = None,
     every: float = 1.0,
 ) -> Iterator[Server]:
-    """Return a server that already listens; it answers once it serves."""
+    """Return a server that already listens, and answers as soon as it serves."""
     access = _access(host, token)
     collector = Collector(url, checkpoints, every=every)
     try:
@@ -263,9 +263,9 @@ def prepared(
 
 
 def _is_own_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record is of a failure of the server's own, and not of a client that sends no HTTP."""
+    """Whether a log record is about a failure of the server itself, not about a client that sends no HTTP."""
     error = record.exc_info[1] if record.exc_info else None
-    # An answer to such a client fails in its turn.
+    # A response to such a client fails as well.
     closing = ("state=ERROR", "state=MUST_CLOSE")
     is_answer = isinstance(error, h11.LocalProtocolError) and any(each in str(error) for each in closing)
     return not (is_answer or isinstance(error, h11.RemoteProtocolError))
@@ -282,11 +282,11 @@ class Server(uvicorn.Server):
                 http=BoundedProtocol,
                 ws="none",
                 log_config=None,
-                # Anybody who can connect can send what is no request, as often as they like.
+                # Any client that can connect can send invalid requests, as often as it likes.
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                # Whoever can connect could claim any address in a header.
+                # Any client that can connect could claim any address in a header.
                 proxy_headers=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="off",

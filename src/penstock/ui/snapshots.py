@@ -1,6 +1,6 @@
-"""Snapshots of a store for the monitor page: what changed between two of them becomes rates.
+"""Snapshots of a store for the monitor page, with rates from the changes between two of them.
 
-One snapshot serves all viewers, and none is taken while nobody looks.
+One snapshot serves all viewers, and none are taken without viewers.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _SHOWN = {
     "consumers": f"the {MOST_CONSUMERS:,} that are most behind, with {MOST_PARTITIONS:,} partitions at most",
     "queries": f"the {KEPT_QUERIES:,} that have reported last",
 }
-"""Which ones the page shows of each kind."""
+"""The records that the page shows, by kind."""
 _KINDS = {"sqlite": "sqlite", "postgres": "postgresql"}
 
 Snapshot = Json
 
 
 class Collector:
-    """Takes snapshots of a store, one at a time; not for several threads at once."""
+    """Takes snapshots of a store, one at a time; not thread-safe."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class Collector:
         self._database.close()
 
     def collect(self) -> Snapshot:
-        """Return a new snapshot; where the store does not answer, the last one with the reason."""
+        """Return a new snapshot; if the store does not answer, the last one with the reason."""
         try:
             snapshot = self._snapshot(self._read())
         except PenstockError as error:
-            # Log it once for each time that the store goes away.
+            # Log only once each time that the store becomes unavailable.
             if not self._is_failing:
                 log.warning(
                     "the page shows what was last known: %s",
@@ -101,7 +101,7 @@ class Collector:
             self._is_failing = True
             return self.without_answer(error.message)
         except Exception as error:
-            # The page survives whatever somebody has written into the store, and reports it.
+            # The page survives and reports unexpected records, whichever program has written them.
             if not self._is_failing:
                 log.exception(
                     "the store holds something that the page cannot read",
@@ -124,7 +124,7 @@ class Collector:
         try:
             state = read_store(self._database, self._queries.since)
         except StoreNotFoundError:
-            # The file was put back or replaced, and may exist again under its name.
+            # The file was restored or replaced, and may exist again under its name.
             database = open_read_only(self._url, timeout=0)
             self._database.close()
             self._database = database
@@ -210,11 +210,11 @@ def _as_json(snapshot: Snapshot) -> bytes:
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 5.0
-"""A viewer who has waited this long for a snapshot is shown that the store does not answer."""
+"""The time after which a viewer waiting for a snapshot is shown that the store does not answer."""
 HEARTBEAT_SECONDS = 15.0
-"""A comment is sent after this time when there is nothing else to send."""
+"""The time after which a comment is sent if there is nothing else to send."""
 FRESH = 0.9
-"""A snapshot younger than this share of the interval is as good as a new one."""
+"""The share of the interval for which a snapshot counts as new."""
 MOST_VIEWERS = 100
 
 
@@ -241,21 +241,21 @@ class SnapshotStream:
         """The number of open event streams."""
 
     def admit(self) -> bool:
-        """Count another viewer; False if there is no room for one."""
+        """Count another viewer; return False if there are too many."""
         if self.viewers >= MOST_VIEWERS:
             return False
         self.viewers += 1
         return True
 
     def leave(self) -> None:
-        """Count an admitted viewer less."""
+        """Count one admitted viewer less."""
         self.viewers -= 1
 
     def close(self) -> None:
         self._closing.set()
 
     async def newest(self) -> TakenSnapshot:
-        """Return a fresh snapshot; where the store hangs, a stale one with an error."""
+        """Return a fresh snapshot; if the store hangs, a stale one with an error."""
         last = self._last
         if last is not None and time.monotonic() - last.at < self._every * FRESH:
             return last
@@ -283,7 +283,7 @@ class SnapshotStream:
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run work in a daemon thread: the program's end does not wait for a database that takes long to fail."""
+    """Run work in a daemon thread, so that exiting does not wait for a database that takes long to fail."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -302,7 +302,7 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             set_outcome = partial(future.set_exception, error)
         else:
             set_outcome = partial(future.set_result, result)
-        # The loop may have ended meanwhile.
+        # The loop may have ended in the meantime.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, set_outcome)
 

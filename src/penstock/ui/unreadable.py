@@ -1,6 +1,6 @@
-"""Records that the page cannot read: each one hides only itself, and is named in the notes.
+"""Records that the page cannot read. They are left out and named in the notes; all others are shown.
 
-Whoever may write to a store can write anything into its records, and monitoring has to survive that.
+A program that may write to the store can write anything into its records, and monitoring must survive that.
 """
 
 from __future__ import annotations
