@@ -36,4 +36,4 @@ def test_with_protobuf_installed_the_query_runs(
         "INSTALLED RUNS True",
         "ROWS [1, 2]",
     ]
-    assert "EMITS The rows that the stateful function returns come out" in child.output
+    assert "EMITS The rows that the stateful function returns are emitted" in child.output

@@ -88,7 +88,7 @@ def test_a_check_shows_the_output_and_the_problems_of_each_mode(spark: SparkSess
         ("update", True, True),
         ("complete", True, False),
     ]
-    assert report["modes"][0]["emits"].startswith("Each group comes out once")
+    assert report["modes"][0]["emits"].startswith("Each group is emitted once")
     problem = report["modes"][2]["problems"][0]
     assert {"code", "message", "severity", "operator", "line", "fix", "page"} <= problem.keys()
     assert report["trigger"] == "processing time"

@@ -156,7 +156,7 @@ def test_the_error_offers_to_start_the_query_anyway_only_where_spark_would(strea
 
 def test_the_report_is_readable_text(streams: Inputs) -> None:
     text = str(penstock.modes.check(streams.windows))
-    assert "append: allowed\n  Each group comes out once" in text
+    assert "append: allowed\n  Each group is emitted once" in text
     assert "complete: allowed, not safe" in text
     assert "fix  outputMode('update')" in text
     assert "see  https://" in text

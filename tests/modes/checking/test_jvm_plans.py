@@ -88,7 +88,7 @@ def test_map_groups_with_state_in_update_mode_emits_changed_groups(
     assert problem.code == "PENSTOCK_MAP_GROUPS_MODE"
     assert "outputMode('update')" in str(problem.fix)
     assert report["update"].safe
-    assert "rows that the stateful function returns come out" in str(report["update"].emits)
+    assert "rows that the stateful function returns are emitted" in str(report["update"].emits)
     writer = df.writeStream.format("memory").queryName("mapped").outputMode("update")
     query = writer.option("checkpointLocation", str(tmp_path / "mapped")).trigger(availableNow=True).start()
     query.awaitTermination(60)

@@ -335,7 +335,7 @@ def test_too_many_micro_batches_are_refused(spark: SparkSession) -> None:
 
 def test_a_session_that_does_not_support_previews_is_refused() -> None:
     remote: Any = type("Remote", (), {"readStream": None})()
-    with pytest.raises(InvalidInputError, match="this one is Spark Connect's") as caught:
+    with pytest.raises(InvalidInputError, match="this one uses Spark Connect") as caught:
         penstock.modes.preview(remote, counted, EVENTS)
     assert caught.value.condition == "PREVIEW_NEEDS_CLASSIC"
     context = SimpleNamespace(master="spark://host:7077")

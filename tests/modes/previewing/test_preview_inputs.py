@@ -118,8 +118,8 @@ def test_every_type_passes_through_a_query_unchanged(spark: SparkSession) -> Non
     ("batches", "message"),
     [
         ([], "batches is empty"),
-        ([{"id": 1}], "put the rows of each into a list"),
-        ([Row(id=1)], "put the rows of each into a list"),
+        ([{"id": 1}], "put each micro-batch's rows into a list"),
+        ([Row(id=1)], "put each micro-batch's rows into a list"),
         (pa.table({"id": [1]}), "batches is a list of micro-batches"),
         ([[1, 2]], "a row in micro-batch 0 of batches is a dict"),
         ([[(1, 2)]], "with its columns in schema="),

@@ -71,7 +71,7 @@ _TRIGGERS = {
     "realTime": "real time",
 }
 _NOT_RUN_ON_CONNECT = (
-    "Spark's own checker, which Spark Connect does not reach: Penstock's rules decide what is allowed",
+    "Spark's own checker, which is not available over Spark Connect: Penstock's rules decide what is allowed",
     "the capabilities of sinks in formats that Penstock does not know",
 )
 
@@ -80,16 +80,16 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     """Check what append, update and complete mode would do with a streaming DataFrame, without starting a
     query.
 
-    In a classic session Spark's own checker decides whether a mode is allowed; on Spark Connect Penstock's
-    rules do, and the report lists what was not checked.
+    In a classic session, Spark's own checker decides whether a mode is allowed. Over Spark Connect,
+    Penstock's rules decide, and the report lists what was not checked.
 
     Parameters
     ----------
     df
         The streaming DataFrame, as it would be written.
     sink
-        Where it would go: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a ``QueueSink``
-        or a ``TableSink``; sinks are not checked when None.
+        Where it would be written: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a
+        ``QueueSink`` or a ``TableSink``. If None, sinks are not checked.
     trigger
         A ``Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``. A
         ``Trigger.continuous`` with a sink object of Penstock runs on Penstock's own engine, anything else on
@@ -163,7 +163,7 @@ def _is_refused(problem: Problem) -> bool:
 
 
 def _with_spark_verdict(problems: list[Problem], refusal: Refusal | None) -> list[Problem]:
-    """Keep refusals only where Spark refuses too, and add Spark's message to its problem, or as a problem."""
+    """Keep refusals only if Spark also refuses, and add Spark's message to its problem or as a new one."""
     if refusal is None:
         return [problem for problem in problems if not _is_refused(problem)]
     for place, problem in enumerate(problems):

@@ -29,15 +29,15 @@ ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
 _WORST_FIRST = (FOR_EVER, ONE_SIDE, SUBTOTALS, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 
 _ROWS = {
-    NEW_ROWS: "each row comes out once",
-    FINISHED: "each group comes out once, with its last values,",
-    CHANGED: "the groups that a micro-batch changed come out, with their new values",
-    ALL: "all groups come out again in each micro-batch that has new rows",
-    MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows "
-    "without one",
-    ONLY_MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and "
-    "rows without one never do where they are kept forever",
-    FUNCTION: "the rows that the stateful function returns come out",
+    NEW_ROWS: "each row is emitted once",
+    FINISHED: "each group is emitted once, with its final values,",
+    CHANGED: "the groups that a micro-batch changed are emitted, with their new values",
+    ALL: "all groups are emitted again in each micro-batch that has new rows",
+    MATCHED: "rows with a match are emitted once, in the micro-batch that reads the later of the two, and "
+    "rows without one",
+    ONLY_MATCHED: "rows with a match are emitted once, in the micro-batch that reads the later of the two, "
+    "and rows without one are never emitted if they are kept forever",
+    FUNCTION: "the rows that the stateful function returns are emitted",
 }
 _WHEN = {
     AT_ONCE: "in the micro-batch that reads it",
@@ -46,12 +46,12 @@ _WHEN = {
 _STATE = {
     NO_STATE: "no state is kept",
     COUNT: "only the number of rows so far is kept",
-    UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are "
+    UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that arrive later are "
     "dropped",
     SUBTOTALS: "subtotals over all times are kept forever, the other groups until the watermark has passed "
     "them",
-    ONE_SIDE: "state of one side of the join is kept forever, that of the other until the watermark has "
-    "passed it",
+    ONE_SIDE: "state of one side of the join is kept forever, state of the other side until the watermark "
+    "has passed it",
     FOR_EVER: "state is kept forever",
     OWN: "state is kept until the function or its timer removes it",
 }
@@ -64,7 +64,7 @@ _SINK = {
 
 @dataclass(frozen=True)
 class Emits:
-    """What comes out of a query in a mode, in terms that a preview can verify; ``str`` is the sentence."""
+    """The output of a query in a mode, in terms that a preview can verify; ``str`` returns a sentence."""
 
     rows: str
     when: str
@@ -90,7 +90,7 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
     state = next(lifetime for lifetime in _WORST_FIRST if lifetime in lifetimes)
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
-        # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
+        # A deduplication passes a group on once, and the sink loses it with the next micro-batch.
         rows = NEW_ROWS if top is not None and Trait.DEDUPLICATION in traits_of(top.name) else ALL
         return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
     if top is None:
@@ -105,7 +105,7 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
     if top.name == "Join" and unmatched_sides(top):
         rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
-    # Rows that pass this operator at once may come from an aggregation below that holds them back.
+    # Rows that pass this operator immediately may come from an aggregation below that holds them back.
     waits = mode == "append" and any(node in plan.aggregates for node in top.below())
     return Emits(NEW_ROWS, AFTER_WATERMARK if waits else AT_ONCE, state, ADD)
 

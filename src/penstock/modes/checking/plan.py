@@ -1,4 +1,4 @@
-"""The plan and settings of a query, and questions about its operators that several rules ask."""
+"""The plan and settings of a query, and properties of its operators that several rules use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watermark:
     column: str
     delay: str
     source: str
-    """The queue or the source below it."""
+    """The queue or source below the watermark."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Plan:
 
     root: Node
     settings: Mapping[str, str] = field(default_factory=dict)
-    """The settings of Spark that change what a mode does."""
+    """Spark settings that affect output modes."""
     frame: DataFrame | None = None
-    """The DataFrame; None where the printed plan is all there is."""
+    """The DataFrame; None if only the printed plan is available."""
 
     @cached_property
     def optimized(self) -> Plan | None:
-        """The plan as Spark's optimizer leaves it for the planner; None where it is not known."""
+        """The plan that Spark's optimizer passes to the planner; None if it is unknown."""
         root = None if self.frame is None else optimized_tree(self.frame)
         return None if root is None else Plan(root, self.settings)
 
     @cached_property
     def python_aggregates(self) -> frozenset[str] | None:
-        """The printed calls of Python functions that aggregate; None where only the printed plan is there."""
+        """The printed calls of Python aggregate functions; None if only the printed plan is available."""
         if self.frame is None or not is_classic(self.frame):
             return None
         return python_aggregates(self.frame)
@@ -80,7 +80,7 @@ class Plan:
 
     @cached_property
     def excepts(self) -> list[Node]:
-        """Streams less a batch."""
+        """Operators that subtract a batch from a stream."""
         nodes = self.streaming("Except")
         return [node for node in nodes if [child.streaming for child in node.children] == [True, False]]
 
@@ -124,7 +124,7 @@ def above_aggregation(node: Node) -> bool:
 
 
 def path_to(node: Node, below: Node) -> Iterator[Node]:
-    """Return the operators between two, from the top."""
+    """Return the operators between two operators, from the top."""
     for child in node.children:
         if below in child.walk():
             if child is not below:

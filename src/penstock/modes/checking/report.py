@@ -119,7 +119,7 @@ class Problem:
     """One problem of a query in an output mode."""
 
     code: str
-    """A stable name: Spark's condition where that is specific, else Penstock's."""
+    """A stable name: Spark's condition if it is specific, otherwise Penstock's."""
     message: str
     """What is wrong, in one sentence."""
     severity: str = REFUSED
@@ -133,13 +133,11 @@ class Problem:
     fix: str | None = None
     """What to change, in code."""
     spark: str | None = None
-    """Spark's own message, where Spark reports this problem."""
+    """Spark's own message, if Spark reports this problem."""
     condition: str | None = None
-    """Spark's error condition, or Penstock's for what a pipeline refuses at its start; several problems
-    may share one.
-    """
+    """Spark's error condition, or Penstock's if a pipeline would not start; problems may share one."""
     source: str | None = None
-    """The source code that the rule is known from, where no test runs it."""
+    """The source code from which the rule is known, if no test runs it."""
 
     @classmethod
     def at(
@@ -180,7 +178,7 @@ class ModeReport:
     mode: str
     problems: tuple[Problem, ...]
     emits: Emits | None
-    """What comes out, when Spark starts the query."""
+    """The query's output, if Spark starts the query."""
 
     @property
     def allowed(self) -> bool:
@@ -189,7 +187,7 @@ class ModeReport:
 
     @property
     def safe(self) -> bool:
-        """Whether it is allowed, and no known problem loses or repeats rows or keeps state forever."""
+        """Whether the mode is allowed, and no known problem loses or repeats rows or keeps state forever."""
         return all(problem.severity == WARNING for problem in self.problems)
 
     def lines(self) -> Iterator[str]:
@@ -208,11 +206,11 @@ class Report:
 
     modes: tuple[ModeReport, ...]
     not_run: tuple[str, ...] = ()
-    """Rules that this session has no means to check."""
+    """Rules that cannot be checked in this session."""
     sink: str | None = None
     trigger: str = "processing time"
     source: str | None = None
-    """The source code that the sink is known from; None for a sink that the tests write to."""
+    """The source code from which the sink is known; None for a sink to which the tests write."""
 
     def __getitem__(self, mode: str) -> ModeReport:
         for report in self.modes:
@@ -259,7 +257,7 @@ def first_problem(report: ModeReport) -> Problem:
 
 
 def refusal(report: ModeReport, message: str) -> OutputModeRefusedError:
-    """Return the error for a mode that its report rules out; the report follows the message."""
+    """Return the error for a mode that its report refuses; the report follows the message."""
     return OutputModeRefusedError(
         "\n".join([message, *report.lines()]),
         mode=report.mode,

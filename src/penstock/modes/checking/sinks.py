@@ -1,4 +1,4 @@
-"""Rules of sinks: which output modes they take, and which guarantees they keep (Spark 4.2, 4.3)."""
+"""Rules of sinks: the output modes that they support, and their guarantees (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ KNOWN_FROM = {
     "in complete mode), not tested here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tested here",
 }
-"""The source code from which formats are known that no test writes to, also where a session has no package
-for them.
-"""
+"""The source code from which formats without a test are known, even if a session lacks their package."""
 _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
@@ -58,12 +56,12 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
 
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
-    """Report what a sink does not take, and the guarantees that it does not keep."""
+    """Report what a sink does not support, and the guarantees that it does not give."""
     source = KNOWN_FROM.get(sink.name)
     if sink.format.missing is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
-            f"the session has no format {sink.name}",
+            f"the session does not have the format {sink.name}",
             fix="an installed format; or spark.jars.packages with its package, when the session is created",
             spark=sink.format.missing.message,
             condition=sink.format.missing.condition,
@@ -72,7 +70,7 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
     if not sink.format.streams:
         yield Problem(
             "PENSTOCK_NO_SINK",
-            f"no stream can be written to {sink.name}",
+            f"streams cannot be written to {sink.name}",
             fix=f"foreachBatch(lambda batch, _: batch.write.format('{sink.name}')...), if it takes a batch",
         )
     elif mode not in _takes(sink):
@@ -172,7 +170,7 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
     elif sink.format.python or sink.name == "penstock table":
         yield Problem(
             "PENSTOCK_ROWS_LOST_CONTINUOUS",
-            "Spark's continuous trigger never calls a Python sink's write(), but commits: every row is lost, "
+            "Spark's continuous trigger commits without calling a Python sink's write(): every row is lost, "
             "and the query looks healthy",
             UNSAFE,
             fix="a processing-time trigger",
@@ -182,7 +180,7 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
 def table_refusals(
     frame: DataFrame, sink: object, mode: str, *, continuous: bool = False
 ) -> Iterator[Problem]:
-    """Report why a pipeline to a ``TableSink`` would not start, by the check of the start itself."""
+    """Report why a pipeline to a ``TableSink`` would not start, with the check of the start itself."""
     check = getattr(sink, "refusal", None)
     error = None if check is None else check(frame, mode, continuous=continuous)
     if error is not None:
@@ -195,7 +193,7 @@ def table_refusals(
 
 
 def _nested_keys_fix(frame: DataFrame, keys: tuple[str, ...]) -> str | None:
-    """Suggest fields of nested keys as columns, such as the start of a window."""
+    """Suggest using fields of nested keys as columns, such as the start of a window."""
     nested = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, StructType)}
     for key in keys:
         if key in nested:

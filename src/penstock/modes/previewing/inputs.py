@@ -1,4 +1,4 @@
-"""Input of a preview: the caller's micro-batches as Arrow tables of one schema."""
+"""Inputs of a preview: the caller's micro-batches as Arrow tables with one schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXAMPLE = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
 _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 
 _MAX_BATCHES = 90
-"""Spark keeps the progress of a hundred micro-batches."""
+"""The maximum number of micro-batches; Spark keeps the progress of a hundred."""
 
 _Rows = list[Json]
 
@@ -77,8 +77,8 @@ def _checked(name: str, batches: object) -> Sequence[object]:
         raise InvalidInputError(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
     if any(isinstance(batch, Mapping | Row) for batch in batches):
         raise InvalidInputError(
-            f"{name} is a list of rows, and must be a list of micro-batches: put the rows of each into a "
-            f"list, {_EXAMPLE}",
+            f"{name} is a list of rows, and must be a list of micro-batches: put each micro-batch's rows "
+            f"into a list, {_EXAMPLE}",
             parameter=name,
         )
     if len(batches) > _MAX_BATCHES:
@@ -169,7 +169,7 @@ def _inferred(
 
 
 def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
-    """Convert rows as Spark reads them, and dates and times in text as Spark casts them."""
+    """Convert rows in the way that Spark reads them, and dates and times in text in the way it casts them."""
     if not rows:
         return canonical_schema(schema).empty_table()
     for row in rows:
@@ -198,7 +198,7 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
 
 
 def _value(value: object, field: StructField) -> object:
-    """Convert whole numbers for float and decimal columns, where Spark refuses them."""
+    """Convert integers for float and decimal columns, for which Spark refuses them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if isinstance(field.dataType, DoubleType | FloatType):
             return float(value)

@@ -1,4 +1,4 @@
-"""What a preview observed: the micro-batches of an output mode, or why Spark refuses the mode."""
+"""Results of a preview: the micro-batches of an output mode, or the reason why Spark refuses the mode."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 DATA, NO_DATA, NOT_ALLOWED = "data", "no data", "not allowed"
 MAX_WITHOUT_DATA = 5
-"""How many micro-batches without data are shown; a query with processing-time timers never stops running
-them.
+"""The maximum number of micro-batches without data that are shown; a query with processing-time timers never
+stops running them.
 """
 
 
@@ -23,12 +23,12 @@ class StateRows:
     """State rows of one stateful operator in a micro-batch."""
 
     operator: str
-    """Spark's name for it, such as ``stateStoreSave``."""
+    """Spark's name for the operator, such as ``stateStoreSave``."""
     total: int
     updated: int
     removed: int
     dropped: int
-    """Rows that were dropped because they came later than the watermark allows."""
+    """Rows that were dropped because they arrived later than the watermark allows."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class MicroBatch:
     batch: int
     """The batch id, from 0."""
     kind: str
-    """``data``, or ``no data`` where Spark ran it by itself, because the watermark had moved."""
+    """``data``, or ``no data`` if Spark ran it because the watermark had moved."""
     input_rows: int
     emitted: pa.Table
     """The rows that the sink received, in order."""
@@ -53,23 +53,23 @@ class MicroBatch:
 
     @property
     def removed_rows(self) -> int:
-        """Rows that left the state."""
+        """Rows that were removed from the state."""
         return sum(operator.removed for operator in self.operators)
 
     @property
     def dropped_rows(self) -> int:
-        """Rows that came too late."""
+        """Rows that were dropped because they arrived too late."""
         return sum(operator.dropped for operator in self.operators)
 
 
 @dataclass(frozen=True)
 class ModePreview:
-    """What one output mode emits, or why Spark refuses it."""
+    """The output of one output mode, or the reason why Spark refuses the mode."""
 
     mode: str
     batches: tuple[MicroBatch, ...] = ()
     refusal: Refusal | None = None
-    """Why Spark does not start the query."""
+    """The reason why Spark does not start the query."""
     is_cut: bool = False
     """Whether Spark would have continued with micro-batches without data."""
 

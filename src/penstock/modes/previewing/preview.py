@@ -38,39 +38,39 @@ def preview(
 ) -> Preview:
     """Run a transformation over a few small micro-batches in each output mode, and return what each emits.
 
-    Each of ``batches`` is one micro-batch; after the last one Spark runs those without data by itself. The
-    preview leaves no files, views or settings of the session, whose functions and views the transformation
-    can use.
+    Each of ``batches`` is one micro-batch; after the last one, Spark itself runs micro-batches without data.
+    The transformation can use the session's functions and views. The preview leaves no files, and does not
+    change the session's views and settings.
 
     Parameters
     ----------
     spark
         A classic session; its settings apply, except ``spark.sql.shuffle.partitions``, which is 1.
     transform
-        A function that takes a streaming DataFrame and returns another; where ``batches`` has several inputs,
-        it takes one for each by name.
+        A function that takes a streaming DataFrame and returns another. If ``batches`` has several inputs, it
+        takes one DataFrame for each by name.
     batches
         A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an
         Arrow table, a pandas DataFrame or a batch DataFrame of Spark. A dict of such lists gives several
         inputs.
     event_time
-        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that
-        watermark. A dict by the inputs' names where there are several.
+        A column and a delay, such as ``("ts", "10 minutes")``: the transformation gets its input with that
+        watermark. For several inputs, a dict by their names.
     schema
-        The schema of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it,
-        dates and times may be text. A dict by the inputs' names where there are several.
+        The schema of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred if None. With it,
+        dates and times may be text. For several inputs, a dict by their names.
     modes
         The output modes, in the order of the result.
     folder
-        The directory of the temporary files, which the executors read too. By default this machine's own,
-        which a session on a cluster cannot use.
+        The directory for temporary files, which the executors also read. By default, this machine's directory
+        for temporary files, which a session on a cluster cannot use.
 
     Raises
     ------
     InvalidInputError, SchemaMismatchError
         When an argument has the wrong type, or rows do not fit the schema.
     Exception
-        What the transformation raises.
+        Any error that the transformation raises.
     """
     _check_spark(spark, folder)
     wanted = _modes(modes)
@@ -94,8 +94,8 @@ def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
     check_session(spark)
     if not is_classic(spark):
         raise InvalidInputError(
-            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local "
-            "master, such as penstock.session(master='local[2]') gives",
+            "a preview needs a classic Spark session, and this one uses Spark Connect: use one with a local "
+            "master, such as penstock.session(master='local[2]') returns",
             condition="PREVIEW_NEEDS_CLASSIC",
         )
     master = str(spark.sparkContext.master)
@@ -174,7 +174,7 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
 
 
 def _preview_session(spark: SparkSession, folder: str | Path | None) -> SparkSession:
-    """Clone a session with its views, functions and settings, and change some settings."""
+    """Clone a session with its views, functions and settings, and change some of the clone's settings."""
     own = clone_session(spark)
     own.conf.set("spark.sql.shuffle.partitions", "1")
     own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
@@ -191,7 +191,7 @@ def _keeping_active_session() -> Iterator[None]:
         yield
     finally:
         if active is not None:
-            # The public way to activate a session, for Python and the JVM.
+            # The public way to activate a session in Python and in the JVM.
             active.createDataFrame([], "none int")
 
 

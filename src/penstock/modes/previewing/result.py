@@ -1,4 +1,4 @@
-"""``Preview``: the result of ``modes.preview``, shown as text, tables of rich, SVG or Arrow."""
+"""``Preview``: the result of ``modes.preview``, shown as text, rich tables, SVG or Arrow."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a transformation emits in each output mode, micro-batch by micro-batch.
+    """The output of a transformation in each output mode, micro-batch by micro-batch.
 
-    ``print`` shows it as text, a notebook as a picture, rich as tables.
+    ``print`` shows it as text, a notebook as a picture, and rich as tables.
 
     Parameters
     ----------
     modes
-        In the order in which they were asked for.
+        The previews of the modes, in the requested order.
     time_zone
-        The session's, in which times are shown.
+        The session's time zone, in which times are shown.
     """
 
     modes: tuple[ModePreview, ...]
@@ -54,7 +54,7 @@ class Preview:
         """Return a row for each micro-batch, and one for each mode that is not allowed.
 
         The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows,
-        emitted (a list of the emitted rows), and reason, why a mode is not allowed.
+        emitted (a list of the emitted rows), and reason (why a mode is not allowed).
         """
         cells: list[Json] = []
         for mode in self.modes:
@@ -70,11 +70,11 @@ class Preview:
         return plain.add_column(plain.schema.get_field_index("reason"), "emitted", emitted)
 
     def to_df(self, spark: SparkSession) -> DataFrame:
-        """Return the same as a DataFrame."""
+        """Return the rows of `to_arrow` as a DataFrame."""
         return spark.createDataFrame(self.to_arrow())
 
     def table(self) -> Group:
-        """Return a table for each mode, for rich.
+        """Return a rich table for each mode.
 
         Raises
         ------
@@ -84,12 +84,12 @@ class Preview:
         return rich_tables(self.modes, self.time_zone)
 
     def picture(self, path: str | Path) -> Path:
-        """Write a picture in SVG: a lane for each mode, micro-batches from left to right.
+        """Write an SVG picture, with a lane for each mode, and micro-batches from left to right.
 
         Parameters
         ----------
         path
-            The file, which is replaced.
+            The file, which is replaced if it exists.
         """
         written = Path(path)
         written.write_text(svg(self.modes, self.time_zone), encoding="utf-8")

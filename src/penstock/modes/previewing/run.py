@@ -1,7 +1,7 @@
 """Execution of a preview: one query in one mode over prepared micro-batches.
 
-The source is a folder with one Parquet file for each micro-batch, of which Spark reads one at a time, in the
-order of their times. The trigger is ``availableNow``: the query ends by itself, after the micro-batches
+The source is a folder with one Parquet file for each micro-batch, which Spark reads one at a time, in the
+order of their modification times. The trigger is ``availableNow``, so the query ends after the micro-batches
 without data that follow the last one.
 """
 
@@ -40,7 +40,7 @@ from penstock.spark.internals.query_start import Refusal
 from penstock.spark.internals.sessions import cause_of
 
 _CUT_POLL, _STOP_POLL = 1, 0.01
-"""Seconds between checks whether an endless query has shown enough, and whether it has been stopped."""
+"""Seconds between checks for whether an endless query has shown enough, and whether it has stopped."""
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
 _FIRST_FILE_TIME = 946_684_800
@@ -61,7 +61,7 @@ def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataF
 
 
 def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> ModePreview:
-    # The number of rows that go into each micro-batch, of all inputs together.
+    # The total number of input rows of each micro-batch.
     rows_of_inputs = ((table.num_rows for table in part.tables) for part in inputs)
     rows = [sum(batch) for batch in zip_longest(*rows_of_inputs, fillvalue=0)]
     emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
@@ -114,13 +114,13 @@ class _EmittedRows:
             return
         self.is_cut = True
         self._started.wait()
-        # Wait for the stop here, where no task is running that would complain.
+        # Wait for the stop here, where no running task would fail.
         while self._query is not None and self._query.isActive:
             time.sleep(_STOP_POLL)
 
 
 def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
-    """Return why a query failed; Spark may refuse the mode as late as it plans a micro-batch."""
+    """Return why a query failed; Spark may refuse the mode only when it plans a micro-batch."""
     cause = emitted.error or cause_of(error)
     if isinstance(cause, AnalysisException) or (not emitted.tables and isinstance(cause, _REFUSALS)):
         return refusal(cause)

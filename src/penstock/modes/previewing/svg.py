@@ -1,7 +1,7 @@
-"""Rendering of a preview as SVG: a lane for each mode, micro-batches from left to right.
+"""Rendering of a preview as SVG, with a lane for each mode, and micro-batches from left to right.
 
-The SVG is written by hand: it is rectangles and lines of monospaced text, which a notebook shows as they are.
-A plotting library would be a dependency of every notebook, and would still need this layout of boxes.
+The SVG is written without a plotting library: it consists of rectangles and lines of monospaced text. A
+library would be a dependency of every notebook, and would still need this layout of boxes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _cell(batch: MicroBatch, time_zone: str) -> _Cell:
 
 
 def _header(modes: Sequence[ModePreview], lefts: list[float]) -> list[str]:
-    """Write above each column what all lanes share: the batch id and the number of input rows."""
+    """Draw the titles above the columns: the batch id and the number of input rows, equal in all lanes."""
     longest = max((mode.batches for mode in modes), key=len, default=())
     parts = []
     for left, batch in zip(lefts, longest, strict=False):
@@ -97,7 +97,7 @@ def _header(modes: Sequence[ModePreview], lefts: list[float]) -> list[str]:
 def _draw_lane(
     mode: ModePreview, cells: list[_Cell], top: float, lefts: list[float], widths: list[float]
 ) -> tuple[list[str], float]:
-    """Draw one mode, and return its bottom too, as the functions below do."""
+    """Draw one mode, and return the elements and the bottom edge, like the functions below."""
     names = [(truncated(name, _NAME_CHARACTERS), "dim") for name in mode.columns]
     drawn = [_draw_lines([(mode.mode, "mode"), *names], _PAD, top)]
     if mode.refusal is not None:

@@ -1,4 +1,4 @@
-"""Rendering of a preview as text and as tables of rich."""
+"""Rendering of a preview as text and as rich tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def time_text(moment: datetime | None, time_zone: str) -> str:
-    """Format an instant in a time zone, or in UTC where Python does not know the zone."""
+    """Format an instant in a time zone, or in UTC if Python does not know the zone."""
     if moment is None:
         return "none"
     try:
@@ -27,11 +27,11 @@ def time_text(moment: datetime | None, time_zone: str) -> str:
 
 FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
 RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"batch", "watermark"})
-"""The places of the numeric columns, which are aligned to the right."""
+"""The indexes of the numeric columns, which are right-aligned."""
 
 
 def grid(mode: ModePreview, time_zone: str) -> list[tuple[str, ...]]:
-    """Return the titles, and a line of cells for each emitted row, or an empty micro-batch."""
+    """Return the titles, and a line of cells for each emitted row and each empty micro-batch."""
     lines = [line for batch in mode.batches for line in _lines(batch, len(mode.columns), time_zone)]
     return [(*FIXED, *mode.columns), *lines]
 
@@ -51,7 +51,7 @@ def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...
 
 
 def heading(mode: ModePreview) -> str:
-    """Return a mode's name, with why it is not allowed or that it is cut."""
+    """Return a mode's name, with the reason why it is not allowed, or a note that its preview is cut."""
     if mode.refusal is not None:
         return f"{mode.mode}: not allowed. {mode.refusal.message}"
     cut = f" (cut: Spark continues with micro-batches without data, of which {MAX_WITHOUT_DATA} are shown)"
@@ -69,7 +69,7 @@ def text(modes: Sequence[ModePreview], time_zone: str) -> str:
 
 
 def zone_note(modes: Sequence[ModePreview], time_zone: str) -> str:
-    """Return a sentence with the time zone of the times; empty where there are no watermarks."""
+    """Return a sentence with the time zone of the times; empty without watermarks."""
     has_times = any(batch.watermark for mode in modes for batch in mode.batches)
     return f"Times are in {time_zone}." if has_times else ""
 

@@ -160,7 +160,7 @@ def streaming_capabilities(frame: DataFrame, provider: JavaObject) -> tuple[bool
     try:
         table = tables.getTableFromProvider(provider, options, jvm.scala.Some(schema))
     except (JvmError, PySparkException):
-        # It accepts no schema from outside.
+        # The provider does not accept a schema from outside.
         table = tables.getTableFromProvider(provider, options, jvm.scala.Option.empty())
     if sql.connector.catalog.TableCapability.STREAMING_WRITE not in table.capabilities():
         return None

@@ -1,4 +1,4 @@
-"""Rules of joins: of streams with streams, and with batches."""
+"""Rules of joins between streams, and between a stream and a batch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _DAYS = (
     "an interval of days, such as interval 30 days: months and years have no fixed length, so Spark takes "
     "none as a bound"
 )
-# For a join with a batch, by the side of the stream: the types whose unmatched rows would wait for the whole
-# stream.
+# The types of join with a batch whose unmatched rows would wait for the whole stream, by the stream's side.
 _WAITING_FOR_STREAM = {
     "left": ("RightOuter", "FullOuter"),
     "right": ("LeftOuter", "FullOuter", "LeftSemi"),
@@ -81,7 +80,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             node,
             "PENSTOCK_OUTER_ROWS_NEVER_COME",
             f"unmatched rows of the stream on the {side} are never emitted, since they never leave the "
-            "state: that stream has no watermark of its own, or its rows may match at any later time",
+            "state: that stream itself has no watermark, or its rows may match at any later time",
             UNSAFE,
             fix=fix,
         )

@@ -1,6 +1,4 @@
-"""Rules of single operators that Spark refuses on streams, of sorts and limits, and of chains of stateful
-operators.
-"""
+"""Rules of operators that Spark refuses on streams, of sorts and limits, and of stateful operator chains."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def _set_operations(node: Node) -> Iterator[Problem]:
 
 
 def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Report sorts, which need the whole result, and limits in update mode."""
+    """Report sorts, which require the whole result, and limits in update mode."""
     for node in plan.streaming("Sort"):
         if not (mode == "complete" and above_aggregation(node)):
             yield Problem.at(
@@ -110,7 +108,7 @@ def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
 
 
 def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply Spark's check (4.2, 4.3) for operators that emit rows which the next one drops as late."""
+    """Apply Spark's check (4.2, 4.3) for operators that emit rows which the next operator drops as late."""
     if mode == "append" or plan.settings.get(_CHECK_SETTING, "true") != "true":
         return
     for node in plan.stateful:

@@ -1,4 +1,4 @@
-"""Rules of Spark's planner (4.2, 4.3), which refuses in a micro-batch what Spark's checker allows."""
+"""Rules of Spark's planner (4.2, 4.3), which refuses queries in a micro-batch that Spark's checker allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 
 def planning(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Report what Spark refuses when it plans a micro-batch."""
+    """Report problems that Spark refuses when it plans a micro-batch."""
     yield from _second_watermarks(plan, mode)
     yield from _several_event_times(plan, mode)
     yield from _joins_without_equality(plan)
@@ -56,7 +56,7 @@ def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
 
 
 def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, bool]]:
-    """Yield the nearest watermarks below an operator, with whether an aggregation is between.
+    """Yield the nearest watermarks below an operator, and whether there is an aggregation in between.
 
     The rows of a stateful function have no watermark until they get one.
     """
@@ -71,8 +71,8 @@ def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, b
 def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report operators with state whose input has several columns with a watermark.
 
-    Spark looks for the one column by which rows are late, after its optimizer has removed the columns that
-    nothing above reads.
+    Spark requires exactly one column that decides whether rows are late, after its optimizer has removed
+    unused columns.
     """
     if plan.settings.get(MULTIPLE, "true") != "true" or not plan.watermarks:
         return
@@ -86,13 +86,13 @@ def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
                 same[0],
                 "PENSTOCK_SEVERAL_EVENT_TIMES",
                 f"the columns {' and '.join(repr(without_ids(column)) for column in columns)} all have a "
-                "watermark, and Spark takes one such column in the input of an operator with state",
-                fix="drop all of them but one before the operator; compute time windows after it",
+                "watermark, and Spark allows one such column in the input of an operator with state",
+                fix="drop all except one of them before the operator; compute time windows after it",
             )
 
 
 def _event_times(node: Node) -> list[str]:
-    """Return the columns with a watermark of the first input that has several of them."""
+    """Return the watermarked columns of the first input that has several of them."""
     is_grouped = _planned_as(node) == "Aggregate"
     inputs = [grouping_expressions(node)] if is_grouped else [output_columns(each) for each in node.children]
     timed = [list(dict.fromkeys(filter(has_watermark, columns))) for columns in inputs]
@@ -104,16 +104,16 @@ def _planned_as(node: Node) -> str:
 
 
 def _drops_late(plan: Plan, node: Node, mode: str) -> bool:
-    """Whether an operator with state looks for late rows, as aggregations in complete mode do not."""
+    """Whether an operator with state drops late rows; aggregations in complete mode do not."""
     if mode == "complete" and (node in plan.aggregates or node in plan.excepts):
         return groups_by_session(node)
     return node not in plan.limits
 
 
 def _joins_without_equality(plan: Plan) -> Iterator[Problem]:
-    """Report joins of two streams by a range alone, or by nothing.
+    """Report joins of two streams with only a range condition, or without a condition.
 
-    Spark refuses a ``crossJoin`` even where a filter above it has an equality.
+    Spark refuses a ``crossJoin`` even if a filter above it has an equality.
     """
     for node in plan.joins:
         if join_type(node) == "Cross" or not may_have_equality(node):
@@ -133,7 +133,7 @@ def _python_aggregates(plan: Plan) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 "PENSTOCK_PYTHON_AGGREGATE",
-                f"{name} aggregates in Python, and a stream takes only Spark's own aggregate functions",
+                f"{name} aggregates in Python, and streams only support Spark's own aggregate functions",
                 fix="agg(f(collect_list('<column>'))) with a function of a list; or applyInPandasWithState",
             )
 
@@ -142,7 +142,7 @@ def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report ``subtract`` and ``exceptAll`` of a batch, which Spark runs as aggregations by all columns."""
     for node in plan.excepts:
         if not expires(node):
-            lasting = "append mode emits a row when the watermark has passed it, and there is none on it"
+            lasting = "append mode emits a row when the watermark has passed it, and it has no watermark"
             kept = f"every {keys_of(node)} seen is kept in the state forever"
             yield Problem.at(
                 node,

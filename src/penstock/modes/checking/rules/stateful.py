@@ -1,5 +1,5 @@
-"""Rules of aggregations, deduplications and stateful functions (``transformWithState`` and older ones): what
-Spark refuses, and state that grows forever; and rules of watermarks.
+"""Rules of aggregations, deduplications, stateful functions (``transformWithState`` and older ones) and
+watermarks: what Spark refuses, and state that grows forever.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _EVENT_TIME = "EventTimeTimeout"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _DISTINCT_IN_SQL = (
     "df.dropDuplicates() in place of SQL's DISTINCT or UNION, which are aggregations: it emits each row "
-    "once, when it first comes"
+    "once, when it first appears"
 )
 
 
 def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply the rules of Spark's checker for aggregations (4.2, 4.3), and report groups that stay."""
+    """Apply the rules of Spark's checker for aggregations (4.2, 4.3), and report groups kept forever."""
     if mode == "complete" and not plan.aggregates:
         yield Problem(
             "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION",
@@ -77,8 +77,8 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
         yield Problem.at(
             node,
             _FOR_EVER,
-            f"complete mode keeps every group by {keys}, whatever the watermark, and time brings new ones "
-            "forever",
+            f"complete mode keeps every group by {keys} regardless of the watermark, and there are always "
+            "new ones",
             UNSAFE,
             fix="outputMode('update') with withWatermark(...), and a sink that replaces by key"
             + ("; TableSink by select('window.start', ...)" if by_window(node) else ""),
@@ -87,7 +87,7 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
         yield Problem.at(
             node,
             _FOR_EVER,
-            f"time brings new groups by {keys} forever, and without a watermark none leaves the state",
+            f"there are always new groups by {keys}, and without a watermark none are removed from the state",
             UNSAFE,
             fix="df.withWatermark('<event time>', '10 minutes') before groupBy",
         )
@@ -95,7 +95,7 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
         yield Problem.at(
             node,
             "PENSTOCK_STATE_FOR_EACH_KEY",
-            f"the state has a row for each {keys} ever seen, and none leaves it: make sure that there are "
+            f"the state has a row for each {keys} ever seen, and none are removed: make sure that there are "
             "few",
             WARNING,
         )
@@ -154,7 +154,7 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
 
 
 def _loses(step: Node) -> bool:
-    """Whether no output column of a step has a watermark."""
+    """Whether none of a step's output columns has a watermark."""
     if step.name == "Project":
         return not any(has_watermark(item) for item in list_items(step.text))
     return Trait.NEW_COLUMNS in traits_of(step.name) and "-T" not in (
@@ -194,7 +194,7 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
 
 
 def functions(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply the rules of Spark's checker for stateful functions (4.2, 4.3), and report state that stays."""
+    """Apply the rules of Spark's checker for stateful functions (4.2, 4.3), and report state kept forever."""
     older = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
     if len(older) > 1 and (
         any(Trait.PYTHON_STATE in traits_of(node.name) for node in older)
@@ -224,7 +224,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _FOR_EVER,
-                "the function's state has no timeout: a key's state stays forever unless the function "
+                "the function's state has no timeout: a key's state is kept forever unless the function "
                 "removes it",
                 WARNING,
                 fix="GroupStateTimeout.ProcessingTimeTimeout with state.setTimeoutDuration(...); or "
@@ -236,7 +236,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
 
 
 def missing_requirements(plan: Plan) -> Iterator[Problem]:
-    """Report what ``transformWithState`` lacks, which Spark (4.2, 4.3) reports only when the query runs."""
+    """Report missing requirements of ``transformWithState``, which Spark (4.2, 4.3) reports at run time."""
     transforms = [node for node in plan.functions if Trait.TRANSFORM in traits_of(node.name)]
     if not transforms:
         return
@@ -310,7 +310,7 @@ def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
         yield Problem.at(
             first,
             "PENSTOCK_WATERMARK_POLICY_MAX",
-            f"the fastest of the watermarks {listed} counts for all, and rows of the slower streams are "
+            f"the query uses the fastest of the watermarks {listed}, and rows of the slower streams are "
             "dropped as late",
             UNSAFE,
             fix=f"spark.conf.set('{_POLICY}', 'min')",
@@ -319,14 +319,14 @@ def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
         yield Problem.at(
             first,
             "PENSTOCK_WATERMARK_POLICY_MIN",
-            f"the slowest of the watermarks {listed} counts for all: while one of these streams has no rows, "
+            f"the query uses the slowest of the watermarks {listed}: while one of these streams has no rows, "
             "nothing is finished and state grows",
             WARNING,
         )
 
 
 def unfinished_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
-    """Report groups that stay in the state when a query ends."""
+    """Report groups that remain in the state when a query ends."""
     waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
     waiting += [node for node in plan.joins if unmatched_sides(node)]
     off = plan.settings.get(_NO_DATA, "true") != "true"
@@ -336,7 +336,7 @@ def unfinished_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
     yield Problem.at(
         waiting[0],
         "PENSTOCK_LAST_GROUP_STAYS",
-        f"{why}, so groups that the last rows finish stay in the state until a later run has new rows",
+        f"{why}, so groups that the last rows finish remain in the state until a later run has new rows",
         WARNING,
         fix="trigger(availableNow=True)" if trigger == "once" else f"spark.conf.set('{_NO_DATA}', 'true')",
     )

@@ -1,4 +1,4 @@
-"""Rules of triggers: Spark's continuous and real-time ones, and the one of Penstock's continuous engine."""
+"""Rules of triggers: Spark's continuous and real-time triggers, and Penstock's continuous engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.spark.internals.plan_text import Node, without_ids
 from penstock.spark.internals.sessions import parse_version
 
 PENSTOCK_CONTINUOUS = "continuous (Penstock's)"
-"""The trigger of Penstock's engine in reports."""
+"""The name of Penstock's trigger in reports."""
 _SPARK_SOURCES, _PENSTOCK_SOURCES = ("rate", "kafka"), ("rate", "penstock")
 _NOW = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now)\(")
 _PENSTOCK_NOW = re.compile(r"\b(current_timestamp|current_date|current_time|localtimestamp|now)\(")
 _SPECIAL = re.compile(r"\b(cast\((?:now|today|tomorrow|yesterday) as (?:date|timestamp))", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(scalar-subquery|exists|list|lateral-subquery)#\d")
-# A plan prints SQL names, such as json_tuple.
+# Plans contain SQL names, such as json_tuple.
 _GENERATORS = {re.sub(r"(?<=[a-z])(?=T)", "_", name).lower() for name in CONTINUOUS_GENERATORS}
 _OTHER = "Trigger.processing_time(...)"
 
@@ -41,7 +41,7 @@ def spark_continuous(plan: Plan, mode: str) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 "PENSTOCK_CONTINUOUS_NOW",
-                f"{now[1]}() is the time of a micro-batch, and the continuous trigger has none",
+                f"{now[1]}() is the time of a micro-batch, and the continuous trigger has no micro-batches",
                 fix="a time column of the rows",
             )
 
@@ -93,14 +93,14 @@ def _operator(node: Node) -> Iterator[Problem]:
         yield Problem.at(
             node,
             "PENSTOCK_NOT_CONTINUOUS",
-            f"a continuous query takes rows one by one, and {generator or node.name} does not",
+            f"a continuous query processes rows one by one, and {generator or node.name} does not",
             fix=_OTHER,
         )
     elif _SUBQUERY.search(node.text):
         yield Problem.at(
             node,
             "PENSTOCK_NOT_CONTINUOUS",
-            "a continuous query takes rows one by one, and a subquery does not",
+            "a continuous query processes rows one by one, and a subquery does not",
             fix=_OTHER,
         )
     now = _PENSTOCK_NOW.search(node.text) or _SPECIAL.search(node.text)
@@ -137,7 +137,7 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
             fix="outputMode('update')",
             condition=_MODE,
         )
-    # Spark 4.2 takes no stateful operator under this trigger at all.
+    # Spark 4.2 supports no stateful operator under this trigger.
     stateful = plan.streaming_that(Trait.ABOVE_UNION) if _takes_state(plan) else []
     for node in plan.streaming("Union"):
         below = next((child for child in node.below() if child in stateful), None)
@@ -210,7 +210,7 @@ def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Join":
         return not all(child.streaming for child in node.children) and has_equality(node)
     if node.name == "Repartition":
-        # With a shuffle; a coalesce is not allowed.
+        # A repartition with a shuffle is allowed, a coalesce is not.
         return node.arguments[1:2] == ("true",)
     since = Trait.REAL_TIME | (Trait.REAL_TIME_4_3 if _takes_state(plan) else Trait(0))
     return bool(traits_of(node.name) & since) and not _python(node)
@@ -231,7 +231,7 @@ def _broadcast(node: Node) -> bool:
 
 
 def _python(node: Node) -> bool:
-    """Whether an operator calls a Python function: its printed call has columns, and ends with a number."""
+    """Whether an operator calls a Python function, whose printed call has columns and ends with a number."""
     for end in _END_OF_CALL.finditer(node.text):
         depth = 0
         for place in range(end.start(), -1, -1):
