@@ -269,7 +269,7 @@ class Ledger:
 def _nothing_before(entry: _Entry) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"app {entry.app_id!r} has no micro-batches in {entry.sink}, and its checkpoint is at "
-        f"{entry.batch_id}: was the database restored alone? If the query uses this app_id for the first "
+        f"{entry.batch_id}: was only the database restored? If the query uses this app_id for the first "
         "time, pass new_sink=True",
         condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
         app_id=entry.app_id,
@@ -298,7 +298,7 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     if entry.batch_id > newest + 1:
         raise CheckpointMismatchError(
             f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was "
-            "the database restored alone, or the block left out for empty micro-batches? A new app_id with "
+            "only the database restored, or the block left out for empty micro-batches? A new app_id with "
             "new_sink=True continues without them",
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,

@@ -150,7 +150,7 @@ def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
                 "subtracting a batch is an aggregation by all columns: "
                 + (lasting if mode == "append" else kept),
                 REFUSED if mode == "append" else UNSAFE,
-                fix="df.join(batch, [<columns>], 'left_anti'), which emits rows at once and keeps no state",
+                fix="df.join(batch, [<columns>], 'left_anti'), which emits rows immediately and keeps no state",
             )
 
 
