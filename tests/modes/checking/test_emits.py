@@ -226,7 +226,7 @@ def test_grouping_columns_that_the_result_lacks_are_named(
     transform: Callable[[Inputs], DataFrame], missing: str | None, spark: SparkSession, tmp_path: Path
 ) -> None:
     report = penstock.modes.check(transform(inputs(spark, tmp_path)))
-    lacks = f"replace rows by key, and the result lacks what identifies them: {missing}."
+    lacks = f"replace rows by key, but the result lacks columns that identify them: {missing}."
     assert str(report["update"].emits).endswith(lacks) == (missing is not None)
     assert ("lacks" in str(report["update"].emits)) == (missing is not None)
     assert "lacks" not in str(report["complete"].emits)

@@ -73,13 +73,13 @@ class Emits:
     key: tuple[str, ...] = ()
     """The columns by which the sink replaces rows."""
     missing_key: tuple[str, ...] = ()
-    """The grouping columns without which the sink cannot tell which row to replace."""
+    """The missing grouping columns, without which the sink cannot identify the row to replace."""
 
     def __str__(self) -> str:
         when = f" {_WHEN[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
         key = f" ({', '.join(self.key)})" if self.key and self.sink == REPLACE_BY_KEY else ""
         if self.missing_key:
-            key = f", and the result lacks what identifies them: {', '.join(self.missing_key)}"
+            key = f", but the result lacks columns that identify them: {', '.join(self.missing_key)}"
         sentence = f"{_ROWS[self.rows]}{when}; {_STATE[self.state]}; {_SINK[self.sink]}{key}."
         return sentence[0].upper() + sentence[1:]
 

@@ -72,7 +72,7 @@ def output_columns(node: Node) -> list[str]:
 
 
 def _required(columns: list[str], generate: Node) -> list[str]:
-    """Return the columns of a ``Generate`` without those that the optimizer has found unused."""
+    """Return the columns of a ``Generate`` except those that the optimizer has marked as unused."""
     unused = next(filter(_PLACES.fullmatch, generate.arguments), "")
     return [column for place, column in enumerate(columns) if str(place) not in list_items(unused)]
 
@@ -155,8 +155,8 @@ def has_subtotals_over_time(node: Node) -> bool:
 def python_aggregate(node: Node, known: frozenset[str] | None) -> str | None:
     """Return the name of a Python function that aggregates.
 
-    ``known`` has the printed calls of such functions. Without it the text tells those that are called with a
-    column which the aggregate does not group by: no other Python function can be.
+    ``known`` has the printed calls of such functions. Without it, the text only shows functions that are
+    called with a column by which the aggregate does not group, which no other Python function can be.
     """
     text = node.arguments[-1] if node.arguments else ""
     if known is not None:
@@ -201,7 +201,7 @@ class ResultKey:
 
 
 def result_key(root: Node, aggregate: Node) -> ResultKey:
-    """Find an aggregate's grouping columns in the result; none where an operator above may change them."""
+    """Find an aggregate's grouping columns in the result; none if an operator above may change them."""
     expressions = grouping_expressions(aggregate)
     by_all = aggregate.name in _BY_ALL_COLUMNS
     if not by_all and len(aggregate.arguments) < 2:
@@ -230,7 +230,7 @@ def _above(root: Node, node: Node) -> list[Node]:
 
 
 def _kept_column(column: str, columns: list[str], windows: Mapping[str, str]) -> str | None:
-    """Return the output column that is a column, or of a time window the one that is a bound of it."""
+    """Return the output column that is a column, or that is a bound of a time window."""
     kept = _output_column(column, columns)
     match = _GROUPED.fullmatch(column)
     if kept is None and match is not None and match[1] in windows:

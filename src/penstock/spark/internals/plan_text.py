@@ -83,7 +83,7 @@ def plan_tree(frame: DataFrame) -> Node:
 
 
 def optimized_tree(frame: DataFrame) -> Node | None:
-    """Return the plan of a DataFrame as Spark's optimizer leaves it; None where Spark does not print it."""
+    """Return the optimized plan of a DataFrame; None if Spark does not print it."""
     if is_classic(frame):
         try:
             text = str(optimized(frame).treeString(True, False, _MAX_FIELDS, False, False))

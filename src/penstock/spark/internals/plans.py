@@ -63,13 +63,13 @@ def analysed(frame: DataFrame) -> JavaObject:
 
 
 def optimized(frame: DataFrame) -> JavaObject:
-    """Return the plan of a classic DataFrame as Spark's optimizer leaves it, also of a streaming one."""
+    """Return the optimized plan of a classic DataFrame, which may be streaming."""
     java = java_frame(frame)
     return java.sparkSession().sessionState().optimizer().execute(java.queryExecution().analyzed())
 
 
 def python_aggregates(frame: DataFrame) -> frozenset[str]:
-    """Return the printed calls of the Python functions that aggregate in a classic DataFrame."""
+    """Return the printed calls of Python aggregate functions in a classic DataFrame."""
     aggregates = (node for node in walk(analysed(frame)) if node_name(node) == "Aggregate")
     return frozenset(
         str(expression.toString())

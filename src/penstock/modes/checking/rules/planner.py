@@ -150,13 +150,13 @@ def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
                 "subtracting a batch is an aggregation by all columns: "
                 + (lasting if mode == "append" else kept),
                 REFUSED if mode == "append" else UNSAFE,
-                fix="df.join(batch, [<columns>], 'left_anti'), which emits rows immediately and keeps no state",
+                fix="df.join(batch, [<columns>], 'left_anti'), which emits rows immediately, without state",
             )
 
 
 def _subqueries(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report correlated subqueries over a batch that Spark's optimizer joins with an aggregation of the
-    stream: the different values that the subquery reads of it.
+    stream: an aggregation to the distinct values that the subquery reads.
     """
     correlated = [node for node in plan.nodes if node.streaming and _CORRELATED.search(node.text)]
     if not correlated or plan.optimized is None:
@@ -172,7 +172,7 @@ def _subqueries(plan: Plan, mode: str) -> Iterator[Problem]:
         + (
             f"{mode} mode does not allow that"
             if is_refused
-            else "each value ever seen is kept in the state forever, and rows come out again"
+            else "each value ever seen is kept in the state forever, and rows are emitted again"
         ),
         REFUSED if is_refused else UNSAFE,
         fix="aggregate the batch first and join it: df.join(batch.groupBy('<key>').agg(...), ...)",
