@@ -140,8 +140,8 @@ def require_partition_values(rows: pa.RecordBatch | pa.Table, columns: Collectio
 
 def _mistaken_for_null(what: str, column: str) -> TableRefusedError:
     return TableRefusedError(
-        f"{what} the text {_NO_VALUE} in the partition column {in_quotes(column)}, which deltalake takes for "
-        "NULL, and NULL for it, when it writes rows: replace it by another text",
+        f"{what} the text {_NO_VALUE} in the partition column {in_quotes(column)}. It stands for NULL in the "
+        "names of a Delta table's folders, so deltalake would write NULL: use another text",
         condition="TABLE_REFUSED.PARTITION_VALUE",
         column=column,
     )
