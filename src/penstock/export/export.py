@@ -303,9 +303,13 @@ class QueueExport:
                 queue=self.queue,
             )
         try:
-            source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
-            queue = QueueId(store.uuid, self.queue, source.record.generation)
+            queue = QueueId(store.uuid, self.queue, store.queue(self.queue).record.generation)
             table = table_at(self._place, queue, self._file_bytes)
+            with suppress(TableChangedError):
+                if table.load():
+                    # A table that is refused must not get a consumer, which would keep rows for ever.
+                    known_positions(table, queue, 0)
+            source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
             return ExportRun(source, table, queue, self._file_bytes, lock, self._totals)
         except BaseException:
             lock.release()
