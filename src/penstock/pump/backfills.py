@@ -123,7 +123,7 @@ class ChunkReader:
             return
         log.warning(
             "the backfill of pump %s begins once all transactions that have written have ended. The oldest: "
-            "%s. Commit it or roll it back, or %s",
+            "%s. %s",
             self._name,
             oldest.describe(),
             oldest.ended_by,

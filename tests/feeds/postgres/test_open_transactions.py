@@ -91,7 +91,8 @@ def test_a_prepared_transaction_is_reported_by_its_name(source: Source, table: s
             (warning,) = feed.warnings()
         finally:
             connection.execute(f"ROLLBACK PREPARED '{source.name}''s'".encode())
-    assert f"rollback prepared '{source.name}''s'" in warning
+    name_in_sql = f"'{source.name}''s'"
+    assert f"Run commit prepared {name_in_sql} or rollback prepared {name_in_sql}" in warning
     assert name.partition("'")[0] in warning
 
 

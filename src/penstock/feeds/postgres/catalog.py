@@ -259,8 +259,9 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
         if changes_rows and not table.key:
             raise server.unavailable(
                 "NO_REPLICA_IDENTITY",
-                f"nothing identifies the rows of {table.name}: give it a primary key, or alter table "
-                f"{table.name} replica identity full; or publish inserts only",
+                f"nothing identifies the rows of {table.name}: give it a primary key (a column list of the "
+                f"publication needs its columns), or alter table {table.name} replica identity full; or "
+                "publish inserts only",
                 table=table.name,
             )
     loaded = Tables(tuple(tables), len(tables) > 1, changes_rows, chosen is not None, domains)

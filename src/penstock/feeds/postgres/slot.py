@@ -329,16 +329,16 @@ class OpenTransaction:
 
     @property
     def ended_by(self) -> str:
-        """The statement that ends the transaction."""
+        """How to end the transaction, as a sentence."""
         if self.pid is None:
-            return f"rollback prepared {self.query}"
-        return f"select pg_terminate_backend({self.pid})"
+            return f"Run commit prepared {self.query} or rollback prepared {self.query}"
+        return f"Commit it, roll it back, or run select pg_terminate_backend({self.pid})"
 
     def warning(self, slot: str, retained: int) -> str:
         """Return a warning that says how to end the transaction."""
         return (
             f"the slot {slot} keeps {retained / 2**20:.1f} MiB of log, and more until a transaction ends: "
-            f"{self.describe()}. Commit it or roll it back, or {self.ended_by}"
+            f"{self.describe()}. {self.ended_by}"
         )
 
 

@@ -317,8 +317,7 @@ class Snapshots:
         if oldest is None:
             return
         log.warning(
-            "the slot %s is created once all transactions that have written have ended. The oldest: %s. "
-            "Commit it or roll it back, or %s",
+            "the slot %s is created once all transactions that have written have ended. The oldest: %s. %s",
             self._slot.name,
             oldest.describe(),
             oldest.ended_by,

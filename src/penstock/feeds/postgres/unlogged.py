@@ -207,8 +207,8 @@ def _tables(
             yield _recreated(name, token)
         elif oid in names and before.tables[names[oid]] != entry:
             what = (
-                f"{name} was removed from the publication and added again: rows written meanwhile are not in "
-                "the log"
+                f"{name} was removed from the publication and added again, or got another row filter or "
+                "column list: the log lacks rows written meanwhile, or that the filter left out"
             )
             yield _unlogged("TABLE_PUBLISHED_AGAIN", what, token, name)
         elif oid in names:
