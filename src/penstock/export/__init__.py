@@ -1,1 +1,1 @@
-"""Tables of a lake that have the rows of a queue."""
+"""Export of queues to Delta and Iceberg tables."""

@@ -1,4 +1,4 @@
-"""A queue's rows as a DataFrame: those of the table that it is exported to, and the newer ones."""
+"""Reader of an exported Delta table's rows in Spark tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MAPPING = "delta.columnMapping.mode"
 _READ_FEATURES = {"timestampNtz"}
-"""Features that only say which types a table has."""
+"""Table features that affect only the types of columns."""
 
 
 def exported_frame(spark: SparkSession, place: DeltaPlace, version: int, rows: pa.Schema) -> DataFrame:
@@ -37,7 +37,7 @@ def exported_frame(spark: SparkSession, place: DeltaPlace, version: int, rows: p
 
 
 def _require_plain(place: DeltaPlace, table: DeltaTable) -> None:
-    """Refuse a table whose files do not have all there is to know of its rows."""
+    """Refuse a table whose rows cannot be read from its files alone."""
     protocol, partitions = table.protocol(), table.metadata().partition_columns
     features = sorted({*(protocol.reader_features or ())} - _READ_FEATURES)
     if partitions:

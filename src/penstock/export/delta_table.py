@@ -1,4 +1,4 @@
-"""The Delta table of an export: app transactions record the positions."""
+"""An export's Delta table, whose app transactions record the positions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _RETENTION = "delta.setTransactionRetentionDuration"
 
 
 class DeltaExportTable:
-    """The transaction of the queue has its generation as the version, those of its partitions the index
-    after the last row.
+    """A Delta table that records positions in app transactions.
 
-    A ``RESTORE`` does not take them back, so the log says whether the table still has these commits.
+    The queue's transaction has the queue's generation as its version. Each partition's transaction has the
+    index after the partition's last exported row. ``RESTORE`` keeps app transactions, so the log is searched
+    for commits of the export that it took back.
     """
 
     def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
@@ -119,7 +120,7 @@ class DeltaExportTable:
                 )
         except conflict as error:
             if self._place.open().version() == self._loaded.version():
-                # Nobody was faster: the table does not take such a commit.
+                # No other writer has committed, so the table itself rejects the commit.
                 raise TableRefusedError(
                     f"{self.shown} refused the commit: {self._place.message(error)}",
                     condition="TABLE_REFUSED.DELTA",
@@ -129,7 +130,7 @@ class DeltaExportTable:
         except PenstockError:
             if source.error is None:
                 raise
-            # Of an error while rows are read, deltalake keeps only the text.
+            # deltalake keeps only the text of an error that occurs while rows are read.
             raise source.error from None
 
     def tidy(self) -> None:
@@ -144,7 +145,7 @@ class DeltaExportTable:
 
 
 class _Source:
-    """Rows with all columns of a table, null where they do not have them; it keeps the error of reading."""
+    """Rows with all columns of a table, null where a row lacks one. It keeps an error that reading raises."""
 
     def __init__(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
         self._rows, self._schema = rows, schema

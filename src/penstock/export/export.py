@@ -44,7 +44,7 @@ _LOOKS = 5
 
 @dataclass(frozen=True)
 class ExportStatus:
-    """What an export has done in this process."""
+    """How much an export has committed in this process."""
 
     commits: int
     rows: int
@@ -52,7 +52,7 @@ class ExportStatus:
 
 @dataclass(frozen=True)
 class Look:
-    """A version of the table, and what it lacks."""
+    """A version of the table, and the ranges of the queue that it lacks."""
 
     record: QueueRecord
     schema: pa.Schema
@@ -194,14 +194,14 @@ class QueueExport:
         )
 
     def _look_once(self, store: Store) -> Look:
-        """Look at the table, and then at the queue."""
+        """Read the table's positions, then the queue's partitions."""
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)
         table = table_at(self._place, queue, self._file_bytes)
         is_there = table.load()
 
         def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
-            # In this order: the rows of those partitions have no columns that the record lacks.
+            # In this order, so that the record has all columns of those rows.
             return catalog.partitions(tx, record), catalog.reread(tx, record)
 
         parts, record = store.database.run(read, write=False)
@@ -230,17 +230,17 @@ class QueueExport:
             When the queue has fewer rows than the table has from it, as after a backup was restored.
         """
         with closing(connect(self._url, create=False)) as store, closing(self._own(store)) as run:
-            # Rows that come meanwhile are the next run's, or this would never end.
+            # Rows that arrive during the run are left to the next one, or the run might never end.
             until = run.ends()
             while run.commit(until):
                 pass
         return self.status()
 
     def follow(self, *, every: timedelta = timedelta(minutes=1)) -> ExportStatus:
-        """Export rows as they come, until :meth:`stop` is called.
+        """Export rows as they arrive, until :meth:`stop` is called.
 
-        A store or a storage that does not answer is waited for. If another process exports the queue to this
-        table, this one waits, and takes over when that one ends.
+        If the store or the table's storage does not answer, the export waits and tries again. If another
+        process exports the queue to this table, this one waits, and takes over when that one ends.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class QueueExport:
     def _follow(self, store: Store, every: float, waits: Waits) -> None:
         with closing(self._own(store)) as run, store.queue(self.queue).watch() as watch:
             while not self._stopping.is_set():
-                # Rows that come during a commit wait for the next round.
+                # Rows that arrive during a commit wait for the next round.
                 until = run.ends()
                 while not self._stopping.is_set() and run.commit(until):
                     waits.over()
@@ -307,7 +307,7 @@ class QueueExport:
             table = table_at(self._place, queue, self._file_bytes)
             with suppress(TableChangedError):
                 if table.load():
-                    # A table that is refused must not get a consumer, which would keep rows for ever.
+                    # Before the consumer is registered: after a refusal, it would prevent trimming for ever.
                     known_positions(table, queue, 0)
             source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
             return ExportRun(source, table, queue, self._file_bytes, lock, self._totals)

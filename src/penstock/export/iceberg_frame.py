@@ -1,4 +1,4 @@
-"""The rows that an Iceberg table has of a queue, as executors read them."""
+"""Reader of an exported Iceberg table's rows in Spark tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exported_frame(spark: SparkSession, place: IcebergPlace, snapshot: int, rows
     """Return the rows of a snapshot, with the table's columns, in the types of a queue's rows."""
     table = place.open()
     with place.translating_errors("its files cannot be listed"):
-        # What is left of a filter, which there is none of, does not reach the tasks.
+        # There is no filter, so no residual has to reach the tasks.
         files = [FileScanTask(task.file, task.delete_files) for task in all_files(table, snapshot)]
     schema = with_columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False), rows)
     tasks = task_count(spark, len(files))

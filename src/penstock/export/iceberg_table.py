@@ -1,4 +1,4 @@
-"""The Iceberg table of an export: a property records the positions."""
+"""An export's Iceberg table, of which a property records the positions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-"""How much is in memory at a time: a row group."""
+"""The size of a row group, of which one is in memory at a time."""
 _SIZE = "write.target-file-size-bytes"
 
 
 class IcebergExportTable:
-    """A property of the table has the queue's generation, and the index after the last row of each partition.
+    """An Iceberg table that records positions in a property.
 
-    It is committed with the snapshot, and stays when snapshots expire. A rollback does not change it, so it
-    names the snapshot too: that has to be an ancestor of the current one.
+    The property has the queue's generation, and the index after the last exported row of each partition. It
+    is committed with the snapshot, and survives the expiry of snapshots. Since a rollback does not change it,
+    it also has the id of the export's last snapshot, which must be an ancestor of the current one.
     """
 
     def __init__(self, place: IcebergPlace, queue: QueueId, file_bytes: int) -> None:
@@ -117,7 +118,7 @@ class IcebergExportTable:
         try:
             files = self._written(_layout(schema), rows, attempt.token)
         except BaseException:
-            # It has deleted what it wrote.
+            # _written has deleted its files.
             attempt.end(self._place, self._loaded)
             raise
         self._commit(files, ends, attempt)
@@ -143,8 +144,8 @@ class IcebergExportTable:
     def _commit(self, files: list[DataFile], ends: Mapping[int, int], attempt: Attempt) -> None:
         """Commit files and positions.
 
-        Files are never deleted after the catalog was asked to commit them, since it may have done so whatever
-        it answered: the clean-up deletes them a day later, unless a snapshot has them.
+        Files are never deleted once the catalog was asked to commit them, since it may have done so whatever
+        it replied. A clean-up deletes them a day later, unless a snapshot refers to them.
         """
         before = self._recorded(self._loaded)
         positions = {
@@ -166,7 +167,7 @@ class IcebergExportTable:
             if now is not None and now.get("attempt") == attempt.token:
                 return
             if now != before:
-                # They may be those of this attempt, if the reply was lost and another one came after it.
+                # This attempt may be among them, if its reply was lost and another export committed after it.
                 raise TableChangedError("another process has exported rows of the queue")
             self._refuse_rollback(table)
             if reason := spoiled(self._place, attempt, files, self._loaded, table):
@@ -177,7 +178,7 @@ class IcebergExportTable:
             except CommitConflict:
                 continue
             except PenstockError:
-                # The catalog may have committed it, and only the reply is lost.
+                # The catalog may have committed it, and only the reply was lost.
                 now = self._recorded(self._place.open())
                 if now is None or now.get("attempt") != attempt.token:
                     raise
@@ -216,9 +217,9 @@ class IcebergExportTable:
 
 
 def _is_rolled_back(metadata: TableMetadata, snapshot_id: int, number: int) -> bool:
-    """Whether a snapshot with a sequence number is not an ancestor of the current one, nor the current one.
+    """Whether the current snapshot is neither the given one nor one of its descendants.
 
-    Where ancestors have expired that may have come after it, it is taken for one of them.
+    If too many snapshots have expired to decide this, the table counts as not rolled back.
     """
     last: Snapshot | None = None
     for last in ancestors_of(metadata.current_snapshot(), metadata):
@@ -228,8 +229,8 @@ def _is_rolled_back(metadata: TableMetadata, snapshot_id: int, number: int) -> b
             return True
     if last is None:
         return True
-    # The oldest ancestor that is left: it replaced the table (CREATE OR REPLACE TABLE), or others have
-    # expired, and pyiceberg then removes the parent's id from it.
+    # The oldest ancestor that is left may have no parent because it replaced the table (CREATE OR REPLACE
+    # TABLE), or because its parent has expired, after which pyiceberg removes the parent's id.
     return metadata.snapshot_by_id(snapshot_id) is not None and _begins_a_table(last)
 
 

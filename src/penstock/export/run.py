@@ -1,4 +1,4 @@
-"""One run of an export: commit after commit, until the table has the rows of the queue."""
+"""A run of an export, which commits until the table has the rows of the queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.store.database import OwnerLock
 log = logging.getLogger("penstock.export")
 
 _COMMIT_FILES = 4
-"""The most files of the wanted size in a commit: how much is repeated after a crash."""
+"""The most files of the target size in a commit, which limits how much a crash repeats."""
 _ATTEMPTS = 10
 
 
@@ -30,7 +30,7 @@ class Totals:
 
 
 class ExportRun:
-    """Has a lock, which one run at a time has; close it after use."""
+    """A run that holds the export's lock, which only one run at a time can. Close it after use."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ExportRun:
             try:
                 pending = self._pending(until)
                 if self._prepare():
-                    # The table is another version now.
+                    # The table has a new version now.
                     continue
                 plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
                 if not plan.rows:
@@ -84,8 +84,8 @@ class ExportRun:
                 self._committed(plan, {**pending.starts, **plan.ends})
                 return True
         raise CommitRefusedError(
-            f"other writers changed {self._table.shown} at each of {_ATTEMPTS} attempts ({last}). Nothing of "
-            "the last one is visible: start the export again",
+            f"other writers changed {self._table.shown} during each of {_ATTEMPTS} attempts to commit "
+            f"({last}). No row of the last attempt is visible: start the export again",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=self._table.shown,
         )
@@ -117,7 +117,7 @@ class ExportRun:
         except PenstockError as error:
             # The rows are safe, and a later commit tries again.
             log.warning(
-                "small files of %s are not merged: %s",
+                "the small files of %s were not compacted: %s. A later commit tries again",
                 self._table.shown,
                 shown(error),
                 extra={
@@ -140,7 +140,7 @@ class ExportRun:
         return pending
 
     def _prepare(self) -> bool:
-        """Have the table take the rows, if they have other columns than before; return whether they have."""
+        """Prepare the table if the columns of the queue have changed; return whether they have."""
         schema = self._source.schema
         if self._prepared is not None and self._prepared.equals(schema):
             return False

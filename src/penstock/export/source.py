@@ -42,14 +42,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pending:
-    """What the table does not have yet."""
+    """The rows that the table does not have yet."""
 
     starts: dict[int, int]
     """The first row of each partition that the table lacks."""
     ends: dict[int, int]
     """Where to stop in each."""
     bytes: int
-    """About how many compressed bytes that is."""
+    """Their approximate size, compressed."""
     unrecorded: dict[int, int]
     """The starts of partitions whose positions the table does not record."""
 
@@ -95,7 +95,7 @@ class ExportSource:
     def pending(
         self, positions: Callable[[int], Mapping[int, int]], until: Mapping[int, int] | None = None
     ) -> Pending:
-        """Return what a table lacks; one without positions lacks all rows that are there.
+        """Return what a table lacks: without positions, all rows of the queue.
 
         ``positions`` gives the table's positions for a number of partitions. ``until`` are the ends of the
         partitions to look at, by default those that they have now.
@@ -105,7 +105,7 @@ class ExportSource:
             registration = consumers.find_registration(tx, self.consumer.name, self._name)
             self.consumer.refuse_when_owned(tx, registration, "move")
             partitions = catalog.partitions(tx, self.record)
-            # In this order: the rows of those partitions have no columns that the record lacks.
+            # In this order, so that the record has all columns of those rows.
             return partitions, catalog.reread(tx, self.record)
 
         partitions, self.record = self._store.database.run(read, write=False)
@@ -121,7 +121,7 @@ class ExportSource:
         return Pending(starts, ends, size, unrecorded)
 
     def plan(self, pending: Pending, most_bytes: int) -> Plan:
-        """Choose the rows of the next commit: about so many compressed bytes, from all partitions."""
+        """Choose rows from all partitions for the next commit, of about ``most_bytes`` compressed."""
         share = min(1.0, most_bytes / max(pending.bytes, 1))
         ranges = []
         for part, end in pending.ends.items():
@@ -138,7 +138,7 @@ class ExportSource:
             yield to_output_batch(chunk, plan.record, schema)
 
     def follow(self, positions: Mapping[int, int], *, back: bool = False) -> None:
-        """Move the consumer to where the table is: forwards only, unless the table was just looked at."""
+        """Move the consumer to the table's positions; backwards only with ``back``."""
         if positions == self._followed:
             return
         behind: dict[int, int] = {}
@@ -163,8 +163,8 @@ class ExportSource:
 def starts_of(queue: str, partitions: Sequence[PartitionRecord], known: Mapping[int, int]) -> dict[int, int]:
     """Return the first row of each partition that a table with some positions lacks.
 
-    A table without positions is new, and gets what is there. One with positions has recorded those of all
-    partitions that there were at its last commit: another one came later, and all of its rows are new.
+    A table without positions is new, and gets all rows that the queue still has. A table with positions has
+    them for all partitions that existed at its last commit. All rows of a partition added later are new.
 
     Raises
     ------

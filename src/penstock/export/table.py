@@ -1,4 +1,4 @@
-"""What an export asks of the table that it fills."""
+"""The interface of the tables that a queue is exported to."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from penstock.arrow.schema import is_wider
 from penstock.errors import TableRefusedError
 
 MOST_SMALL = 32
-"""This many small files are merged."""
+"""The number of small files at which they are compacted."""
 
 
 @dataclass(frozen=True)
 class QueueId:
-    """A queue among all queues of all stores, as a table records whose rows it has."""
+    """The identity of a queue among those of all stores, as a table records it."""
 
     store: str
     """The identity of the store."""
     name: str
     generation: int
-    """It tells the queue from others that have had its name."""
+    """Distinguishes the queue from earlier ones of the same name."""
 
 
 class TableChangedError(Exception):
-    """Another writer was faster: look at the table again, and repeat."""
+    """Another writer has changed the table: load it again, and repeat the attempt."""
 
 
 class ExportTable(Protocol):
@@ -40,11 +40,11 @@ class ExportTable(Protocol):
 
     @property
     def version(self) -> int | None:
-        """The version that was loaded last, of Iceberg the id of the snapshot; None if there is none."""
+        """The loaded version (of an Iceberg table, the snapshot's id); None if there is none."""
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Create the table, or add the columns that it lacks; refuse one that does not take the rows."""
+        """Create the table, or add the columns that it lacks; refuse a table that cannot take the rows."""
 
     def load(self) -> bool:
         """Load the newest version; return False if there is no table."""
@@ -90,13 +90,13 @@ class ExportTable(Protocol):
         """
 
     def tidy(self) -> None:
-        """Merge small files, if there are many."""
+        """Compact small files, if there are many."""
 
 
 def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict[int, int]:
     """Return the positions that the loaded version records.
 
-    A table with rows of an earlier queue is refused, and one that was rolled back: the positions were not.
+    A table with rows of an earlier queue is refused, and so is one that was rolled back.
     """
     generation = table.generation()
     if generation is None:

@@ -1,4 +1,4 @@
-"""The kinds of tables that a queue is exported to, by their URLs; each needs a library of its own."""
+"""The kinds of tables that a queue can be exported to, by URL. The library of a kind is loaded on use."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def place_of(url: str, table: str) -> Place:
 
 
 def location(place: Place) -> str:
-    """Return a text that tells the place from others."""
+    """Return a text that identifies the place."""
     if isinstance(place, DeltaPlace):
         return place.path
     return ".".join((place.catalog_name, *place.identifier))
 
 
 def table_at(place: Place, queue: QueueId, file_bytes: int) -> ExportTable:
-    """Return the table at a place, which need not exist; its library has to be installed."""
+    """Return the table at a place, which need not exist yet. Its library must be installed."""
     name = "DeltaExportTable" if isinstance(place, DeltaPlace) else "IcebergExportTable"
     make: Callable[..., ExportTable] = _loaded(place, "table", name)
     return make(place, queue, file_bytes)

@@ -1,4 +1,4 @@
-"""What an export waits for: another export of the same rows, or an answer."""
+"""Waiting of an export for another one to end, or for a store or storage to answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Waits:
         self._stands_by = False
 
     def over(self) -> None:
-        """Note that all is well again."""
+        """Note that the reason for waiting is gone."""
         self._pause, self._stands_by = _FIRST_PAUSE, False
 
     def for_another(self, error: PenstockError) -> None:
