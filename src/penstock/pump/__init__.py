@@ -1,1 +1,1 @@
-"""Pumps: processes without Spark that bring the changes of a server's log into queues."""
+"""Pumps, which copy changes from PostgreSQL's log to queues without Spark."""

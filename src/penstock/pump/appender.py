@@ -1,8 +1,8 @@
-"""Appends of what a pump reads, each in one transaction with the pump's position.
+"""Appends of a pump's rows to its queues, each in one transaction with the pump's position.
 
-The versions of a queue's commits only grow, and the positions in the log of another server may be lower. So
-the version of a commit is its position plus an offset, 0 at first, which a recovery raises where that is
-needed. This module alone adds and subtracts it: the store has versions, and what reads the log has positions.
+Versions of commits in a queue must ascend, but another server's log may have lower positions. So the version
+of a commit is its position plus an offset, which is 0 at first and which a recovery raises if necessary.
+Only this module adds and subtracts the offset: the store has versions, and readers of the log have positions.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpPosition
 
 _ROOM = 16
-"""How far a position without rows stays behind the end of the log during backfills. The next commit may begin
-there, and chunks of tables take positions in between. No record of a commit is as short.
+"""During backfills, a position without rows stays this many bytes before the end of the log. The next commit
+may begin at the end, and chunks of tables take positions in between. The record of a commit is always longer.
 """
 _CONFIRM_SECONDS = 1.0
-"""How often a position without rows is noted, and confirmed to the server."""
+"""How often a position without rows is stored, and confirmed to the server."""
 
 
 @dataclass
 class Appender:
-    """Appends for a pump that a process owns."""
+    """Appends rows for the process that owns a pump."""
 
     database: Database
     name: str
-    """The pump's."""
+    """The pump's name."""
     owner: str
     position: PumpPosition
     targets: Targets
     readers: TableReaders
     reports: Reports
     offset: int
-    """What is added to positions in the log to get versions."""
+    """The difference between versions and positions in the log."""
 
     def __post_init__(self) -> None:
         self._confirmed_at = 0.0
         self._changes: list[Callable[[Json], None]] = []
         self._tables = self.readers.tables
-        """How the tables are read, as the store has it."""
+        """The definitions of the tables that the store has."""
 
     @property
     def place(self) -> PlaceInLog:
@@ -89,7 +89,7 @@ class Appender:
         """
         before, place = self.position, _moved(step.place, self.offset)
         if before.part_rows and 0 < place.version < before.part_version:
-            # Commits without rows that come once more.
+            # Commits without rows that are read once more.
             return
         ended = place.version > 0
         continues = ended and before.part_rows > 0

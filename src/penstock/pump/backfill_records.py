@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableBackfill:
-    """How far the backfill of a table is."""
+    """The progress of a table's backfill."""
 
     after: Key | None
-    """The key of the last row; None at the beginning."""
+    """The key of the last row that was read; None at the beginning."""
     rows: int
-    """How many have been appended."""
+    """The number of rows that have been appended."""
     expected: int
-    """About how many there are, 0 if that is not known."""
+    """The approximate number of rows in the table; 0 if unknown."""
     started_at: int
     """When it began, in microseconds since 1970."""
     again: bool
@@ -51,19 +51,19 @@ class TableBackfill:
         )
 
     def has_keys_of(self, columns: int) -> bool:
-        """Whether its keys have that many columns."""
+        """Whether its keys have this number of columns."""
         keys = [*self.gaps, *([] if self.after is None else [self.after])]
         return all(len(key) == columns for key in keys)
 
     def seconds_left(self, now: int) -> float | None:
-        """Return about how long it takes from now on; None if that is not known."""
+        """Return the approximate time that is left; None if unknown."""
         if not self.rows or self.expected < self.rows:
             return None
         return (self.expected - self.rows) / self.rows * max(now - self.started_at, 0) / 1e6
 
 
 def count(value: object) -> int:
-    """Return a number of a stored record that counts something; raise ValueError if it is none."""
+    """Return a count from a stored record; raise ValueError if it is not one."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(value)
     return value
@@ -88,7 +88,7 @@ def backfills_of(name: str, state: Json) -> dict[str, TableBackfill]:
 
 
 def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
-    """Ask a pump to read all rows of one of its tables again, from the first one on if it does so already.
+    """Ask a pump to read all rows of a table again. If it is already doing so, it starts over.
 
     Return False if the pump is reading them for the first time.
 

@@ -40,14 +40,14 @@ _CHUNK_ROWS = 10_000
 _MOST_GAPS = 5_000
 _POLL_SECONDS = 0.5
 _CHANGE_SECONDS = 15.0
-"""How long a change of a table may take to come in the log, or to be seen in the catalog."""
+"""How long a change of a table may take to appear in the log or in the catalog."""
 _CANCEL_SECONDS = 0.2
 _WARN_SECONDS = 30.0
-"""How long a backfill waits for transactions before a warning says for which."""
+"""How long a backfill waits for open transactions before a warning names the oldest."""
 
 
 class _Closed(Exception):
-    """The pump ends."""
+    """The pump is ending."""
 
 
 class ChunkReader:
@@ -61,12 +61,12 @@ class ChunkReader:
         self._connection: Connection | None = None
         self._last: Future[Any] | None = None
         self.seen: Visible | None = None
-        """What was visible when it last looked, while it waits."""
+        """While it waits: what was visible at its last check."""
 
     def wait(self) -> Future[None]:
         """Wait until each transaction that has written by now has ended.
 
-        Of one that is ended in the log, other sessions may not see the rows yet.
+        Even after the log has a transaction's commit, other sessions may not see its rows for a moment.
         """
         waiting = self._last = self._thread.submit(self._wait)
         return waiting
@@ -77,10 +77,10 @@ class ChunkReader:
         return reading
 
     def close(self) -> None:
-        """End; what is being read is given up."""
+        """Stop reading, and discard what is being read."""
         self._closing.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
-        # A cancellation that comes between two statements does nothing.
+        # A cancellation between two statements has no effect.
         while self._last is not None and not self._last.done():
             if self._connection is not None:
                 with suppress(Exception):
@@ -146,10 +146,10 @@ class BackfillStep:
 
     step: Step
     change: Callable[[Json], None]
-    """Notes in the pump's state how far the table is."""
+    """Stores the progress of the table in the pump's state."""
     table: str
     progress: TableBackfill | None
-    """None when all rows of the table are there."""
+    """None once all rows of the table have been read."""
 
 
 class Backfills:
@@ -159,7 +159,7 @@ class Backfills:
         self._settings, self._feed, self._name = settings, feed, name
         self._progress: dict[str, TableBackfill] = {}
         self.started = {table: progress.started_at for table, progress in plan.backfills.items()}
-        """When each of them was asked for, also of those that are complete by now."""
+        """When each backfill was requested, including those that are complete."""
         self.sieves: dict[str, Backfill] = {}
         """For the readers of the tables."""
         self._refused: list[str] = []
@@ -171,7 +171,7 @@ class Backfills:
             except FeedUnavailableError as error:
                 if not progress.again or table in plan.recoveries:
                     raise
-                # The rest of the pump goes on.
+                # The pump continues without this backfill.
                 self._refuse(table, error)
                 continue
             if not progress.expected:
@@ -186,11 +186,11 @@ class Backfills:
         self._reading: tuple[str, Future[Chunk]] | None = None
         self._ready: tuple[str, Chunk] | None = None
         self._changed_at: float | None = None
-        """Since when a table has not had the form in which it is to be read."""
+        """When a table was first found to differ from the definition that it is to be read with."""
         self._not_before = 0.0
 
     def _refuse(self, table: str, error: FeedUnavailableError) -> None:
-        """Forget that somebody has asked for a table that cannot be read again."""
+        """Drop the request for a table that cannot be read again."""
         self._refused.append(table)
         log.error(
             "pump %s cannot read %s again: %s",
@@ -207,11 +207,11 @@ class Backfills:
 
     @property
     def tables(self) -> Mapping[str, TableBackfill]:
-        """How far each table is that is not complete."""
+        """The progress of each table that is not complete."""
         return self._progress
 
     def start(self) -> None:
-        """Begin, once everything that comes from the log goes through the sieves."""
+        """Begin reading chunks; call it once all rows from the log pass through the sieves."""
         if self._progress:
             self._reader = ChunkReader(self._settings, self._name)
             self._waiting = self._reader.wait()
@@ -221,7 +221,7 @@ class Backfills:
             self._reader.close()
 
     def step(self, readers: TableReaders, reached: int, version: int) -> BackfillStep | None:
-        """Return the next chunk if it is there, and everything in the log before it has been appended.
+        """Return the next chunk if it has been read, and all earlier rows of the log have been appended.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class Backfills:
             return None
         (table, chunk), self._ready = self._ready, None
         if chunk.table != readers.tables.by_name[table]:
-            # The log has rows in another form, and so have later chunks.
+            # From here on, rows have other columns or types, in the log and in later chunks.
             self._give_up_reading()
             return None
         # Between two commits in the log, each of which takes more than one byte: another one may begin at the
@@ -271,7 +271,7 @@ class Backfills:
         return False
 
     def _read_on(self, reader: ChunkReader, readers: TableReaders) -> None:
-        """Take a chunk that has been read, and have the next one read."""
+        """Take the chunk that has been read, and begin reading the next one."""
         if self._reading is not None and self._ready is None and self._reading[1].done():
             (table, future), self._reading = self._reading, None
             try:
@@ -283,7 +283,7 @@ class Backfills:
             self._submit(reader, readers)
 
     def _await_change(self, table: str, readers: TableReaders) -> None:
-        """Have the log, or the state of the publication, say how a table has changed."""
+        """Allow time for the log, or the publication's state, to show how a table has changed."""
         now = time.monotonic()
         self._changed_at = self._changed_at or now
         if now - self._changed_at > _CHANGE_SECONDS:
@@ -298,7 +298,7 @@ class Backfills:
         self._not_before = now + _POLL_SECONDS
 
     def changes(self) -> Iterator[Callable[[Json], None]]:
-        """Yield what to change in the pump's state, together with the rows that were read last."""
+        """Yield changes of the pump's state, to be stored with the rows that were read last."""
         for table in self._refused:
             yield self._change(table)
         self._refused = []
@@ -314,7 +314,7 @@ class Backfills:
         def change(state: Json) -> None:
             backfills = state.setdefault("backfills", {})
             if backfills.get(table, {}).get("started_at") != started:
-                # Somebody has asked for the table once more.
+                # The table was requested again.
                 return
             if progress is None:
                 backfills.pop(table, None)
@@ -332,7 +332,7 @@ class Backfills:
         if self._ready is not None:
             after: Key | None = self._ready[1].last
             if not self._ready[1].more:
-                # What comes next depends on whether the table is complete then.
+                # The next chunk depends on whether the table is complete by then.
                 return
         else:
             after = self.sieves[table].after

@@ -1,4 +1,4 @@
-"""Rows that the queues of a recovered pump have, and its tables do not: deleted while nothing was read.
+"""Deletes, in the queues of a recovered pump, of rows that were deleted while the pump was not reading.
 
 Once all rows of a table have been read again, each row that is there has a change from after the beginning of
 the recovery in the queue. So a key whose last change is an earlier one, and no delete, was deleted meanwhile.
@@ -39,7 +39,7 @@ class DeletionStep:
 
     step: Step
     change: Callable[[Json], None] | None
-    """Notes in the pump's state that the table is recovered; None if there may be more deletes."""
+    """Records in the pump's state that the table is recovered; None if more deletes may follow."""
 
 
 class _Search:
@@ -74,12 +74,12 @@ class Deletions:
     def __init__(self, feed: OpenPostgresFeed, plan: PumpPlan, store: Store, name: str) -> None:
         self._feed, self._plan, self._store, self._name = feed, plan, store, name
         self.tables = [table for table, recovery in plan.recoveries.items() if recovery.is_read]
-        """Those whose rows have been read again, and whose recovery is not complete."""
+        """Tables whose rows have all been read again, and whose recovery is not complete."""
         self._search: _Search | None = None
         self._connection: Connection | None = None
 
     def begin(self, table: str) -> None:
-        """Begin with a table all of whose rows have been read, if it is being recovered."""
+        """Begin with a table of which all rows have been read, if it is being recovered."""
         if table in self._plan.recoveries:
             self.tables.append(table)
 
@@ -116,7 +116,7 @@ class Deletions:
         position, timestamp = search.mark
         if reached < position:
             return None
-        # As for chunks of a backfill: another commit may begin at the position.
+        # Another commit may begin at the position, as for chunks of a backfill.
         return self._deletes(search, readers, table, max(position - 1, version + 1), timestamp)
 
     def _mark(self) -> tuple[int, int]:

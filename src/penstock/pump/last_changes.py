@@ -25,18 +25,18 @@ _CACHE_KIB = 64 << 10
 class LastChanges:
     """The last change of each key in a queue, in a temporary database on disk.
 
-    The queue is read from its first row on, also rows of commits that are not complete. Memory does not grow
-    with the keys. Not thread-safe, and may be passed from one thread to another.
+    The queue is read from its first row on, including rows of incomplete commits. Memory use does not grow
+    with the number of keys. Not thread-safe, but may be passed from one thread to another.
     """
 
     def __init__(self, queue: Queue, key: Sequence[str]) -> None:
         self._queue, self._key = queue, list(key)
         self._next: dict[int, int] = {}
         self._returned: tuple[object, ...] | None = None
-        """The last key that was returned as a live one."""
+        """The last key that was returned as live, that is, not deleted."""
         self.is_whole = True
         """Whether the queue had all rows that were ever appended: none was trimmed."""
-        # Without a name, SQLite keeps it in a temporary file that nobody else sees.
+        # Without a name, SQLite creates a private temporary file.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._names = [f"k{place}" for place in range(len(self._key))]
         columns = ", ".join(self._names)
@@ -51,7 +51,7 @@ class LastChanges:
         self._database.close()
 
     def read_on(self, ends: Callable[[], bool] = lambda: False) -> None:
-        """Read the rows that were appended since, until only few are left, or ``ends`` returns true."""
+        """Read newly appended rows until only a few are left, or ``ends`` returns true."""
         while not ends():
             partitions = self._queue.info().partitions
             # After that: then all values of their rows fit into the queue's types.
@@ -60,7 +60,7 @@ class LastChanges:
                 return
 
     def _read(self, bounds: PartitionInfo, ends: Callable[[], bool]) -> int:
-        """Read the next rows of a partition; return how many."""
+        """Read the next rows of a partition; return their number."""
         first = start = self._next.get(bounds.partition, 0)
         if start < bounds.first_index:
             self.is_whole, first, start = False, bounds.first_index, bounds.first_index
@@ -87,7 +87,7 @@ class LastChanges:
         columns += [rows[COMMIT_VERSION].to_pylist(), rows[SEQUENCE].to_pylist()]
         columns.append(pc.equal(rows[CHANGE_TYPE], DELETE).cast(pa.int8()).to_pylist())
         names, marks = ", ".join(self._names), ", ".join("?" * len(columns))
-        # A key that has moved to another partition, since the queue has got more, comes in any order.
+        # Partitions were added to the queue, so changes of a key may be in two of them, in any order.
         with self._transaction():
             self._database.executemany(
                 f"INSERT INTO last_change VALUES ({marks}) ON CONFLICT ({names}) DO UPDATE SET "
@@ -136,7 +136,7 @@ class LastChanges:
 
 
 def _stored(values: pa.ChunkedArray) -> list[object]:
-    """Return values of a key as SQLite keeps them, without a loss; the same if their type gets wider."""
+    """Convert key values to SQLite's types without loss; a wider column type gives the same values."""
     kind = values.type
     if pat.is_decimal(kind):
         values = values.cast(pa.string())

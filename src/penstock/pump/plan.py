@@ -1,4 +1,4 @@
-"""What a pump reads and how, as its store keeps it."""
+"""A pump's plan, as its store keeps it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.pump.recovery_records import TableRecovery, recoveries_of
 
 @dataclass(frozen=True)
 class PumpPlan:
-    """The feed, its tables as they are read, and their queues."""
+    """What a pump reads: the feed, the definitions of its tables, and their queues."""
 
     feed: str
     """What identifies the feed."""
     together: str | None
     """The queue for all tables; None if each has its own."""
     prefix: str
-    """What the names of the queues begin with."""
+    """The prefix of the queues' names."""
     queues: dict[str, str]
     """The queues by table."""
     tables: Tables
@@ -28,7 +28,7 @@ class PumpPlan:
     backfills: dict[str, TableBackfill]
     """The tables that are being backfilled."""
     offset: int = 0
-    """What is added to positions in the log to get versions: see :class:`Appender`."""
+    """The difference between versions and positions in the log: see :class:`Appender`."""
     recoveries: dict[str, TableRecovery] = field(default_factory=dict)
     """The tables whose recovery is not complete."""
 
@@ -47,7 +47,7 @@ class PumpPlan:
 
     @classmethod
     def from_json(cls, name: str, state: Json) -> PumpPlan:
-        """Return what the store has, where others may have written it."""
+        """Return the plan in the store, which other programs may have changed."""
         try:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])

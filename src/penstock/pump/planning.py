@@ -1,4 +1,4 @@
-"""What a pump reads, and into which queues: planned when it is new, and when the publication gets tables."""
+"""Planning of what a pump reads, and into which queues, when it is new and when tables are published."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ log = logging.getLogger("penstock.pump")
 
 @dataclass(frozen=True)
 class PumpSettings:
-    """What a pump reads, and where to."""
+    """The settings of a pump: what it reads, and where it appends."""
 
     name: str
     feed: PostgresFeed
     url: str
     """That of the store."""
     together: str | None
-    """The queue for all tables; None for one for each."""
+    """The queue for all tables; None if each has its own."""
     prefix: str
     schema_changes: str
     """One of ``table_readers.CHANGES``."""
@@ -60,7 +60,7 @@ class Planner:
     """New tables that cannot be backfilled: the stamps of their definitions by object id."""
 
     def plan(self) -> tuple[PumpPlan, PumpPosition]:
-        """Return what the pump reads and how far it is; its queues are there."""
+        """Return the plan and the position of the pump, whose queues exist."""
         record = self.store.database.run(
             lambda tx: pumps.require_owned(tx, self.settings.name, self.owner), idempotent=True
         )
@@ -80,7 +80,7 @@ class Planner:
         return plan
 
     def _new_plan(self, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
-        """Create the slot and the queues, and store the plan when all of it is there."""
+        """Create the slot and the queues, and then store the plan."""
         settings, feed = self.settings, self.feed
         identity = feed.describe().identity
         names = self._queue_names(feed.known_tables())
@@ -98,12 +98,12 @@ class Planner:
         return plan, position
 
     def _with_new_tables(self, plan: PumpPlan) -> PumpPlan:
-        """Add the tables that the publication has got, to be backfilled."""
+        """Add tables that are new in the publication, to be backfilled."""
         settings, server = self.settings, self.feed.server
         if settings.schema_changes != EVOLVE or plan.together is not None or plan.tables.chosen:
             return plan
         known = plan.tables
-        # First: what changes after this is looked at again.
+        # Read first, so that later changes are noticed next time.
         now = state_of(server, settings.feed.publication, known)
         tables, domains = published(server, settings.feed.publication)
         new = [
@@ -152,7 +152,7 @@ class Planner:
         return True
 
     def _with(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
-        """Return the tables with new ones."""
+        """Return the tables together with new ones."""
         tables = replace(
             known, tables=(*known.tables, *new), several=True, domains={**known.domains, **domains}
         )
@@ -162,7 +162,7 @@ class Planner:
 
     def _keep(self, tx: Transaction, plan: PumpPlan) -> None:
         state = pumps.require_owned(tx, self.settings.name, self.owner).state
-        # Somebody may have asked for a table to be read again meanwhile.
+        # A backfill may have been requested meanwhile.
         backfills = {**plan.to_json()["backfills"], **state.get("backfills", {})}
         text = json.dumps(state | plan.to_json() | {"backfills": backfills})
         pumps.set_pump_state(tx, self.settings.name, self.owner, text)
@@ -172,7 +172,7 @@ class Planner:
         create_queues(self.store, names, plans, self.settings.url, self.settings.queues)
 
     def _queue_names(self, tables: Tables) -> dict[str, str]:
-        """Return the queues by table; refuse two tables with one."""
+        """Return the queues by table; refuse two tables with the same queue."""
         settings = self.settings
         if settings.together is not None:
             return {ALL: settings.together}

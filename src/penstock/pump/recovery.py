@@ -60,7 +60,7 @@ class Recovery:
     """The name under which the pump's processes receive from the server."""
 
     def request(self) -> RecoveryRequest | None:
-        """Return what somebody has asked for."""
+        """Return the request for a recovery, if there is one."""
         record = self._record()
         return RecoveryRequest.of(record.name, record.state)
 
@@ -75,7 +75,7 @@ class Recovery:
         )
 
     def handle(self, error: PenstockError) -> None:
-        """Recover after an error that keeps the pump from resuming; raise it if nobody has asked for that."""
+        """Recover after an error that prevents the pump from resuming; without a request, raise the error."""
         condition = condition_of(error)
         if condition not in _CANNOT_RESUME:
             raise error
@@ -113,7 +113,7 @@ class Recovery:
         if identity != plan.feed and server_of(identity) != server:
             raise other_server(plan, settings, identity)
         self.feed.slot.check_server()
-        # Before anything is dropped, for what it refuses.
+        # Before anything is dropped, since it may refuse.
         self._current(plan, identity)
         # Once the slot is dropped, it may look as if the pump could resume.
         self._change_state(RecoveryRequest(now_micros(), force=True, server=server).enter)

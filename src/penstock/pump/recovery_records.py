@@ -1,4 +1,4 @@
-"""Requests that a pump recovers, and how far a recovery is, as the store keeps them in the pump's state."""
+"""Requests for recoveries of a pump, and their progress, in the pump's state in the store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REQUEST = "recovery_request"
 
 @dataclass(frozen=True)
 class RecoveryRequest:
-    """Somebody's request that a pump recovers."""
+    """A request that a pump recovers."""
 
     asked_at: int
-    """When, in microseconds since 1970."""
+    """The time of the request, in microseconds since 1970."""
     force: bool
     """Whether the pump recovers even if it can resume; also set once a recovery has begun."""
     server: str | None = None

@@ -1,4 +1,4 @@
-"""What a pump has done, for its program, and for the monitor page, where it is one of the queries."""
+"""Reports of a pump's progress, for its program and for the monitor page, which lists it as a query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_COMMITS = 10_000
 
 @dataclass(frozen=True)
 class Totals:
-    """What a process has appended."""
+    """Totals of the rows that a process has appended."""
 
     commits: int
     rows: int
@@ -76,11 +76,11 @@ class Reports:
         self._totals, self._news = Totals(0, 0, None), News()
         self._appends = 0
         self._report_at = 0.0
-        """When to report that there is nothing new."""
+        """When to send the next report if nothing is appended."""
         self.sink: str | None = None
-        """What it appends to; None until that is planned."""
+        """The queues that it appends to; None until they are planned."""
         self.warnings: tuple[str, ...] = ()
-        """What is wrong with the server."""
+        """Problems of the server."""
 
     @property
     def totals(self) -> Totals:
@@ -107,7 +107,7 @@ class Reports:
         queries.begin(tx, self._run)
 
     def take(self) -> News:
-        """Return what was appended since the last time; give it back if it is not reported."""
+        """Return what was appended since the last report. Give it back if reporting fails."""
         with self._lock:
             news, self._news = self._news, News()
             return news

@@ -1,4 +1,4 @@
-"""One process's turn at a pump: from the position in the store on, until it is stopped or loses the pump."""
+"""The run of a pump in one process, from the stored position on until it is stopped or fenced."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ log = logging.getLogger("penstock.pump")
 T = TypeVar("T")
 
 _WAIT = 0.5
-"""Seconds to wait for rows before looking whether the pump is to stop."""
+"""Seconds to wait for rows before checking whether the pump should stop."""
 _BACKFILL_WAIT = 0.02
 _LOOK_SECONDS = 2.0
-"""How often to look whether the rows of a table are to be read again."""
+"""How often to check for requests to read a table again."""
 _BEAT_SECONDS = 2.0
 _LONGEST_PAUSE = 30.0
 _END_SECONDS = 2.0
-"""For how long a store that does not answer is asked to note that a pump has ended."""
+"""For how long to retry recording that the pump has ended, if the store does not answer."""
 AWAY = (ServerGone, SlotInUse, StoreUnavailableError, CommitOutcomeUnknownError)
 """Errors that pass."""
 
@@ -63,11 +63,11 @@ class Waits:
         self._failures = 0
 
     def reset(self) -> None:
-        """Note that everything answers."""
+        """Note that the server and the store answer."""
         self._failures = 0
 
     def repeated(self, work: Callable[[], T]) -> T | None:
-        """Return what work returns; None after a failure that passes, and a pause."""
+        """Return the result of ``work``; after a temporary failure, wait and return None."""
         try:
             return work()
         except AWAY as error:
@@ -107,12 +107,12 @@ class PumpRun:
         self._look_at = 0.0
 
     def all(self) -> None:
-        """Append until the pump is stopped; servers that are away are waited for.
+        """Append until the pump is stopped; wait while the server or the store does not answer.
 
         Raises
         ------
         PenstockError
-            When somebody has to act, as after a change of a table that the queues cannot follow.
+            When a person has to act, as after a change of a table that the queues cannot follow.
         ProducerFencedError
             When another process has taken the pump over.
         """
@@ -200,7 +200,7 @@ class PumpRun:
                 return
         appender.go_back(follower.start(appender.place, recovery.application, appender.last_row()))
         if follower.check():
-            # Rows of a new timeline are not to be taken for those of the one before.
+            # Rows of a new timeline must not be mistaken for those of the one before.
             appender.keep_state()
         version = appender.position.version
         log.info(
@@ -232,7 +232,7 @@ class PumpRun:
             if not appender.position.part_rows and (
                 follower.has_new_tables or self._has_new_requests(backfills)
             ):
-                # Another session begins with them.
+                # Another session starts with the new tables.
                 return
             self.reports.warnings = tuple(feed.warnings())
 
@@ -270,7 +270,7 @@ class PumpRun:
         appender.append(step.step, note=True)
 
     def _has_new_requests(self, backfills: Backfills) -> bool:
-        """Whether somebody has asked for the rows of a table, or for a recovery, every few seconds."""
+        """Whether a backfill or a recovery was requested; checked every few seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return False

@@ -33,7 +33,7 @@ class QueueSettings:
 
 @dataclass(frozen=True)
 class Continued:
-    """A commit of which rows were appended before."""
+    """A commit some of whose rows were appended before."""
 
     version: int
     timestamp: int
@@ -57,7 +57,7 @@ class Targets:
         return cls({table: store.queue(names[table]) for table in tables})
 
     def last_commit(self, tx: Transaction) -> int:
-        """Return the last commit of all queues; 0 if there is none."""
+        """Return the newest commit in any of the queues; 0 if there is none."""
         commits = (feed_commits.newest(tx, queue.record) for queue in self._queues.values())
         return max((each.version for each in commits if each is not None), default=0)
 
