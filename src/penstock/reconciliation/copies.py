@@ -1,4 +1,4 @@
-"""The copy of a comparison: what each kind of table does."""
+"""The interface of copies, which each kind of table implements."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Copy(Protocol):
 
     @property
     def nan_as_null(self) -> bool:
-        """Whether it has NULL in the place of NaN."""
+        """Whether it stores NULL instead of NaN."""
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
-        """Yield all rows, in pages of at most so many."""
+        """Yield all rows, in pages of limited size."""
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
         """Yield the rows with some keys."""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Make the rows with some keys those of the source, beside other writers; return how many were
+        """Replace the rows with some keys by the source's, while others may write; return the number of rows
         written or deleted.
         """
 

@@ -76,7 +76,7 @@ class DeltaCopy:
         return in_types(columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.shown)
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
-        """Yield the rows with some keys: all of the table is read for them."""
+        """Yield the rows with some keys, for which the whole table is read."""
         yield self._found(self.place.open(), keys)
 
     def _found(self, table: Any, keys: Sequence[Key]) -> pa.Table:
@@ -99,7 +99,7 @@ class DeltaCopy:
         """Do nothing: nothing is open."""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Commit the source's rows, each time only if nobody has committed since the copy was read."""
+        """Commit the source's rows, but only if no other writer has committed since the copy was read."""
         parts = [keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)]
         return sum(self._repair_part(part, source_rows) for part in parts)
 
@@ -117,7 +117,7 @@ class DeltaCopy:
                     self._merge(table, rows, wrong)
                 return len(wrong)
             except conflict:
-                # A query was faster: what it has written may be newer than the rows that were read.
+                # Another writer committed first, and its rows may be newer than those that were read.
                 continue
         raise CommitRefusedError(
             f"other writers changed the Delta table {self.shown} during each of {_ATTEMPTS} attempts to "

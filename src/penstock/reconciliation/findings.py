@@ -1,4 +1,4 @@
-"""The differences that are found, counted by range, and the first rows of them."""
+"""The differences, counted by range, and the first rows that differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 100
 
 
 class Findings:
-    """The rows that really differ; ``most`` of them are kept for the report."""
+    """The rows that are known to differ, of which ``most`` are kept for the report."""
 
     def __init__(self, source: SourceTable, copy: Copy, scan: Scan, most: int) -> None:
         self._source, self._copy, self._scan, self._most = source, copy, scan, most
@@ -53,7 +53,7 @@ class Findings:
         return numbers
 
     def _comparable(self, key: Key) -> tuple[object, ...]:
-        """Return a key that Python orders as the databases do."""
+        """Return a key that Python sorts as the databases do."""
         kinds = self._source.key_types
         return tuple(_in_order(value, kinds[name]) for name, value in zip(self._source.key, key, strict=True))
 

@@ -1,4 +1,4 @@
-"""How many rows a page has, so that it fits into memory however wide they are."""
+"""Page sizes, chosen so that pages fit into memory however wide the rows are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PageSize:
         self.rows = min(most, _FIRST_ROWS)
 
     def read(self, size: int) -> None:
-        """Note the bytes of the last page. The rows of the next one may be wider: it grows in steps."""
+        """Note the size of the last page. Pages grow in steps, since the next rows may be wider."""
         fitting = self.rows * _PAGE_BYTES // (size + 1)
         self.rows = max(1, min(self._most, fitting, self.rows * _GROWTH))
 

@@ -68,7 +68,7 @@ class PostgresCopy(SqlCopy):
         return self._typed(self._copied(self.sql.rows(after, upto)))
 
     def bound(self, after: Bound | None, upto: Bound | None, count: int) -> Bound | None:
-        """Return the key of the row with a number in a range; None if it has fewer rows."""
+        """Return the key of the nth row of a range; None if the range has fewer rows."""
         found = self._fetched(self.sql.bound(after, upto, count))
         return found[0] if found else None
 
@@ -97,7 +97,7 @@ class PostgresCopy(SqlCopy):
             yield self._typed(texts)
 
     def lock(self, tx: Transaction) -> None:
-        # Readers do not wait for it.
+        # This mode does not block readers.
         tx.execute(f"lock table {self.name.sql} in share row exclusive mode")
         tx.require_trusted_owner(self.name.schema, self.name.table)
 

@@ -36,7 +36,7 @@ ranges, which the store's own statements do not need.
 
 
 class Checksum(NamedTuple):
-    """The sum of the hashes of the rows in a range, as text."""
+    """The sum of the hashes of a range's rows, as text."""
 
     rows: int
     first: str
@@ -71,7 +71,7 @@ class PostgresTable:
         return f"COPY (SELECT {self._columns} FROM {self._range(after, upto)}{order}) TO STDOUT {TO_CSV}"
 
     def bound(self, after: Bound | None, upto: Bound | None, count: int) -> str:
-        """Return a query for the key of the row with a number in a range; no row if it has fewer."""
+        """Return a query for the key of the nth row of a range; it returns no row if there are fewer."""
         texts = ", ".join(f"concat({quoted(name)}) AS k{place}" for place, name in enumerate(self.key))
         return (
             f"SELECT {texts} FROM {self._range(after, upto)} ORDER BY {self._keys} OFFSET {count - 1} LIMIT 1"
@@ -96,7 +96,7 @@ class PostgresTable:
         """Return a COPY of the rows with some keys, and of ``more`` columns of theirs."""
         columns = ", ".join(f"own.{name}" for name in [*map(quoted, self.columns), *more])
         where = f" WHERE {self.condition}" if self.condition else ""
-        # The condition is the publication's, which has no names of tables.
+        # The condition is the publication's, in which columns have no table names.
         rows = f"(SELECT {', '.join(['*', *more])} FROM {self.relation}{where}) AS own"
         return f"COPY (SELECT {columns} FROM {rows} JOIN {self.wanted(keys)}) TO STDOUT {TO_CSV}"
 

@@ -1,4 +1,4 @@
-"""How far the query that fills a copy is, by its checkpoint."""
+"""The progress of the query that fills a copy, from its checkpoint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class QueryProgress:
             return version >= position or self._is_quiet(version, position)
         pump = self._pump()
         if pump is None or recoveries_of(pump.name, pump.state):
-            # The queue may lack what the pump has not read again.
+            # Until then, the queue may lack rows that the pump has to read again.
             return False
         # A recovery has shifted the versions in the queue.
         shifted = position + int(pump.state.get("offset", 0))
@@ -120,7 +120,7 @@ class QueryProgress:
         try:
             return not self._feed.slot.has_changes(version, position)
         except SlotInUse:
-            # The query is reading: it will have more soon.
+            # The query is still reading, so try again later.
             return False
 
     def _is_confirmed(self, version: int, position: int) -> bool:

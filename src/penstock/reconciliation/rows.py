@@ -1,4 +1,4 @@
-"""Rows of the source and of the copy in one form: their keys, and a hash of each row."""
+"""A common form for rows of source and copy: their keys, and a hash of each row."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _hashes(rows: pa.Table) -> Hashes:
 
 
 def without_nan(rows: pa.Table) -> pa.Table:
-    """Return rows with NULL in the place of NaN."""
+    """Return rows with NULL instead of NaN."""
     for place, field in enumerate(rows.schema):
         if pat.is_floating(field.type):
             column = rows.column(place)
@@ -96,7 +96,7 @@ def key_table(schema: pa.Schema, keys: Sequence[Key]) -> pa.Table:
 
 
 def unmatched(source: HashedRows, copy: HashedRows) -> list[Key]:
-    """Return the keys of rows that the other side does not have like this, or that the copy has twice."""
+    """Return the keys of rows that are missing or different on the other side, or twice in the copy."""
     only_source = ~np.isin(source.hashes, copy.hashes)
     only_copy = ~np.isin(copy.hashes, source.hashes) | _repeated(copy.hashes)
     parts = [source.keys.filter(pa.array(only_source)), copy.keys.filter(pa.array(only_copy))]

@@ -29,7 +29,7 @@ log = logging.getLogger("penstock.reconciliation")
 
 _PART_BYTES = 16 << 20
 _MOST_KEPT = 500_000
-"""The rows whose hashes are kept at a time."""
+"""The most rows whose hashes are kept at a time."""
 _ORDERED_IN_COPY = {
     16: ("boolean",),
     17: ("bytea",),
@@ -71,14 +71,14 @@ def _same_order(kind: int, in_copy: str, by_bytes: bool) -> bool:
 
 
 def scan_ranges(source: SourceTable, copy: PostgresCopy, rows: int, scan: Scan, report: Report) -> None:
-    """Compare ranges of about so many rows by their checksums; report the rows of those that differ."""
+    """Compare ranges of about ``rows`` rows by checksum; report the rows of those that differ."""
     after: Bound | None = None
     with ThreadPoolExecutor(2) as threads:
         while True:
             upto = source.bound(after, None, rows)
             mine, other = _checksums(threads, source, copy, after, upto)
             if other.rows > 2 * rows:
-                # The copy has many rows more here.
+                # The copy has many more rows in this range.
                 upto = copy.bound(after, upto, rows)
                 mine, other = _checksums(threads, source, copy, after, upto)
             scan.rows, scan.copy_rows = scan.rows + mine.rows, scan.copy_rows + other.rows

@@ -1,4 +1,4 @@
-"""Rows that differ, until it is known whether they do or the copy only lags.
+"""Decision whether a row differs, or the copy only lags.
 
 Source and copy are read one after the other, again and again. A row that is equal once is done with. A row
 really differs if both sides have been the same at two reads, between which the copy has caught up with the
@@ -20,12 +20,12 @@ from penstock.reconciliation.rows import ABSENT, Key, Print, prints, without_nan
 from penstock.reconciliation.source import SourceTable
 
 MOST_ROWS = 100_000
-"""The rows that may be waited for at a time."""
+"""The most rows that may be undecided at a time."""
 _LONGEST_PAUSE = 5.0
 
 
 class Progress(Protocol):
-    """Knows how far the copy is."""
+    """The progress of the copy."""
 
     def passed(self, position: int) -> bool:
         """Whether the copy has everything that was committed before a position of the source's log."""
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a read has found under a key."""
+    """What a read found for a key: a row of each side, or none."""
 
     source: Print
     version: str | None
@@ -89,7 +89,7 @@ class Candidates:
         return len(self._sightings)
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Look at rows that seemed to differ; wait for earlier ones if there are too many."""
+        """Add rows that seem to differ; first wait for earlier ones if there are too many."""
         for first in range(0, len(keys), MOST_ROWS):
             part = keys[first : first + MOST_ROWS]
             if len(self) + len(part) > MOST_ROWS:
@@ -97,7 +97,7 @@ class Candidates:
             self._look(part)
 
     def settle(self) -> None:
-        """Wait until it is known of all rows whether they differ."""
+        """Wait until all rows are decided."""
         pause = min(max(self._settle / 4, 0.05), _LONGEST_PAUSE)
         while self._sightings:
             self._look(list(self._sightings))
@@ -105,7 +105,7 @@ class Candidates:
                 time.sleep(min(pause, self._due_in()))
 
     def _due_in(self) -> float:
-        """Return in how many seconds the first row may be decided."""
+        """Return the number of seconds until the first row may be decided."""
         if self._progress is not None:
             return _LONGEST_PAUSE
         first = min(each.since for each in self._sightings.values())

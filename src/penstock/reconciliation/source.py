@@ -36,7 +36,7 @@ _KEYS_AT_ONCE = 500
 _INFINITE = pa.array(["infinity", "-infinity"])
 NUMERIC = 1700
 BINARY_ORDER = frozenset({16, 17, 20, 21, 23, 26, 1082, 1114, 1184, NUMERIC, 2950})
-"""Types that every database orders in one way: boolean, bytea, integers, dates, times, numeric and uuid."""
+"""Types that all databases sort alike: boolean, bytea, integers, dates, times, numeric and uuid."""
 TEXTS = frozenset({25, 1043})
 
 
@@ -147,7 +147,7 @@ class SourceTable:
         )
 
     def _snapshot(self, work: Callable[[Connection], T]) -> tuple[T, int]:
-        """Run work in a short snapshot; also return the position of the log, which has all that it shows."""
+        """Run work in a short snapshot; also return a position of the log after all that it shows."""
 
         def read(connection: Connection) -> tuple[T, int]:
             require_trusted_functions(self.server, [self.table], self._trusted)
@@ -167,7 +167,7 @@ class SourceTable:
     def _copied(
         self, text: str, names: Sequence[str], *, may_fail: bool = False
     ) -> tuple[pa.Table | None, int]:
-        """Read what a COPY sends; None if it ``may_fail``, and a literal of it is no value of its type."""
+        """Read what a COPY sends; None if it ``may_fail`` and one of its literals is invalid for its type."""
 
         def read(connection: Connection) -> pa.Table | None:
             try:
@@ -199,7 +199,7 @@ class SourceTable:
         return self._typed(texts)
 
     def bound(self, after: Bound | None, upto: Bound | None, count: int) -> Bound | None:
-        """Return the key of the row with a number in a range; None if it has fewer rows."""
+        """Return the key of the nth row of a range; None if the range has fewer rows."""
         text = self.sql.bound(after, upto, count).encode()
         found, _ = self._snapshot(lambda connection: connection.execute(text).fetchone())
         return None if found is None else tuple(found)
@@ -248,5 +248,5 @@ class SourceTable:
             yield from self._found(keys[:half])
             yield from self._found(keys[half:])
         else:
-            # A text of the copy that is no value of the key's type: no row has it.
+            # The copy has a text that is not a value of the key's type, so no row has it.
             yield FoundRows(self.schema.empty_table(), {}, position)

@@ -1,4 +1,4 @@
-"""A SQL table as a copy: what its kinds share, and how it is repaired beside the queries that write it."""
+"""SQL tables as copies: what all kinds share, and repairs while queries write to the table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SqlCopy(ABC):
 
     @abstractmethod
     def lock(self, tx: Transaction) -> None:
-        """Keep other writers of the table waiting until the transaction ends."""
+        """Block other writers of the table until the transaction ends."""
 
     @abstractmethod
     def read_keys(self, tx: Transaction, keys: Sequence[Key]) -> pa.Table: ...
@@ -66,10 +66,10 @@ class SqlCopy(ABC):
         return f"{quoted(VALID_TO)} is null" if self.history else ""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Write the source's rows while no other writer can.
+        """Write the source's rows while other writers are blocked.
 
-        They are read when the copy is locked. So they are as new as whatever was written to it, and what is
-        written next is newer.
+        They are read while the copy is locked. So they are at least as new as all that was written to it
+        before, and later writes are newer.
         """
         parts = [keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)]
 

@@ -89,7 +89,7 @@ class SqliteCopy(SqlCopy):
         return list(zip(*(column.to_pylist() for column in stored.columns), strict=True))
 
     def lock(self, tx: Transaction) -> None:
-        """Do nothing: a transaction that writes has the whole database."""
+        """Do nothing, since a writing transaction locks the whole database."""
 
     def read_keys(self, tx: Transaction, keys: Sequence[Key]) -> pa.Table:
         return self._typed(tx.query(self._with_keys(keys)))
@@ -134,6 +134,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     if isinstance(value, str):
-        # A text may have the character NUL.
+        # A text may contain the NUL character.
         return f"cast(X'{value.encode().hex()}' as text)"
     return repr(value)

@@ -1,4 +1,4 @@
-"""Values of a copy in the types of the source, where the copy may have values that these cannot hold."""
+"""Conversion of a copy's values to the source's types, which may not be able to hold them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _require_keys(table: pa.Table, key: Sequence[str], shown: str) -> None:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table in one piece."""
+    """Return a column of a table as one array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
