@@ -193,7 +193,7 @@ class ChangesReader(FeedReader, DataSourceReader):
     def _warn_if_ahead(self) -> None:
         """Warn of a first version beyond the next one, which may be a mistake, or another table's version."""
         first = self._options.range.first_version
-        # Cheap, and enough for a read of what has come since the last one: there is mostly nothing.
+        # This is cheap, and enough to read what has arrived since the last read, which is mostly nothing.
         if first is None or self._opened.newest(first - 2) > first - 2:
             return
         newest = self._opened.newest(self._opened.oldest())

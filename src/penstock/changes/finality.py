@@ -1,4 +1,4 @@
-"""How far a stream of changes is complete: the time before which it has all commits.
+"""Completeness of a stream of changes: the time before which it has all commits.
 
 Each micro-batch notes it in its offset, so that a repeated micro-batch has the same one.
 """

@@ -28,7 +28,7 @@ from penstock.spark.shuffle_batches import pack, unpack
 
 CHUNK_ROWS = 1_000_000
 CHUNK_BYTES = 128 << 20
-"""What a task holds at a time before the shuffle: pairs further apart are found after it."""
+"""The most that a task holds at a time before the shuffle; pairs further apart are found after it."""
 _KEY = b"penstock"
 _BATCH_ROWS = 65_536
 _SMALL_CHUNK_ROWS = 8_192

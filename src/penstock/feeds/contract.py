@@ -1,4 +1,4 @@
-"""Contract of a change feed: what it promises about its rows; and the form of the rows that it refuses."""
+"""The contract of a change feed, and the form of refused rows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class FeedRows:
     queue: Queue
     rows: pa.Table
     versions: Sequence[int]
-    """The commits that end here, ascending; rows after the last end are of one that goes on."""
+    """The commits that end here, ascending; rows after the last end belong to a commit that continues."""
     timestamps: Sequence[int]
     """Their times, in microseconds since 1970."""
     ends: Sequence[int]
@@ -131,7 +131,7 @@ def _rows_by_partition(
         rows = np.zeros((len(ends), partitions), np.int64)
         rows[:, list(touched)] = ends[:, None]
         return rows
-    # Which commit each row belongs to; those of one that goes on are not counted.
+    # Which commit each row belongs to; rows of a commit that continues are not counted.
     commit = np.searchsorted(ends, np.arange(part.rows.num_rows), side="right")
     cells = commit * partitions + placement.targets(part.rows).to_numpy(zero_copy_only=False)
     counts = np.bincount(cells, minlength=(len(ends) + 1) * partitions).reshape(-1, partitions)

@@ -176,7 +176,7 @@ class OpenFeed(ABC):
         return None
 
     def stream_start(self) -> Json | None:
-        """Return what a new query keeps in its checkpoint beside its version, as JSON; None for nothing."""
+        """Return what a new query stores in its checkpoint besides its version, as JSON; None for nothing."""
         return None
 
     def stream_end(self, after: int, state: Json | None) -> int:

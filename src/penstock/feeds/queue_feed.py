@@ -146,7 +146,7 @@ class OpenQueueFeed(OpenFeed):
 
 def _newest(tx: Transaction, queue: QueueRecord) -> tuple[FeedCommit | None, int | None]:
     """Return the newest commit, and the time before which there is no later one, if that is known."""
-    # First: what a pump appends after this has no earlier time.
+    # Read first, since what a pump appends after this has no earlier time.
     pump = pumps.pump_of(tx, queue.name)
     last = feed_commits.newest(tx, queue)
     times = [] if last is None else [last.timestamp]
