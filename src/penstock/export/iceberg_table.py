@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
-from pyiceberg.table.snapshots import ancestors_of
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
@@ -20,6 +19,7 @@ from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
 from penstock.tables.iceberg.compaction import merge, small_files
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.schema import RowLayout, evolve, match_table, rows_layout, table_schema
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
 from penstock.tables.iceberg.writer import require_writable
@@ -27,8 +27,6 @@ from penstock.tables.names import digest
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
 
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
@@ -109,7 +107,7 @@ class IcebergExportTable:
 
     def _refuse_rollback(self, table: Table) -> None:
         recorded = self._recorded(table)
-        if recorded is not None and _is_rolled_back(table.metadata, recorded["snapshot"], recorded["number"]):
+        if recorded is not None and is_rolled_back(table.metadata, recorded["snapshot"], recorded["number"]):
             raise rolled_back(self, self._queue, f"snapshot {recorded['snapshot']}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
@@ -214,31 +212,6 @@ class IcebergExportTable:
         if files:
             with suppress(CommitConflict):
                 merge(self._place, self._loaded, files, self._file_bytes)
-
-
-def _is_rolled_back(metadata: TableMetadata, snapshot_id: int, number: int) -> bool:
-    """Whether the current snapshot is neither the given one nor one of its descendants.
-
-    If too many snapshots have expired to decide this, the table counts as not rolled back.
-    """
-    last: Snapshot | None = None
-    for last in ancestors_of(metadata.current_snapshot(), metadata):
-        if last.snapshot_id == snapshot_id:
-            return False
-        if (last.sequence_number or 0) < number:
-            return True
-    if last is None:
-        return True
-    # The oldest ancestor that is left may have no parent because it replaced the table (CREATE OR REPLACE
-    # TABLE), or because its parent has expired, after which pyiceberg removes the parent's id.
-    return metadata.snapshot_by_id(snapshot_id) is not None and _begins_a_table(last)
-
-
-def _begins_a_table(snapshot: Snapshot) -> bool:
-    if snapshot.parent_snapshot_id is not None or snapshot.summary is None:
-        return False
-    total, added = (snapshot.summary[name] for name in ("total-data-files", "added-data-files"))
-    return total is not None and total == added
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

@@ -49,6 +49,11 @@ class Target:
     def files(self, table: Table, transaction: Transaction, token: str) -> FileTarget:
         return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
 
+    def require_kept(self, table: Table, batch: MicroBatch | None) -> None:
+        """Refuse a table that has lost what the query has committed; complete replaces it in any case."""
+        if batch is not None and self.mode != "complete":
+            batch.require_kept(table, self.place.shown)
+
 
 @dataclass(frozen=True)
 class FileChanges:
@@ -180,6 +185,7 @@ class Commit:
 
     def _publish(self, table: Table) -> set[str]:
         commit_once(table)
+        self.target.require_kept(table, self.batch)
         transaction = table.transaction()
         self._require_same_columns(self.target.layout(transaction))
         self._require_files(table, self._needed_files())
@@ -195,9 +201,7 @@ class Commit:
 
     def _send(self, transaction: Transaction, changes: FileChanges) -> set[str]:
         """Commit changes, and return the added data files."""
-        summary, properties = {}, {}
-        if self.batch is not None:
-            summary, properties = self.batch.summary(self.token), self.batch.properties(self.token)
+        summary = {} if self.batch is None else self.batch.summary(self.token)
         recorded = None if changes.record is None else changes.record.commit(transaction)
         producer: RowDelta | _MergeAppendFiles
         if changes.is_append and self.target.mode != "complete":
@@ -213,6 +217,7 @@ class Commit:
         for file in changes.added:
             producer.append_data_file(file)
         producer.commit()
+        properties = self._properties(transaction, producer.snapshot_id)
         if changes.record is not None and recorded is not None:
             properties |= changes.record.properties(transaction, recorded, producer.snapshot_id)
         transaction.set_properties(properties)
@@ -220,6 +225,11 @@ class Commit:
         self._sure = False
         transaction.commit_transaction()
         return self._sent[producer.snapshot_id]
+
+    def _properties(self, transaction: Transaction, snapshot_id: int) -> dict[str, str]:
+        """Return the table properties that name the micro-batch."""
+        snapshot = transaction.table_metadata.snapshot_by_id(snapshot_id)
+        return {} if self.batch is None or snapshot is None else self.batch.properties(self.token, snapshot)
 
     def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
         """Return the changes of a loaded table; None if nothing changes."""

@@ -25,7 +25,6 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestCo
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.table.update.snapshot import ManageSnapshots, _MergeAppendFiles
 from pyiceberg.typedef import Record as Partition
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, NestedField, PrimitiveType
@@ -35,6 +34,7 @@ from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import bounds
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.iceberg.transactions import CommitConflict, commit_once
@@ -122,7 +122,7 @@ class Record:
             raise self._forgotten(f"its branch {BRANCH} is gone: it was dropped, or not kept by the catalog")
         if branch.snapshot_id != named.snapshot:
             raise self._forgotten(f"its branch {BRANCH} was moved")
-        if _is_rolled_back(metadata, named):
+        if is_rolled_back(metadata, named.main, named.number):
             raise TableRefusedError(
                 f"the Iceberg table {self.place.shown} was rolled back, but the record of its changes was "
                 f"not: go back to snapshot {named.main}, or drop the table to start over",
@@ -268,20 +268,6 @@ def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataF
         equality_ids=None,
         key_metadata=None,
     )
-
-
-def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:
-    """Whether the table does not descend from the named snapshot, as far as snapshots are kept.
-
-    A replaced table (``CREATE OR REPLACE TABLE``) keeps its snapshots, and starts with one that has no
-    parent.
-    """
-    for snapshot in ancestors_of(metadata.current_snapshot(), metadata):
-        if snapshot.snapshot_id == named.main:
-            return False
-        if (snapshot.sequence_number or 0) < named.number:
-            return True
-    return metadata.current_snapshot() is None or metadata.snapshot_by_id(named.main) is not None
 
 
 def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int, bytes]]:

@@ -3,8 +3,9 @@
 Each commit names its micro-batch in two places of the table's metadata: the table's properties, and the
 snapshot's summary. Lookups use the properties. They are in the same metadata file as the snapshot, so both
 are committed by one swap in the catalog, and they survive the expiration of snapshots, later commits of other
-writers, and compaction. A summary is available only while its snapshot is kept; it is for people, and for a
-table whose properties were removed by hand.
+writers, and compaction. They survive a rollback too, so they name the snapshot, which must be an ancestor of
+the current one. A summary is available only while its snapshot is kept; it is for people, and for a table
+whose properties were removed by hand.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 from penstock.errors import TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.committed import has_batch, input_digest
+from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.names import digest
 
 if TYPE_CHECKING:
+    from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
 APP, BATCH, INPUT, ATTEMPT = "penstock.app-id", "penstock.batch-id", "penstock.input", "penstock.attempt"
+SNAPSHOT, NUMBER = "penstock.snapshot-id", "penstock.sequence-number"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Committed:
     input: str
     attempt: str
     """The token of the attempt that committed it."""
+    snapshot: tuple[int, int] | None = None
+    """The id and the sequence number of the commit's snapshot, if the table's property has them."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,25 @@ class MicroBatch:
         """Return the entries for the summary of the commit's snapshot."""
         return {APP: self.app_id, BATCH: str(self.batch_id), INPUT: self.input, ATTEMPT: attempt}
 
-    def properties(self, attempt: str) -> dict[str, str]:
-        """Return the table properties that the commit sets."""
-        return {self.property_name: json.dumps(self.summary(attempt))}
+    def properties(self, attempt: str, snapshot: Snapshot) -> dict[str, str]:
+        """Return the table properties that the commit of a snapshot sets."""
+        committed = {SNAPSHOT: snapshot.snapshot_id, NUMBER: snapshot.sequence_number or 0}
+        return {self.property_name: json.dumps({**self.summary(attempt), **committed})}
+
+    def require_kept(self, table: Table, shown: str) -> None:
+        """Refuse a table that was rolled back to before the app's last commit, or replaced."""
+        last = self._in_properties(table)
+        if last is None or last.snapshot is None or not is_rolled_back(table.metadata, *last.snapshot):
+            return
+        raise TableRefusedError(
+            f"the Iceberg table {shown} was rolled back or replaced, and lacks the rows of micro-batch "
+            f"{last.batch_id} of app {self.app_id!r}. They are not written again: go back to snapshot "
+            f"{last.snapshot[0]}, or start over with a new checkpoint, after dropping the table if changes "
+            "are applied to it",
+            condition="TABLE_REFUSED.ROLLED_BACK",
+            table=shown,
+            snapshot=last.snapshot[0],
+        )
 
     def committed(self, table: Table) -> Committed | None:
         """Return the commit of the micro-batch if the table has it."""
@@ -86,7 +108,8 @@ class MicroBatch:
             return None
         try:
             value = json.loads(text)
-            return Committed(int(value[BATCH]), str(value[INPUT]), str(value[ATTEMPT]))
+            snapshot = (int(value[SNAPSHOT]), int(value[NUMBER])) if SNAPSHOT in value else None
+            return Committed(int(value[BATCH]), str(value[INPUT]), str(value[ATTEMPT]), snapshot)
         except (ValueError, KeyError, TypeError):
             raise TableRefusedError(
                 f"the property {self.property_name} of the Iceberg table {'.'.join(table.name())} does not "

@@ -75,6 +75,7 @@ class IcebergWriter:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         place, batch = self.target.place, self._micro_batch(batch_id)
         table = place.open()
+        self.target.require_kept(table, batch)
         earlier = None if batch is None else batch.committed(table)
         if batch is not None and earlier is not None:
             # Spark requires that the batch is read, so that its state is committed.
