@@ -138,7 +138,7 @@ def test_adjacent_ranges_contain_every_row_once(
 
 def test_a_commit_with_an_older_version_is_refused_and_writes_nothing(feed: penstock.QueueFeed) -> None:
     feed.append_commit(3, at(3), inserts(1))
-    with pytest.raises(CommitOutOfOrderError, match="the newest one, 3"):
+    with pytest.raises(CommitOutOfOrderError, match="the newest commit, 3"):
         feed.append_commit(3, at(4), inserts(2))
     with pytest.raises(CommitOutOfOrderError, match="timestamp"):
         feed.append_commit(4, at(2), inserts(2))
