@@ -150,6 +150,8 @@ class _Parts(NamedTuple):
     def of(cls, stored: Stored) -> _Parts:
         of_segments = stored.partition
         begins = [*map(ne, of_segments, chain([None], of_segments))]
+        if all(begins):
+            return cls._one_each(stored)
         places = [*accumulate(map(int, begins))]
         bounds = [*compress(count(), begins), len(of_segments)]
         rows_upto = [*accumulate(stored.row_count, initial=0)]
@@ -163,6 +165,19 @@ class _Parts(NamedTuple):
             array("q", map(sub, bounds[1:], bounds)),
             array("q", places),
             array("q", map(sub, rows_upto, [rows_at[place - 1] for place in places])),
+        )
+
+    @classmethod
+    def _one_each(cls, stored: Stored) -> _Parts:
+        """Return the parts of an append with one segment in each partition, which most appends have."""
+        count = len(stored.partition)
+        return cls(
+            array("q", stored.partition),
+            array("q", stored.row_count),
+            array("q", stored.bytes),
+            array("q", [1]) * count,
+            array("q", range(1, count + 1)),
+            array("q", [0]) * count,
         )
 
     def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
