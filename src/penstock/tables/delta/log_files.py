@@ -108,13 +108,20 @@ def _chosen(adds: pa.StructArray, wanted: set[str]) -> Iterator[dict[str, Any]]:
         yield {name: fields[name] for name in _ADD if fields.get(name) is not None}
 
 
-def file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
-    """Return the actions of a commit on files; raise :class:`UnreadableFile` if the log does not have it."""
+def commit_lines(files: FileSystem, version: int) -> list[bytes] | None:
+    """Return the actions of a commit, each as JSON; None if the log does not have it."""
     try:
         with files.open_input_file(commit_path(version)) as file:
-            lines = file.readall().splitlines()
+            return list(file.readall().splitlines())
     except FileNotFoundError:
-        raise UnreadableFile from None
+        return None
+
+
+def file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
+    """Return the actions of a commit on files; raise :class:`UnreadableFile` if the log does not have it."""
+    lines = commit_lines(files, version)
+    if lines is None:
+        raise UnreadableFile
     # Most lines are adds or removes.
     actions = map(parse_json_object, filter(bytes.strip, lines))
     return [action for action in actions if "add" in action or "remove" in action]

@@ -18,7 +18,7 @@ from penstock.json_text import parse_json_object
 from penstock.lake.storage import DeltaPlace
 from penstock.parallel import in_parallel
 from penstock.tables.delta.data_files import UnreadableFile
-from penstock.tables.delta.log_files import commit_path, file_actions
+from penstock.tables.delta.log_files import commit_lines, file_actions
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -109,10 +109,8 @@ class KeptCommits:
 
 def _commit(files: FileSystem, version: int) -> Commit | None:
     """Read a commit; return None if the log does not have it any more."""
-    try:
-        with files.open_input_file(commit_path(version)) as file:
-            lines = file.readall().splitlines()
-    except FileNotFoundError:
+    lines = commit_lines(files, version)
+    if lines is None:
         return None
     # Most lines are about files.
     actions = [parse_json_object(line) for line in lines if any(kind in line for kind in _KINDS)]
