@@ -22,7 +22,6 @@ from penstock.errors import (
 )
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
-from penstock.queue.checks import refuse_feed
 from penstock.queue.store import connect
 from penstock.spark.connectors import BatchSink, Binding, MicroBatch, Sink, WriteSettings
 from penstock.spark.internals.python_workers import check_reach
@@ -88,8 +87,7 @@ class QueueSink(Sink, ContinuousSink):
                 raise
             # Spark Connect's server may reach a store that this process does not.
             return
-        refuse_feed(queue)
-        check_writable(rows.schema, queue.schema, queue.name)
+        check_writable(rows.schema, queue)
 
     @property
     def description(self) -> str:

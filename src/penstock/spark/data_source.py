@@ -16,7 +16,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOptionError
-from penstock.queue.checks import refuse_feed
 from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
@@ -88,6 +87,5 @@ class PenstockDataSource(DataSource):
 
     def _sink(self, options: SinkOptions, schema: StructType) -> QueueRecord:
         queue = self._queue(options)
-        refuse_feed(queue)
-        check_writable(schema, queue.schema, queue.name)
+        check_writable(schema, queue)
         return queue

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema, is_wider, spark_json
 from penstock.errors import SchemaMismatchError
+from penstock.queue.checks import refuse_feed
 from penstock.store.log.reading import Chunk
 from penstock.store.records.catalog import QueueRecord
 
@@ -155,11 +156,12 @@ def _timestamps(chunk: Chunk) -> pa.Array:
     return pa.repeat(pa.scalar(chunk.first_timestamp, QUEUE_METADATA[-1].type), chunk.batch.num_rows)
 
 
-def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
-    """Refuse a DataFrame that cannot be written into a queue, before anything runs."""
-    schema = canonical_schema(frame)
-    _check_columns(schema.names, queue, name)
-    for field in queue:
+def check_writable(frame: StructType, queue: QueueRecord) -> None:
+    """Refuse a change feed's queue, and a DataFrame that does not fit a queue, before anything runs."""
+    refuse_feed(queue)
+    schema, name = canonical_schema(frame), queue.name
+    _check_columns(schema.names, queue.schema, name)
+    for field in queue.schema:
         index = _index(schema.names, field.name)
         if index is not None and not _fits(schema.field(index).type, field.type):
             raise SchemaMismatchError(

@@ -34,7 +34,6 @@ from penstock.continuous.connectors.protocol import (
 )
 from penstock.continuous.connectors.staging_writer import MOST_BYTES, MOST_ROWS, StagingWriter
 from penstock.json_text import JsonValue
-from penstock.queue.checks import refuse_feed
 from penstock.queue.placement import placement_of
 from penstock.queue.store import Store, open_store
 from penstock.spark.internals.python_workers import check_reach
@@ -238,8 +237,7 @@ class QueueSinkDriver(SinkDriver):
 
     def check(self, schema: StructType) -> None:
         queue = _look_up(self.options)
-        refuse_feed(queue)
-        check_writable(schema, queue.schema, queue.name)
+        check_writable(schema, queue)
 
     def writers(self) -> QueueWriterFactory:
         app_id = self._commits.app_id if self.exactly_once else None
