@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.continuous import tasks
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
@@ -87,6 +88,16 @@ class Pause:
     def wake(self) -> None:
         """Resume it for good."""
         self._woken.set()
+
+
+def read_no_further_when_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop a task's reads once it has reported a backlog: however slow the driver is, rows are left for it."""
+    read = tasks.ReadLoop._read
+
+    def reads(loop: tasks.ReadLoop) -> pa.RecordBatch | None:
+        return None if "behind" in loop._reported else read(loop)
+
+    monkeypatch.setattr(tasks.ReadLoop, "_read", reads)
 
 
 class Copy:

@@ -15,7 +15,7 @@ from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import Settings, State
 from penstock.errors import ContinuousFailedError, OwnerFencedError
 from penstock.store.records.catalog import QueueGrown
-from tests.continuous.copying import PATIENCE, Copy, die_behind
+from tests.continuous.copying import PATIENCE, Copy, die_behind, read_no_further_when_behind
 from tests.support.waiting import wait_until
 
 
@@ -235,6 +235,7 @@ def test_a_query_far_behind_catches_up_with_a_job_that_ends(
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
     monkeypatch.setattr(module, "LITTLE_LEFT", 8)
+    read_no_further_when_behind(monkeypatch)
     query = copy.add(60).query()
     copy.through(query)
     wait_until(lambda: [job.catches_up for job in copy.engine.jobs] == [False, True, False])

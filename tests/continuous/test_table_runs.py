@@ -17,7 +17,7 @@ from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.tables import continuous
-from tests.continuous.copying import PATIENCE, Copy
+from tests.continuous.copying import PATIENCE, Copy, read_no_further_when_behind
 from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until
 
@@ -66,6 +66,7 @@ def far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
     monkeypatch.setattr(module, "LITTLE_LEFT", 8)
     monkeypatch.setattr(module, "_RESTARTS", 0)
+    read_no_further_when_behind(monkeypatch)
 
 
 @pytest.mark.usefixtures("far_behind")
