@@ -91,7 +91,7 @@ class Pause:
 
 
 def read_no_further_when_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop a task's reads once it has reported a backlog, so that the rest is left however slow the driver is."""
+    """Stop a task's reads once it has reported a backlog: rows are left however slow the driver is."""
     read = tasks.ReadLoop._read
 
     def reads(loop: tasks.ReadLoop) -> pa.RecordBatch | None:

@@ -212,16 +212,17 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     assert cleaned() == first
 
 
-def test_a_late_object_is_refused(
-    store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shift", [-DAY * 2 // 3, DAY * 2 // 3], ids=["late", "clock-set-back"])
+def test_an_object_that_may_have_been_deleted_is_refused(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
     real = payloads.store_payloads
 
     def late(*arguments: object, **named: object) -> object:
-        # The process was suspended after it had written the object.
+        # The process was suspended after it had written the object, or the clock was set back.
         for segment in arguments[1]:  # type: ignore[attr-defined]
             made = segment.stored.object
-            object.__setattr__(made, "begun_at", made.begun_at - DAY * 2 // 3)
+            object.__setattr__(made, "begun_at", made.begun_at + shift)
         return real(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr("penstock.store.log.partition_log.store_payloads", late)

@@ -217,12 +217,15 @@ def enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
             "an object with the same random id exists already: repeat the append",
             condition="COMMIT_REFUSED.OBJECT_EXISTS",
         )
-    oldest = min(each.begun_at for each in made)
-    if any(row.created_at - oldest > ORPHAN_AGE // 2 for row in entered):
+    begun = [each.begun_at for each in made]
+    # If the clock was set back since, the objects are older than they seem.
+    earliest, latest = max(begun) - ORPHAN_AGE // 2, min(begun) + ORPHAN_AGE // 2
+    if any(not earliest <= row.created_at <= latest for row in entered):
         raise CommitRefusedError(
-            "these rows were written to object storage more than half a day ago, and may have been deleted "
-            "since, like the leftovers of a dead process: repeat the append, or restart the query, which "
-            "repeats the micro-batch",
+            "these rows were written to object storage more than half a day ago by the database's clock, or "
+            "the clock was set back by that much since. They may have been deleted in the meantime, like the "
+            "leftovers of a dead process: repeat the append, or restart the query, which repeats the "
+            "micro-batch",
             condition="COMMIT_REFUSED.OBJECT_TOO_OLD",
         )
 
