@@ -62,7 +62,7 @@ INNER = {
         "record",
         "rows_to_append",
         "segments_of",
-        "while_growing",
+        "until_placed",
     },
     "Consumer": {"refuse_when_owned"},
     "Retention": {"of"},

@@ -14,7 +14,7 @@ from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import Settings, State
 from penstock.errors import ContinuousFailedError, OwnerFencedError
-from penstock.store.records.catalog import QueueGrown
+from penstock.store.records.catalog import QueueChanged
 from tests.continuous.copying import PATIENCE, Copy, die_behind, read_no_further_when_behind
 from tests.support.waiting import wait_until
 
@@ -152,7 +152,7 @@ def test_a_query_stopped_while_its_run_fails_ends_and_repeats_the_rest_when_rest
 
     def grown(*_: object) -> None:
         query.stopping = True
-        raise QueueGrown("it has more partitions by now")
+        raise QueueChanged("it has more partitions by now")
 
     monkeypatch.setattr(query.sink, "commit", grown)
     query.start()

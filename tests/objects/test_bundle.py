@@ -40,7 +40,7 @@ def test_the_index_says_what_an_object_holds(payloads: list[Packed]) -> None:
         {
             "partition": each.partition,
             "rows": each.rows,
-            "width": each.width,
+            "columns_id": each.columns_id,
             "offset": place.offset,
             "length": place.length,
             "checksum": place.checksum,

@@ -277,19 +277,21 @@ def test_merging_only_rows_without_a_column_does_not_add_it(store: penstock.Stor
         queue.append([{"n": n}])
     queue.add_columns(NOTE)
     queue.compact()
-    assert _widths(store) == [2]
+    assert _columns(store) == [["n", "s"]]
     queue.append([{"n": 5, "note": "x"}])
     queue.compact()
-    assert _widths(store) == [3]
+    assert _columns(store) == [["n", "s", "note"]]
 
 
-def _widths(store: penstock.Store) -> list[int]:
+def _columns(store: penstock.Store) -> list[list[str]]:
+    """Return the columns with which each payload was written."""
     text = qualify(
-        "select width from penstock.payload order by payload_id",
+        "select columns_id from penstock.payload order by payload_id",
         store.database.dialect,
         store.database.url.schema,
     )
-    return [row[0] for row in run_sql(store.database, text)]
+    columns = store.queue("q").record.columns
+    return [columns.of(row[0]).names for row in run_sql(store.database, text)]
 
 
 def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store) -> None:
@@ -336,9 +338,8 @@ def test_rows_staged_before_columns_are_added_can_be_committed_after(store: pens
     )
     queue.add_columns(NOTE)
     wide = pa.table({"n": [2], "s": ["b"], "note": ["c"]}, schema=queue.schema)
-    store.database.run(
-        lambda tx: staging.stage(tx, queue.record, Attempt("app", 0, 1, "two"), to_segments(wide, 0), 0)
-    )
+    segments = to_segments(wide, 0, columns_id=queue.record.columns.id)
+    store.database.run(lambda tx: staging.stage(tx, queue.record, Attempt("app", 0, 1, "two"), segments, 0))
     store.database.run(lambda tx: staging.promote(tx, old, "app", 0, {"one": 1, "two": 1}))
     expected = [{"n": 1, "s": "a", "note": None}, {"n": 2, "s": "b", "note": "c"}]
     assert queue.read(0, 0).to_pylist() == expected

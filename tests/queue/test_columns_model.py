@@ -188,7 +188,7 @@ class ColumnsMachine(RuleBasedStateMachine):
         rows = self.made(handle.width, count, known_kind(handle))
         table = pa.Table.from_pylist(rows, schema=handle.queue.schema)
         attempt, record = Attempt(self.name, self.batch, 0, "only"), handle.queue.record
-        number, segments = len(self.staged), to_segments(table, 0, width=record.columns.width)
+        number, segments = len(self.staged), to_segments(table, 0, columns_id=record.columns.id)
         self.store.database.run(lambda tx: staging.stage(tx, record, attempt, segments, number))
         self.staged.append((1, rows))
 

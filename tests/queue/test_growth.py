@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInputError
 from penstock.queue.placement import Hashes, home_of
-from penstock.store.records.catalog import QueueGrown
+from penstock.store.records.catalog import QueueChanged
 from tests.support.processes import ChildProcess
 from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
 
@@ -123,7 +123,7 @@ def test_rows_placed_for_fewer_partitions_are_never_appended(store: penstock.Sto
         lambda tx: partition_log.append(tx, old, many),
         lambda tx: staging.promote(tx, old, "app", 0, {"try": 1}),
     ):
-        with pytest.raises(QueueGrown, match="repeat the append, or restart the query"):
+        with pytest.raises(QueueChanged, match="repeat the append, or restart the query"):
             store.database.run(work)
     assert queue.info().rows == 0
     unkeyed = store.create_queue("r", SCHEMA, partitions=2)

@@ -378,7 +378,7 @@ def restore(op: Operator, rng: random.Random) -> None:
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
     if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
         op.machine.disk.files = dict(backup.files)
-    op.later(0.0, op.create_missing)
+    op.later(0.0, partial(op.create_missing, columns=rng.random() < 0.5))
     op.history.restored = True
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
     if op.scenario.two_stores and op.sink not in which:

@@ -194,11 +194,8 @@ class Operator:
     def _clean_up(self, store: Any, *, take_over: bool) -> None:
         clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=take_over)
 
-    def create_missing(self) -> None:
-        """Create what a restored backup lacks: a queue that was being recreated, and later columns.
-
-        A program that knows these columns goes on writing them.
-        """
+    def create_missing(self, *, columns: bool) -> None:
+        """Create what a restored backup lacks: a queue that was being recreated, and perhaps columns."""
         source, sink = open_store(self.source.url), open_store(self.sink.url)
         if SOURCE in source.queues():
             self.register(source)
@@ -206,11 +203,11 @@ class Operator:
             self.create_source(source)
         if self.scenario.sink != "table" and SINK not in sink.queues():
             self.create_sink(sink)
-        for server, change in self._column_changes:
+        for server, change in self._column_changes if columns else ():
             change(open_store(server.url))
 
     def change_columns(self, server: Server, change: Callable[[Any], None]) -> None:
-        """Add columns to a queue or widen them; the change is repeated when an older backup is restored."""
+        """Add columns to a queue or widen them, perhaps again when an older backup is restored."""
         self._column_changes.append((server, change))
         self.with_store(server, change)
 

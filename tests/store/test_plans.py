@@ -30,7 +30,10 @@ FILL = [
         "insert into penstock.partition (queue_id, partition, total, next_index) "
         "select 1 + i / 4, i % 4, 4, 1000000 from {rows:8000}"
     ),
-    f"insert into penstock.payload (payload_id, width, data) select i, 1, {{empty}} from {{rows:{SEGMENTS}}}",
+    (
+        "insert into penstock.payload (payload_id, columns_id, data) "
+        f"select i, 0, {{empty}} from {{rows:{SEGMENTS}}}"
+    ),
     (
         "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, "
         "last_append, first_timestamp, last_timestamp, bytes, payload_id) select 6 + i % 3, 0, i / 3, i / "
@@ -79,7 +82,7 @@ FILL = [
         "select 'q' || (i % 20), i, 'r', i, 1, '{{}}' from {rows:18000}"
     ),
     (
-        "insert into penstock.payload (payload_id, width, object_id, start_byte, length, checksum) "
+        "insert into penstock.payload (payload_id, columns_id, object_id, start_byte, length, checksum) "
         f"select {SEGMENTS} + i, 1, i / 2, 0, 1, 0 from {{rows:20000}}"
     ),
     (
@@ -279,7 +282,7 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
         parameters |= {"segments": 1, "now": 1}
     else:
         name, check = "append_segment", _postgres_faults
-        parameters |= {"data": b"x", "width": 1}
+        parameters |= {"data": b"x", "columns_id": 0, "columns": None}
     with as_the_store(filled) as connection:
         text = statements(filled.dialect, filled.url.schema)[name]
         assert check(connection, text, parameters, name) == []

@@ -98,11 +98,14 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         return canonical_schema(pa.ipc.read_schema(pa.py_buffer(data)))
 
 
-def fields_from_bytes(data: bytes) -> list[pa.Field]:
-    """Return the fields in an Arrow IPC schema message of a store; several may have the same name."""
+def fields_from_bytes(data: bytes, key: bytes) -> tuple[list[pa.Field], list[bytes]]:
+    """Return the fields in an Arrow IPC schema message of a store, and their metadata of one key, which is
+    empty if a field has none. Several fields may have the same name.
+    """
     with _readable():
         fields = list(pa.ipc.read_schema(pa.py_buffer(data)))
-        return [canonical_schema(pa.schema([field])).field(0) for field in fields]
+        values = [(field.metadata or {}).get(key, b"") for field in fields]
+        return [canonical_schema(pa.schema([field])).field(0) for field in fields], values
 
 
 @contextmanager

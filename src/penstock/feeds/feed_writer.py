@@ -18,7 +18,7 @@ from penstock.store.log.partition_log import Appended
 from penstock.store.log.payloads import put_away
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import feed_commits
-from penstock.store.records.catalog import QueueGrown, QueueRecord
+from penstock.store.records.catalog import QueueChanged, QueueRecord
 
 T = TypeVar("T")
 
@@ -74,23 +74,23 @@ def append_commits(
             each.part.queue.after_append(each.record, what)
         return appended
 
-    return _while_growing([part.queue for part in ordered], attempt)
+    return _until_placed([part.queue for part in ordered], attempt)
 
 
-def _while_growing(queues: Sequence[Queue], attempt: Callable[[], T]) -> T:
-    """Repeat an append to several queues, with their new placement, while any of them has grown."""
+def _until_placed(queues: Sequence[Queue], attempt: Callable[[], T]) -> T:
+    """Repeat an append to several queues, with their new placement, while any of them changes."""
     if not queues:
         return attempt()
 
     def once() -> T:
         try:
             return attempt()
-        except QueueGrown:
+        except QueueChanged:
             for queue in queues:
                 queue.refresh()
             raise
 
-    return queues[0].while_growing(once)
+    return queues[0].until_placed(once)
 
 
 @dataclass(frozen=True)

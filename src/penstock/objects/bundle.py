@@ -21,7 +21,7 @@ from penstock.objects.storage import Buffer
 _TRAILER = struct.Struct("<II8s")
 _MAGIC = b"PENSTOCK"
 _INDEX = pa.schema(
-    [(name, pa.int64()) for name in ("partition", "rows", "width", "offset", "length", "checksum")]
+    [(name, pa.int64()) for name in ("partition", "rows", "columns_id", "offset", "length", "checksum")]
 )
 
 
@@ -31,8 +31,8 @@ class Packed:
 
     partition: int
     rows: int
-    width: int
-    """The number of columns."""
+    columns_id: int
+    """Which of the queue's columns the rows have (`QueueColumns`)."""
     payload: Buffer
 
 
@@ -60,7 +60,7 @@ def pack(payloads: Sequence[Packed]) -> tuple[list[Buffer], list[Place]]:
         offset += length
     columns = zip(
         *(
-            (each.partition, each.rows, each.width, place.offset, place.length, place.checksum)
+            (each.partition, each.rows, each.columns_id, place.offset, place.length, place.checksum)
             for each, place in zip(payloads, places, strict=True)
         ),
         strict=True,

@@ -22,7 +22,7 @@ from penstock.errors import InvalidInputError
 from penstock.json_text import unreadable_record
 from penstock.store.database import Database, Row
 from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
-from penstock.store.records.catalog import QueueGrown, QueueRecord
+from penstock.store.records.catalog import QueueChanged, QueueRecord
 from penstock.store.records.queue_columns import QueueColumns
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
@@ -116,17 +116,20 @@ class Placement:
         All rows go to ``partition``. When it is None, each row goes to the partition of its key; in a queue
         without a key, all go to the partition that ``fallback`` chooses.
         """
-        width = self.columns.width_of(rows.schema)
-        if width is None:
-            # Another thread has loaded the queue from before it got these columns.
-            raise QueueGrown("the queue got new columns while rows were prepared for it: repeat the append")
+        columns_id = self.columns.id_of(rows.schema)
+        if columns_id is None:
+            # Another thread has loaded the queue from before or after it had these columns.
+            raise QueueChanged(
+                "the queue's columns changed while rows were prepared for it, and none of them is visible: "
+                "repeat the append"
+            )
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
             self._require_partition(rows, partition)
         return [
             segment
             for target, part in parts
-            for segment in to_segments(part, target, width=width, max_rows=max_rows, lazy=lazy)
+            for segment in to_segments(part, target, columns_id=columns_id, max_rows=max_rows, lazy=lazy)
         ]
 
     def _split(self, rows: Rows, fallback: int) -> list[tuple[int, Rows]]:

@@ -19,7 +19,6 @@ from penstock.errors import (
     InvalidPositionError,
     PartitionNotFoundError,
     SchemaMismatchError,
-    StoreError,
 )
 from penstock.queue.append_buffer import BATCH_BYTES, LINGER, AppendBuffer
 from penstock.queue.appends import AppendResult, Rows
@@ -155,18 +154,19 @@ class Queue:
         idempotent: bool = False,
     ) -> Appended:
         """Append in one transaction, together with what ``around`` does before and after."""
-        table = self.rows_to_append(rows)
+        rows = _rereadable(rows)
         if partition is not None:
             self._check_partition(partition)
 
         def attempt() -> Appended:
+            table = self.rows_to_append(rows)
             record, placement = self.current_placement()
             segments = self.segments_of(table, placement, partition)
             if not segments and around is None:
                 return Appended()
             return self._append(record, segments, connection, around, idempotent)
 
-        return self.while_growing(attempt)
+        return self.until_placed(attempt)
 
     def segments_of(
         self, rows: pa.Table, placement: Placement, partition: int | None = None
@@ -176,18 +176,17 @@ class Queue:
         lazy = self.database.dialect != "sqlite"
         return placement.segments(rows, partition, next(self._round_robin), lazy=lazy)
 
-    def while_growing(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` and return its result; repeat it with the new placement while the queue grows."""
-        for _ in range(_PLACEMENT_ATTEMPTS):
+    def until_placed(self, attempt: Callable[[], T]) -> T:
+        """Call ``attempt`` and return its result; repeat it if the queue's partitions or columns changed."""
+        tries = itertools.count(1)
+        while True:
             try:
                 return attempt()
-            except catalog.QueueGrown:
+            except catalog.QueueChanged:
                 # Nothing was written: place the rows again.
                 self.refresh()
-        raise StoreError(
-            f"other programs keep adding partitions to queue {self.name!r}: try again",
-            condition="STORE_ERROR.PARTITIONS_ADDED",
-        )
+                if next(tries) == _PLACEMENT_ATTEMPTS:
+                    raise
 
     def rows_to_append(self, rows: Rows) -> pa.Table:
         """Return rows as a table with the queue's columns; refuse rows that do not fit."""

@@ -14,7 +14,7 @@ from penstock.store.log.payloads import Home, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written
 from penstock.store.postgres import staging_relations
-from penstock.store.records.catalog import QueueRecord, require_unchanged
+from penstock.store.records.catalog import QueueRecord, require_columns, require_unchanged
 from penstock.store.records.consumers import list_registrations
 from penstock.store.records.staged import delete_staged_payloads, insert_staged, segments_of
 
@@ -77,7 +77,15 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
 
 
 def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
-    """Write segments of an attempt; ``ordinal`` is the number of the first one."""
+    """Write segments of an attempt; ``ordinal`` is the number of the first one.
+
+    Raises
+    ------
+    QueueChanged
+        When the rows are for a queue that does not have their columns.
+    """
+    if isinstance(home, QueueRecord):
+        require_columns(tx, home, map(attrgetter("columns_id"), segments))
     insert_staged(
         tx,
         stored_columns(segments, store_payloads(tx, segments)),

@@ -24,7 +24,7 @@ from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
-VERSION = 14
+VERSION = 15
 """The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
 _TRIES = 5
 

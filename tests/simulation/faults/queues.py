@@ -50,8 +50,8 @@ QUEUES = [
     Fault(
         "a merge reverses the order of segments",
         "store/log/compact.py",
-        "    segment = Segment(run.partition, pa.concat_batches(batches), width)\n",
-        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]), width)\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches), columns_id)\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]), columns_id)\n",
     ),
     Fault(
         "a merge does not lock its partition",

@@ -36,6 +36,7 @@ from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.records import ledger
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.queue_columns import FIRST_COLUMNS
 
 SEQUENCE = "_sequence"
 OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)
@@ -77,7 +78,7 @@ class Letters:
         context = context_of(spark)
         check_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
-        if not record.columns.of(record.columns.first_width).equals(DEAD_LETTERS):
+        if not record.columns.of(FIRST_COLUMNS).equals(DEAD_LETTERS):
             raise SchemaMismatchError(
                 f"queue {address.queue!r} has another schema than dead letters: create it with the schema "
                 "penstock.changes.DEAD_LETTERS",

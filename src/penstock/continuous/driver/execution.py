@@ -23,7 +23,7 @@ from penstock.continuous.driver.runs import Run, SparkEngine, SparkJob, partitio
 from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.redaction import shown
-from penstock.store.records.catalog import QueueGrown
+from penstock.store.records.catalog import QueueChanged
 from penstock.store.staging import StagingLost
 
 log = logging.getLogger("penstock.continuous")
@@ -427,7 +427,7 @@ def _may_be_repeated(error: Exception) -> bool:
     """Return whether the next run may succeed, for example after partitions were added to the sink."""
     if not isinstance(error, PenstockError) or error.condition == OTHER_INPUT:
         return True
-    return isinstance(error, ContinuousFailedError | QueueGrown | StagingLost)
+    return isinstance(error, ContinuousFailedError | QueueChanged | StagingLost)
 
 
 def _not_finished(what: str) -> ContinuousFailedError:

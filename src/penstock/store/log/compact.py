@@ -29,7 +29,7 @@ from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.payloads import put_away, store_payloads, with_payloads
 from penstock.store.log.reading import PAGE_SEGMENTS
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment, by_size
-from penstock.store.records.catalog import QueueRecord, lock_partition, reread
+from penstock.store.records.catalog import QueueRecord, lock_partition, require_columns, reread
 from penstock.store.records.locations import require_own_location
 
 SEGMENT_BYTES = 8 << 20
@@ -233,14 +233,14 @@ def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
     except StoreError as error:
         bad = _first_unreadable(queue, rows)
         raise unreadable(queue, run.partition, bad[0].start_index, bad[-1].end_index, error) from error
-    width = max(int(row.width) for row in rows)
+    columns_id = queue.columns.latest(row.columns_id for row in rows)
     rows = rows[: len(batches)]
     if len(batches) == 1:
         return _Merged(rows)
     parts = [
         Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
     ]
-    segment = Segment(run.partition, pa.concat_batches(batches), width)
+    segment = Segment(run.partition, pa.concat_batches(batches), columns_id)
     _ = segment.payload  # compress before anything is locked and before the next run is decoded
     return _Merged(rows, segment, Runs.concat(parts).to_buffer())
 
@@ -249,10 +249,9 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
     """Return as many decoded segments as fit into memory together, at least the first one."""
     batches: list[pa.RecordBatch] = []
     size = without_bytes = 0
-    width = queue.columns.width
     for row, batch in zip(rows, decode_together(queue, rows), strict=False):
         # Nulls of columns that were added later share one buffer until they are joined.
-        size += batch.nbytes if row.width < width else batch.get_total_buffer_size()
+        size += batch.nbytes if row.columns_id != queue.columns.id else batch.get_total_buffer_size()
         without_bytes += values_without_bytes(batch)
         if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MOST_WITHOUT_BYTES):
             break
@@ -321,6 +320,7 @@ def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segm
     present = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
     if list(map(_identity, present)) != list(map(_identity, old)):
         return False
+    require_columns(tx, queue, [new.columns_id])
     payload_id = store_payloads(tx, [new], runs)[0]
     tx.many("delete_payload", {"payload_id": [row.payload_id for row in old]})
     tx.many("delete_segment", {"end_index": [row.end_index for row in old]}, **where)

@@ -74,7 +74,7 @@ class _Fitter:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to decode segments of one width."""
+    """How to decode segments with the same columns."""
 
     schema: pa.Schema
     columns: Sequence[str] | None
@@ -115,9 +115,9 @@ class Decoder:
 
     def rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield rows [start, end) of a segment in a page, in several batches if there are many."""
-        plan = self._plans.get(row.width)
+        plan = self._plans.get(row.columns_id)
         if plan is None:
-            plan = self._plans[row.width] = self._plan(row.width)
+            plan = self._plans[row.columns_id] = self._plan(row.columns_id)
         batch = decode(row.data, plan.schema, plan.columns)
         require_rows(row, batch)
         most = MOST_ROWS if plan.fitter is None else min(plan.fitter.most_rows, MOST_ROWS)
@@ -126,11 +126,11 @@ class Decoder:
             # After the slice, so that reading a few rows does not fill nulls for all of them.
             yield piece if plan.fitter is None else plan.fitter.fitted(piece)
 
-    def _plan(self, width: int) -> _Plan:
-        if width > self._queue.columns.width:
+    def _plan(self, columns_id: int) -> _Plan:
+        if columns_id not in self._queue.columns.ids:
             self._queue = self._reread()
-        _require_width(self._queue, width)
-        wanted, schema = self._wanted, self._queue.columns.of(width)
+        _require_columns(self._queue, columns_id)
+        wanted, schema = self._wanted, self._queue.columns.of(columns_id)
         present = [name for name in wanted.names if name in schema.names]
         found = pa.schema([schema.field(name) for name in present])
         fits = len(found) == len(wanted) and all(map(same_type, found.types, wanted.types))
@@ -142,49 +142,39 @@ class Decoder:
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """Decode several segments lazily, one batch each, with the columns of the widest segment; ``queue`` must
-    have all of these columns.
+    """Decode several segments lazily, one batch each, with the latest columns that any of them has; ``queue``
+    must have all of these columns.
     """
-    widths = [int(row.width) for row in rows]
-    for width in set(widths):
-        _require_width(queue, width)
-    widest = queue.columns.of(max(widths))
-    # One decoder for all segments of a width: decoding each one separately costs several times as much.
+    ids = [int(row.columns_id) for row in rows]
+    for columns_id in set(ids):
+        _require_columns(queue, columns_id)
+    latest = queue.columns.latest(set(ids))
+    # One decoder for all segments with the same columns: decoding each one separately costs several times as
+    # much.
     batches = {
-        width: decode_each(
-            [row.data for row, own in zip(rows, widths, strict=True) if own == width],
-            queue.columns.of(width),
+        columns_id: decode_each(
+            [row.data for row, own in zip(rows, ids, strict=True) if own == columns_id],
+            queue.columns.of(columns_id),
         )
-        for width in set(widths)
+        for columns_id in set(ids)
     }
-    fitters = {width: _Fitter(queue, queue.columns.of(width).names, widest) for width in batches}
-    for row, width in zip(rows, widths, strict=True):
-        batch = next(batches[width])
+    schema = queue.columns.of(latest)
+    fitters = {each: _Fitter(queue, queue.columns.of(each).names, schema) for each in batches}
+    for row, columns_id in zip(rows, ids, strict=True):
+        batch = next(batches[columns_id])
         # Compacting a segment with the wrong number of rows would make its neighbours unreadable too.
         require_rows(row, batch)
-        yield batch if width == max(widths) else fitters[width].fitted(batch)
+        yield batch if columns_id == latest else fitters[columns_id].fitted(batch)
 
 
-def _require_width(queue: QueueRecord, width: int) -> None:
-    """Refuse a segment with fewer columns than the queue was created with, or with more than it has now.
-
-    A segment without columns has no bytes for its rows, so it could claim any number of rows.
-    """
-    first, last = queue.columns.first_width, queue.columns.width
-    if width > last:
+def _require_columns(queue: QueueRecord, columns_id: int) -> None:
+    """Refuse a segment whose columns the queue does not have."""
+    if columns_id not in queue.columns.ids:
         raise StoreError(
-            f"the segment's rows have newer columns or column types than the queue ({width} instead of "
-            f"{last}). If the store was restored while programs were running, repeat the add_columns and "
-            "widen_columns calls made since the backup; otherwise it is damaged: restore a backup",
+            "the segment's rows have columns or column types that the queue does not have: the store is "
+            "damaged; restore a backup",
             condition="SEGMENT_UNREADABLE",
-            columns=width,
-        )
-    if width < first:
-        raise StoreError(
-            f"the segment has {width} columns, and the queue was created with {first}: the store is damaged; "
-            "restore a backup",
-            condition="SEGMENT_UNREADABLE",
-            columns=width,
+            columns=columns_id,
         )
 
 

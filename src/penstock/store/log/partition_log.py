@@ -14,7 +14,8 @@ from penstock.store.database import Database, Transaction
 from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written, store_written
-from penstock.store.records.catalog import QueueRecord, dropped, grown, within_limits
+from penstock.store.records.catalog import QueueRecord, dropped, grown, require_columns, within_limits
+from penstock.store.records.queue_columns import FIRST_COLUMNS, id_text
 from penstock.store.records.staged import Stored
 
 MERGE_FAN_IN = 64
@@ -61,8 +62,9 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
 
     Raises
     ------
-    QueueGrown
-        When rows with equal keys could end up in different partitions.
+    QueueChanged
+        When rows with equal keys could end up in different partitions, or the queue does not have the rows'
+        columns.
     """
     if _is_one(tx.dialect, segments):
         return _append_one(tx, queue, segments[0])
@@ -71,6 +73,7 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     ordered = sorted(segments, key=attrgetter("partition"))
     # Writing payloads blocks no other writer in PostgreSQL, so it is done before the partitions are locked.
     # In SQLite all other writers wait anyway, and the first payload's id can be the append's.
+    require_columns(tx, queue, map(attrgetter("columns_id"), ordered))
     ids = store_payloads(tx, ordered)
     return publish(tx, queue, stored_columns(ordered, ids), ids[0])
 
@@ -85,6 +88,7 @@ def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Writte
     """Append what tasks have written as one append, as :func:`append` does."""
     if not any(each.objects for each in written):
         return append(tx, queue, index.segments(written))
+    require_columns(tx, queue, index.columns_id)
     ids = store_written(tx, written, index)
     return publish(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
 
@@ -99,10 +103,12 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
             row_count=segment.rows,
             bytes=segment.bytes,
             data=memoryview(segment.payload),
-            width=segment.width,
+            columns_id=segment.columns_id,
+            columns=None if segment.columns_id == FIRST_COLUMNS else id_text(segment.columns_id),
             gap=gap_after_last(),
         )
     if row is None:
+        require_columns(tx, queue, [segment.columns_id])
         raise dropped(queue)
     _check_heads(tx, queue, {row.channel}, {row.total})
     where = (segment.partition,)

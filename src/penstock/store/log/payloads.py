@@ -113,7 +113,7 @@ def put_into_objects(
 
     def put(group: Sequence[Segment]) -> None:
         parts, places = pack(
-            [Packed(each.partition, each.rows, each.width, memoryview(each.payload)) for each in group]
+            [Packed(each.partition, each.rows, each.columns_id, memoryview(each.payload)) for each in group]
         )
         size = sum(memoryview(part).nbytes for part in parts)
         # Ids are below 2**62 so that both databases can count with them.
@@ -144,7 +144,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
         (number, segment) for number, segment in zip(ids, segments, strict=True) if segment.stored is None
     ]
     placed = [
-        (number, segment.width, segment.stored)
+        (number, segment.columns_id, segment.stored)
         for number, segment in zip(ids, segments, strict=True)
         if segment.stored is not None
     ]
@@ -154,7 +154,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     places = [stored.place for _, _, stored in placed]
     in_objects = Places(
         [number for number, _, _ in placed],
-        [width for _, width, _ in placed],
+        [columns_id for _, columns_id, _ in placed],
         [stored.object.object_id for _, _, stored in placed],
         [place.offset for place in places],
         [place.length for place in places],
@@ -168,7 +168,7 @@ class Places(NamedTuple):
     """The places of payloads in objects, column by column, since there may be thousands."""
 
     payload_id: Sequence[int]
-    width: Sequence[int]
+    columns_id: Sequence[int]
     object_id: Sequence[int]
     start_byte: Sequence[int]
     length: Sequence[int]
@@ -194,7 +194,7 @@ def insert_payloads(
             message: dict[str, Sequence[object]] = {
                 "payload_id": [number for number, _ in part],
                 "data": data,
-                "width": [each.width for _, each in part],
+                "columns_id": [each.columns_id for _, each in part],
             }
             tx.many("insert_payload", message, runs=runs)
             first, size, data = place, 0, []

@@ -20,6 +20,7 @@ from penstock.arrow.segments import (
 )
 from penstock.errors import InvalidInputError, StoreError
 from penstock.objects.bundle import Place
+from penstock.store.records.queue_columns import FIRST_COLUMNS
 
 T = TypeVar("T")
 
@@ -183,11 +184,11 @@ class InObject:
 class Segment:
     """Consecutive rows of one partition that are about to be stored."""
 
-    def __init__(self, partition: int, batch: pa.RecordBatch, width: int | None = None) -> None:
+    def __init__(self, partition: int, batch: pa.RecordBatch, columns_id: int = FIRST_COLUMNS) -> None:
         self.partition = partition
         self.rows = int(batch.num_rows)
-        self.width = int(batch.num_columns) if width is None else width
-        """Says which of the queue's columns the rows have (`QueueColumns`)."""
+        self.columns_id = columns_id
+        """Which of the queue's columns the rows have (`QueueColumns`)."""
         self.stored: InObject | None = None
         """Where the rows are, if they have been written to object storage."""
         self._batch: pa.RecordBatch | None = batch
@@ -210,12 +211,12 @@ class Segment:
 
     @classmethod
     def written(
-        cls, partition: int, rows: int, width: int, payload: pa.Buffer | None, stored: InObject | None
+        cls, partition: int, rows: int, columns_id: int, payload: pa.Buffer | None, stored: InObject | None
     ) -> Segment:
         """Return a segment that another process has encoded, with its rows or with where they are."""
         segment = cls.__new__(cls)
-        segment.partition, segment.rows, segment.width, segment.stored = partition, rows, width, stored
-        segment._batch, segment._payload = None, payload
+        segment.partition, segment.rows, segment.columns_id = partition, rows, columns_id
+        segment.stored, segment._batch, segment._payload = stored, None, payload
         return segment
 
     def put_away(self, stored: InObject) -> None:
@@ -242,20 +243,21 @@ def to_segments(
     table: pa.Table | pa.RecordBatch,
     partition: int,
     *,
-    width: int | None = None,
+    columns_id: int = FIRST_COLUMNS,
     max_rows: int = SEGMENT_ROWS,
     lazy: bool = False,
 ) -> list[Segment]:
     """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
 
-    ``lazy`` segments are compressed when they are sent. ``width`` is the number of columns by default.
+    ``columns_id`` says which of the queue's columns the rows have. ``lazy`` segments are compressed when they
+    are sent.
     """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
     else:
         combined = table.combine_chunks() if table.num_rows > 0 else table
         batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
-    segments = [Segment(partition, piece, width) for batch in batches for piece in _halved(batch)]
+    segments = [Segment(partition, piece, columns_id) for batch in batches for piece in _halved(batch)]
     if not lazy:
         for segment in segments:
             _ = segment.payload

@@ -64,7 +64,7 @@ class Written:
         columns = (
             [segment.partition for segment in segments],
             [segment.rows for segment in segments],
-            [segment.width for segment in segments],
+            [segment.columns_id for segment in segments],
             [each.object.object_id for each in stored] or [_NO_OBJECT] * len(data),
             [place.offset for place in places],
             [place.length for place in places],
@@ -78,8 +78,7 @@ class Index(NamedTuple):
 
     partition: list[int]
     rows: list[int]
-    width: list[int]
-    """The number of columns."""
+    columns_id: list[int]
     object_id: list[int]
     """``_NO_OBJECT`` if the payload is in the task's data."""
     offset: list[int]
@@ -107,8 +106,8 @@ class Index(NamedTuple):
         """Return the segments; all payloads must be in the tasks' data."""
         data = [pa.py_buffer(each.data) for each in written]
         return [
-            Segment.written(partition, size, width, data[task].slice(offset, length), None)
-            for partition, size, width, _, offset, length, _, task in zip(*self, strict=True)
+            Segment.written(partition, size, columns_id, data[task].slice(offset, length), None)
+            for partition, size, columns_id, _, offset, length, _, task in zip(*self, strict=True)
         ]
 
 
@@ -123,6 +122,6 @@ def store_written(tx: Transaction, written: Sequence[Written], index: Index) -> 
     there = index.where(in_object)
     placed_ids = [*compress(ids, in_object)]
     insert_places(
-        tx, Places(placed_ids, there.width, there.object_id, there.offset, there.length, there.checksum)
+        tx, Places(placed_ids, there.columns_id, there.object_id, there.offset, there.length, there.checksum)
     )
     return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from penstock.json_text import parse_record, require_numbered, unreadable_record
 from penstock.objects.location import stored_location
 from penstock.store.database import Row, Transaction
 from penstock.store.records.locations import enter_location
-from penstock.store.records.queue_columns import QueueColumns
+from penstock.store.records.queue_columns import FIRST_COLUMNS, QueueColumns
 from penstock.store.records.staged import delete_staged_payloads
 
 QUEUE_SINK = "queue:"
@@ -247,20 +247,42 @@ def queue_sink(queue: QueueSink) -> str:
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
-class QueueGrown(CommitRefusedError):
-    """The queue got more partitions, or new columns, after the rows were prepared and before they were
-    appended.
+class QueueChanged(CommitRefusedError):
+    """The queue got more partitions, or the store was restored without some of the queue's columns, after the
+    rows were prepared and before they were appended.
     """
 
     condition = "COMMIT_REFUSED.QUEUE_CHANGED"
 
 
-def grown(queue: QueueRecord) -> QueueGrown:
-    return QueueGrown(
+def grown(queue: QueueRecord) -> QueueChanged:
+    return QueueChanged(
         f"queue {queue.name!r} got more partitions while rows were written to it, and none of these rows is "
         "visible: repeat the append, or restart the query, which repeats the micro-batch",
         queue=queue.name,
     )
+
+
+def require_columns(tx: Transaction, queue: QueueRecord, ids: Iterable[int]) -> None:
+    """Refuse rows with columns that the queue does not have, because the store was restored from a backup
+    that is older than these columns.
+
+    Raises
+    ------
+    QueueChanged
+        When it does not have the columns with one of these ids.
+    QueueNotFoundError
+        When the queue was dropped.
+    """
+    later = set(ids) - {FIRST_COLUMNS}
+    if later and not later <= set(reread(tx, queue).columns.ids):
+        raise QueueChanged(
+            f"queue {queue.name!r} does not have the columns, or their types, with which these rows were "
+            "prepared: its store was restored from an earlier backup. None of the rows is visible. Add or "
+            "widen the columns again if they are needed, and repeat the append, or restart the query, which "
+            "repeats the micro-batch",
+            queue=queue.name,
+        )
 
 
 def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:

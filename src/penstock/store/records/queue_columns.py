@@ -1,21 +1,29 @@
 """The columns of a queue, now and when older rows were written.
 
 A queue is created with some columns. Later, columns may be added at the end, and a column may get a wider
-type. These steps have one order, and each segment stores how many of them its rows have: its width. So one
-number says how to decode a segment, and stored segments are never rewritten.
+type. Each of these changes has a random id, and each segment stores the id of the last change that its writer
+knew. That id says how to decode the segment, so stored segments are never rewritten. Since ids are random,
+rows whose writer knew columns of a store that was restored since are recognised: the restored store does not
+have the id, even if other columns, or the same ones, have been added to it in the meantime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import pyarrow as pa
 
 from penstock.arrow.coerce import same_type
 from penstock.arrow.schema import fields_from_bytes, is_wider, schema_from_bytes, schema_to_bytes
 from penstock.json_text import unreadable_record
+
+FIRST_COLUMNS = 0
+"""The id of the columns that a queue was created with."""
+_ID_KEY = b"penstock.columns_id"
+"""The metadata of a change's field that holds its id, as 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class QueueColumns:
     first
         The columns that it was created with, as an Arrow schema message.
     later
-        The later steps, also as an Arrow schema message: new columns, and earlier columns with wider types.
+        The later changes, also as an Arrow schema message: new columns, and earlier columns with wider types.
         None if there are none.
     """
 
@@ -37,32 +45,50 @@ class QueueColumns:
     @property
     def schema(self) -> pa.Schema:
         """All columns as they are now."""
-        return _columns(self.first, self.later, None)
+        return _columns(self.first, self.later, self.id)
 
-    @cached_property
-    def first_width(self) -> int:
-        """The width of rows with the columns that the queue was created with."""
-        return len(_columns(self.first, None, None))
+    @property
+    def id(self) -> int:
+        """The id of the columns as they are now."""
+        return self.ids[-1]
 
-    @cached_property
-    def width(self) -> int:
-        """The width of rows with all columns as they are now."""
-        return self.first_width + len(_later(self.later))
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the columns that the queue was created with and of all changes, in order."""
+        return _ids(self.later)
 
-    def of(self, width: int) -> pa.Schema:
-        """Return the columns of rows of a width; the current columns if it is larger."""
-        return _columns(self.first, self.later, width if width < self.width else None)
+    def of(self, columns_id: int) -> pa.Schema:
+        """Return the columns with one of the queue's ids."""
+        return _columns(self.first, self.later, columns_id)
 
-    def width_of(self, schema: pa.Schema) -> int | None:
-        """Return the width of rows with the current or an earlier schema; None if their columns are newer."""
+    def latest(self, ids: Iterable[int]) -> int:
+        """Return the latest of some of the queue's ids."""
+        return max(ids, key=self.ids.index)
+
+    def id_of(self, schema: pa.Schema) -> int | None:
+        """Return the id of the current or an earlier schema; None if the queue does not have these
+        columns.
+        """
         if schema.equals(self.schema):
-            return self.width
-        widths = range(self.width, self.first_width - 1, -1)
-        return next((width for width in widths if _have_same_types(self.of(width), schema)), None)
+            return self.id
+        return next((each for each in reversed(self.ids) if _have_same_types(self.of(each), schema)), None)
 
     def with_more(self, fields: Sequence[pa.Field]) -> bytes:
         """Return ``later`` extended by new or widened columns."""
-        return schema_to_bytes(pa.schema([*_later(self.later), *fields]))
+        new = [(secrets.randbits(62) | 1, field) for field in fields]
+        return schema_to_bytes(
+            pa.schema(
+                [
+                    field.with_metadata({**(field.metadata or {}), _ID_KEY: id_text(columns_id)})
+                    for columns_id, field in [*_later(self.later), *new]
+                ]
+            )
+        )
+
+
+def id_text(columns_id: int) -> bytes:
+    """Return an id as it is stored in a queue's ``added_columns``."""
+    return b"%016x" % columns_id
 
 
 def _have_same_types(left: pa.Schema, right: pa.Schema) -> bool:
@@ -70,23 +96,33 @@ def _have_same_types(left: pa.Schema, right: pa.Schema) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _later(data: bytes | None) -> tuple[pa.Field, ...]:
-    return () if data is None else tuple(fields_from_bytes(data))
+def _later(data: bytes | None) -> tuple[tuple[int, pa.Field], ...]:
+    """Return the id and the field of each change."""
+    if data is None:
+        return ()
+    fields, texts = fields_from_bytes(data, _ID_KEY)
+    try:
+        return tuple((int(text, 16), field) for text, field in zip(texts, fields, strict=True))
+    except ValueError as error:
+        raise unreadable_record("the schema of a queue", error) from None
+
+
+@lru_cache(maxsize=256)
+def _ids(data: bytes | None) -> tuple[int, ...]:
+    return (FIRST_COLUMNS, *(columns_id for columns_id, _ in _later(data)))
 
 
 @lru_cache(maxsize=1024)
-def _columns(first: bytes, later: bytes | None, width: int | None) -> pa.Schema:
+def _columns(first: bytes, later: bytes | None, columns_id: int) -> pa.Schema:
     columns = list(schema_from_bytes(first))
-    if width is not None and width < len(columns):
-        return pa.schema(columns[:width])
-    steps = _later(later)
+    changes = _later(later)[: _ids(later).index(columns_id)]
     places = {column.name.lower(): place for place, column in enumerate(columns)}
-    for step in steps if width is None else steps[: width - len(columns)]:
-        place = places.setdefault(step.name.lower(), len(columns))
+    for _, field in changes:
+        place = places.setdefault(field.name.lower(), len(columns))
         if place == len(columns):
-            columns.append(step)
-        elif columns[place].name == step.name and is_wider(step.type, columns[place].type):
-            columns[place] = step
+            columns.append(field)
+        elif columns[place].name == field.name and is_wider(field.type, columns[place].type):
+            columns[place] = field
         else:
-            raise unreadable_record("the schema of a queue", ValueError(f"it has {step.name!r} twice"))
+            raise unreadable_record("the schema of a queue", ValueError(f"it has {field.name!r} twice"))
     return pa.schema(columns)

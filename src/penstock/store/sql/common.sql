@@ -134,11 +134,11 @@ where queue_id = :queue_id and partition >= :first and partition <= :last
 order by partition;
 
 -- name: insert_payload
-insert into penstock.payload (payload_id, runs, data, width) values (:payload_id, :runs, :data, :width);
+insert into penstock.payload (payload_id, runs, data, columns_id) values (:payload_id, :runs, :data, :columns_id);
 
 -- name: insert_payload_in_object
-insert into penstock.payload (payload_id, runs, width, object_id, start_byte, length, checksum)
-values (:payload_id, :runs, :width, :object_id, :start_byte, :length, :checksum);
+insert into penstock.payload (payload_id, runs, columns_id, object_id, start_byte, length, checksum)
+values (:payload_id, :runs, :columns_id, :object_id, :start_byte, :length, :checksum);
 
 -- name: insert_segment
 insert into penstock.segment

@@ -114,7 +114,8 @@ select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
 -- Append one segment in one round trip. The update takes the partition's row lock and holds it until the commit; the payload's id is
 -- drawn under it. Timestamps grow from one append to the next, by :gap if the clock has not advanced. Under the lock the statement
--- checks whether the queue is watched, that is, whether the watches' lock is taken, and returns the channel to notify.
+-- checks whether the queue is watched, that is, whether the watches' lock is taken, and returns the channel to notify. It appends nothing
+-- if :columns, the id of later columns that the row has, is not among those of the queue.
 -- name: append_segment
 with placed as (
     update penstock.partition
@@ -128,7 +129,10 @@ with placed as (
         end,
         last_clock = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
         then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_clock end
-    where queue_id = :queue_id and partition = :partition
+    where queue_id = :queue_id and partition = :partition and (
+        :columns::bytea is null
+        or exists (select from penstock.queue as q where q.queue_id = :queue_id and position(:columns::bytea in q.added_columns) > 0)
+    )
     returning
         next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id,
         case
@@ -137,7 +141,7 @@ with placed as (
             when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
         end as channel
 ), stored as (
-    insert into penstock.payload (payload_id, data, width) select payload_id, :data, :width from placed
+    insert into penstock.payload (payload_id, data, columns_id) select payload_id, :data, :columns_id from placed
 ), published as (
     insert into penstock.segment
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
@@ -209,14 +213,14 @@ select start_index, next_index, segments, partitions, least_total, most_total, c
 
 -- Without runs, which only compacted segments have; those are inserted one at a time.
 -- name: insert_payload_all
-insert into penstock.payload (payload_id, data, width)
-select * from unnest(:payload_id::bigint[], :data::bytea[], :width::bigint[]);
+insert into penstock.payload (payload_id, data, columns_id)
+select * from unnest(:payload_id::bigint[], :data::bytea[], :columns_id::bigint[]);
 
 -- name: insert_payload_in_object_all
-insert into penstock.payload (payload_id, runs, width, object_id, start_byte, length, checksum)
-select new.payload_id, :runs, new.width, new.object_id, new.start_byte, new.length, new.checksum
-from unnest(:payload_id::bigint[], :width::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
-    :checksum::bigint[]) as new (payload_id, width, object_id, start_byte, length, checksum);
+insert into penstock.payload (payload_id, runs, columns_id, object_id, start_byte, length, checksum)
+select new.payload_id, :runs, new.columns_id, new.object_id, new.start_byte, new.length, new.checksum
+from unnest(:payload_id::bigint[], :columns_id::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
+    :checksum::bigint[]) as new (payload_id, columns_id, object_id, start_byte, length, checksum);
 
 -- :partition ascends. Arrays are read by position: a join takes twice as long.
 -- name: advance_position_all
@@ -353,11 +357,11 @@ returning object_id, created_at, (select uuid from penstock.store) as store;
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, s.data, s.width, case when :with_runs = 1 then s.runs end as runs, t.first_index,
+    s.payload_id, s.data, s.columns_id, case when :with_runs = 1 then s.runs end as runs, t.first_index,
     s.object_id, o.suffix, s.start_byte, s.length, s.checksum
 from (
     select
-        claimed.*, p.data, p.width, p.runs, p.object_id, p.start_byte, p.length, p.checksum,
+        claimed.*, p.data, p.columns_id, p.runs, p.object_id, p.start_byte, p.length, p.checksum,
         sum(coalesce(octet_length(p.data), p.length) + coalesce(octet_length(p.runs), 0))
             over (order by claimed.end_index)
             - coalesce(octet_length(p.data), p.length) - coalesce(octet_length(p.runs), 0) as size_before

@@ -13,8 +13,8 @@ create table penstock.store (
 create sequence penstock.payload_block;
 
 -- queue_id is random, so that a queue that was dropped and recreated, or was created after its store was restored from a backup, is a
--- different one. added_columns are columns that were added later, and wider types of earlier columns. contract is the contract of a
--- change feed, as JSON. payloads is where the queue's large payloads are, if not in the database.
+-- different one. added_columns are columns that were added later, and wider types of earlier columns, each with a random id.
+-- contract is the contract of a change feed, as JSON. payloads is where the queue's large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        bigint not null primary key,
     name            text collate "C" not null unique,
@@ -60,12 +60,12 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) with (fillfactor = 50);
 
--- width says which of the queue's columns the rows have, and in which types: the number of columns that it was created with, plus the
--- number of steps of added_columns. Compacted segments have runs. The rows are in data, or in an object of the queue: length bytes from
--- start_byte on, with a CRC-32.
+-- columns_id says which of the queue's columns the rows have, and in which types: those up to the field of added_columns with this id,
+-- or, if it is 0, those that the queue was created with. Compacted segments have runs. The rows are in data, or in an object of the queue:
+-- length bytes from start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id bigint primary key,
-    width      bigint not null,
+    columns_id bigint not null,
     runs       bytea,
     data       bytea,
     object_id  bigint,

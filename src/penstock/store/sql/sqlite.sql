@@ -72,7 +72,7 @@ returning object_id, created_at, (select uuid from penstock.store) as store;
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index,
+    s.payload_id, p.data, p.columns_id, case when :with_runs = 1 then p.runs end as runs, t.first_index,
     p.object_id, o.suffix, p.start_byte, p.length, p.checksum
 from penstock.partition as t
 cross join penstock.segment as s
