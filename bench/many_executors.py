@@ -30,6 +30,7 @@ from penstock.queue.store import open_store
 from penstock.store.log.payloads import INLINE_BYTES, OBJECT_BYTES, objects_begun_at
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Written
+from penstock.store.records.queue_columns import FIRST_COLUMNS
 from penstock.testing.stores import drop_schema, with_schema
 
 _NAME = "bench_executors"
@@ -171,7 +172,7 @@ class _Query:
             objects = max(1, math.ceil(size / OBJECT_BYTES))
             payload = pa.py_buffer(bytes(INLINE_BYTES // len(own) + 1))
             for _ in range(objects):
-                segments = [Segment.written(each, 100, 1, payload, None) for each in own]
+                segments = [Segment.written(each, 100, FIRST_COLUMNS, payload, None) for each in own]
                 found.append(
                     Written.of(self._storage, self._database.uuid, record.queue_id, segments, begun_at)
                 )

@@ -64,8 +64,6 @@ class SimTransaction(Transaction):
         return self._named(name, parameters)[1]
 
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
-        if name == "allocate_block":
-            return [_Block(self.server.next_block())]
         rows = self._named(name, parameters)[0]
         if not rows:
             return []
@@ -97,6 +95,8 @@ class SimTransaction(Transaction):
         given = rows_of(rows, common)
         if not given:
             return []
+        if name == "allocate_block":
+            return [_Block(self.server.next_block()) for _ in given]
         self._step(name)
         for each in given:
             self.server.lock(self, name, each)

@@ -37,6 +37,7 @@ def test_both_databases_have_the_same_statements_except_the_known_ones() -> None
     ours, theirs = (set(statements(dialect, "s")) for dialect in ("sqlite", "postgres"))
     assert ours - theirs == {"advance_partition"}
     assert theirs - ours == {
+        "allocate_block_all",
         "append_segment",
         "advance_mark_all",
         "advance_position_all",

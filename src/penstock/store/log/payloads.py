@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -127,11 +128,10 @@ def put_into_objects(
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     """Return ascending ids for ``count`` payloads; later calls return higher ids."""
-    ids: list[int] = []
-    while len(ids) < count:
-        first = tx.one("allocate_block").block * BLOCK
-        ids.extend(range(first, first + min(BLOCK, count - len(ids))))
-    return ids
+    blocks = tx.each("allocate_block", {"place": range(0, count, BLOCK)})
+    firsts = sorted(row.block * BLOCK for row in blocks)
+    ids = chain.from_iterable(range(first, first + BLOCK) for first in firsts)
+    return [*islice(ids, count)]
 
 
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:

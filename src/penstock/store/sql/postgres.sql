@@ -98,6 +98,9 @@ where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and sta
 -- name: allocate_block
 select nextval('penstock.payload_block') as block;
 
+-- name: allocate_block_all
+select nextval('penstock.payload_block') as block from unnest(:place::bigint[]);
+
 -- A watch shares this lock, which its connection holds, and listens to the channel.
 -- name: watch_channel
 select 'penstock_' || 'penstock.partition'::regclass::oid || '_' || :queue_id as channel;
@@ -209,7 +212,7 @@ with locked as materialized (
     ) as segment (place, rows_before, row_count, bytes, payload_id)
     where partitions = cardinality(:partition::bigint[])
 )
-select start_index, next_index, segments, partitions, least_total, most_total, channel from heads;
+select next_index, segments, partitions, least_total, most_total, channel from heads;
 
 -- Without runs, which only compacted segments have; those are inserted one at a time.
 -- name: insert_payload_all
