@@ -12,7 +12,7 @@ from penstock.arrow.key_hash import key_hash
 from penstock.arrow.coerce import conform
 from penstock.arrow.segments import decode, encode
 from penstock.arrow.schema import canonical_schema, schema_to_bytes, spark_json
-from penstock.queue.placement import Placement, home_of
+from penstock.queue.placement import Placement, known_keys_of
 from penstock.store.records.queue_columns import QueueColumns
 
 schema = canonical_schema(pa.schema([
@@ -32,9 +32,9 @@ for repeats in (1, 100):
     assert key_hash(batch, ["id", "name", "x"]).null_count == 0
     assert decode(encode(batch), schema).equals(batch)
     decode(encode(batch), schema, ["name"])
-    home = home_of(2, [key_hash(batch, ["id"])])
+    known = known_keys_of(2, [key_hash(batch, ["id"])])
     columns = QueueColumns(schema_to_bytes(schema))
-    assert len(Placement(("id",), 3, columns, (home,)).targets(batch)) == batch.num_rows
+    assert len(Placement(("id",), 3, columns, (known,)).targets(batch)) == batch.num_rows
 found = {"pandas", "pyspark"} & set(sys.modules)
 assert not found, found
 """

@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.store import staging
 from penstock.store.log import compact
-from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
@@ -298,13 +298,13 @@ def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store
     """The maintenance thread of a program that opened the queue earlier."""
     queue, old = store.create_queue("q", SCHEMA), store.queue("q")
     queue.add_columns(NOTE)
-    for n in range(MERGE_FAN_IN // 2):
+    for n in range(COMPACTION_FAN_IN // 2):
         queue.append([{"n": n, "note": f"note {n}"}])
         old.append([{"n": n}])
     settle(store)
-    assert queue.info().partitions[0].segments < MERGE_FAN_IN
+    assert queue.info().partitions[0].segments < COMPACTION_FAN_IN
     assert queue.read(0, 0).column("note").to_pylist() == [
-        note for n in range(MERGE_FAN_IN // 2) for note in (f"note {n}", None)
+        note for n in range(COMPACTION_FAN_IN // 2) for note in (f"note {n}", None)
     ]
 
 
@@ -314,7 +314,7 @@ def test_a_merge_keeps_columns_added_since_the_queue_was_opened(store: penstock.
     queue.append([{"n": 1}])
     queue.add_columns(NOTE)
     queue.append([{"n": 2, "note": "x"}])
-    assert compact.merge_all(store.database, before, [0]) == 1
+    assert compact.compact_all(store.database, before, [0]) == 1
     assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 

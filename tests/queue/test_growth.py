@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInputError
-from penstock.queue.placement import Hashes, home_of
+from penstock.queue.placement import Hashes, known_keys_of
 from penstock.store.records.catalog import QueueChanged
 from tests.support.processes import ChildProcess
 from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
@@ -203,19 +203,19 @@ def test_equal_keys_stay_together_while_other_processes_append(
 
 def test_a_home_contains_its_hashes_and_few_others() -> None:
     hashes = pa.array([(n * 2654435761) % 2**32 for n in range(50_000)], pa.uint32())
-    home = home_of(4, [hashes.slice(0, 10_000), hashes])
+    home = known_keys_of(4, [hashes.slice(0, 10_000), hashes])
     assert home.holds(hashes).true_count == 50_000
     strangers = pa.array([(n * 2654435761 + 12345) % 2**32 for n in range(50_000, 100_000)], pa.uint32())
     assert home.holds(strangers).true_count < 50_000 * 0.12
     assert len(home.bits) <= 2 * 50_000 * 16 // 8 + 8
-    none = home_of(4, [])
+    none = known_keys_of(4, [])
     assert none.holds(hashes).true_count == 0
 
 
 def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
     """It is built block by block, and every block has to be in its place."""
     hashes = pa.array(range(0, 2**32, 2**32 // 200_000), pa.uint32())
-    home = home_of(2, [hashes])
+    home = known_keys_of(2, [hashes])
     size = len(home.bits) * 8
     assert size > 1 << 20
     expected = bytearray(size // 8)

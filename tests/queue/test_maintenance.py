@@ -18,7 +18,7 @@ from penstock.errors import CheckpointMismatchError, StoreError
 from penstock.queue import maintenance
 from penstock.store.database import Transaction
 from penstock.store.log import compact
-from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import catalog
 from tests.support.object_queues import large, objects
@@ -61,12 +61,12 @@ def test_other_partitions_are_compacted(store: penstock.Store, monkeypatch: pyte
     monkeypatch.setattr(maintenance.Maintainer, "after_change", lambda *_: None)
     queue = store.create_queue("q", SCHEMA, partitions=3)
     for partition in range(3):
-        for number in range(MERGE_FAN_IN):
+        for number in range(COMPACTION_FAN_IN):
             queue.append(rows(number), partition)
     damage(store, "data", 0)
     with pytest.raises(StoreError, match="partition 0"):
         queue.maintain()
-    assert segments(queue) == [MERGE_FAN_IN, 1, 1]
+    assert segments(queue) == [COMPACTION_FAN_IN, 1, 1]
 
 
 def test_values_without_bytes_are_compacted_as_far_as_a_segment_may_have_them(store: penstock.Store) -> None:
@@ -114,14 +114,14 @@ def test_a_thread_that_died_is_replaced(store: penstock.Store, monkeypatch: pyte
 
     queue = store.create_queue("q", SCHEMA)
     with monkeypatch.context() as patch:
-        patch.setattr(compact, "merge_crowd", panics)
-        for number in range(MERGE_FAN_IN):
+        patch.setattr(compact, "compact_newest", panics)
+        for number in range(COMPACTION_FAN_IN):
             queue.append(rows(number))
         settle(store)
-    for number in range(MERGE_FAN_IN):
+    for number in range(COMPACTION_FAN_IN):
         queue.append(rows(number))
     settle(store)
-    assert segments(queue)[0] < MERGE_FAN_IN
+    assert segments(queue)[0] < COMPACTION_FAN_IN
 
 
 def test_a_program_that_ends_compacts_objects_before(
@@ -134,7 +134,7 @@ import penstock
 from penstock.store.log import payloads
 payloads.INLINE_BYTES = 0
 queue = penstock.connect(sys.argv[1]).queue("q")
-for number in range({MERGE_FAN_IN}):
+for number in range({COMPACTION_FAN_IN}):
     queue.append([{{"n": number}}])
 """
     done = subprocess.run(
@@ -142,7 +142,7 @@ for number in range({MERGE_FAN_IN}):
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert segments(store.queue("q")) == [1]
-    assert everything(store.queue("q")) == {0: list(range(MERGE_FAN_IN))}
+    assert everything(store.queue("q")) == {0: list(range(COMPACTION_FAN_IN))}
 
 
 def test_a_missing_object_is_found_although_it_is_said_to_be_unused(

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.store.log import compact, reading, segmenting
-from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.reading import Range
 from penstock.store.log.segmenting import Runs
 from tests.support.queues import SCHEMA, backdate, numbers, rows, settle
@@ -98,11 +98,11 @@ def test_runs_can_be_sliced_joined_and_searched() -> None:
 
 def test_segments_are_merged_in_the_background_of_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
-    for n in range(4 * MERGE_FAN_IN):
+    for n in range(4 * COMPACTION_FAN_IN):
         queue.append(rows(n))
     settle(store)
-    assert len(_segments(queue)) < 3 * MERGE_FAN_IN
-    assert numbers(queue.read(0, 0)) == list(range(4 * MERGE_FAN_IN))
+    assert len(_segments(queue)) < 3 * COMPACTION_FAN_IN
+    assert numbers(queue.read(0, 0)) == list(range(4 * COMPACTION_FAN_IN))
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 100], [100, 1, 1], [1] * 40 + [3000], [500, 3], [7, 70, 700]])
@@ -124,14 +124,14 @@ def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
         size = sizes[step % len(sizes)]
         segments.append(Fake(end, end + size))
         end += size
-        if len(segments) // MERGE_FAN_IN > (len(segments) - 1) // MERGE_FAN_IN:
-            for group in compact.groups(compact.crowd(segments[: -compact.NEWEST - 1 : -1])):
+        if len(segments) // COMPACTION_FAN_IN > (len(segments) - 1) // COMPACTION_FAN_IN:
+            for group in compact.groups(compact.worthwhile_run(segments[: -compact.NEWEST - 1 : -1])):
                 if len(group) > 1:
                     first = segments.index(group[0])
                     segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
                     rewritten += group[-1].end_index - group[0].start_index
         most = max(most, len(segments) - end // (segmenting.SEGMENT_ROWS // 2))
-    assert most < 6 * MERGE_FAN_IN
+    assert most < 6 * COMPACTION_FAN_IN
     assert rewritten < 6 * end
 
 
@@ -169,10 +169,10 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
         queue.append(rows(n))
     run = _segments(queue)
     queue.trim(0, 3)
-    assert compact.merge_run(store.database, queue.record, 0, run) == 0
+    assert compact.compact_run(store.database, queue.record, 0, run) == 0
     run = _segments(queue)
     assert queue.compact() == 6
-    assert compact.merge_run(store.database, queue.record, 0, run) == 0
+    assert compact.compact_run(store.database, queue.record, 0, run) == 0
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
 
@@ -276,17 +276,17 @@ def test_failed_maintenance_is_logged_and_the_next_append_works(
     def broken(*_: object) -> int:
         raise pa.ArrowInvalid("too large")
 
-    monkeypatch.setattr(compact, "merge_crowd", broken)
+    monkeypatch.setattr(compact, "compact_newest", broken)
     queue = store.create_queue("q", SCHEMA)
-    for n in range(2 * MERGE_FAN_IN):
+    for n in range(2 * COMPACTION_FAN_IN):
         queue.append(rows(n))
     settle(store)
     assert "maintenance of queue 'q' failed: too large" in caplog.text
     monkeypatch.undo()
-    for n in range(2 * MERGE_FAN_IN):
+    for n in range(2 * COMPACTION_FAN_IN):
         queue.append(rows(n))
     settle(store)
-    assert len(_segments(queue)) < 3 * MERGE_FAN_IN
+    assert len(_segments(queue)) < 3 * COMPACTION_FAN_IN
 
 
 def test_maintenance_of_a_dropped_queue_is_skipped(

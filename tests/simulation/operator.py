@@ -421,7 +421,7 @@ class Operator:
             self._clean_up(store, take_over=True)
         for name in store.queues():
             record = store.queue(name).record
-            compact.merge_all(store.database, record, range(record.partitions))
+            compact.compact_all(store.database, record, range(record.partitions))
             maintain_partitions(store.database, record, range(record.partitions))
         clean_staging(store.database, older)
 

@@ -106,7 +106,7 @@ def test_micro_batches_agree_with_a_model(
         queue.append(table(key for p, count in enumerate(counts) for key in [keys[p]] * count))
         model.append(counts, number)
         if merged:
-            compact.merge_all(shared.database, queue.record, range(PARTITIONS))
+            compact.compact_all(shared.database, queue.record, range(PARTITIONS))
     start: tuple[int, ...] = (0,) * PARTITIONS
     total = tuple(len(owners) for owners in model.owners)
     for _ in range(sum(total) + 1):

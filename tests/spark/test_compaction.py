@@ -180,9 +180,11 @@ def test_a_job_that_spark_ends_is_an_error_of_a_line(
     st.lists(st.integers(0, 1 << 40), max_size=200).map(lambda sizes: list(enumerate(sizes))),
     st.integers(1, 64),
 )
-def test_every_partition_is_in_one_share(crowded: list[tuple[int, int]], most: int) -> None:
-    shares = compaction._shares(crowded, most)
-    assert [partition for share in shares for partition in share] == [partition for partition, _ in crowded]
+def test_every_partition_is_in_one_share(to_compact: list[tuple[int, int]], most: int) -> None:
+    shares = compaction._shares(to_compact, most)
+    assert [partition for share in shares for partition in share] == [
+        partition for partition, _ in to_compact
+    ]
     assert all(shares)
     assert len(shares) <= most
 

@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.json_text import parse_record, unreadable_record
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
-from penstock.store.log.payloads import put_away
+from penstock.store.log.payloads import write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import consumers, ledger
 from penstock.store.records.catalog import QueueRecord
@@ -260,7 +260,7 @@ def append_task(
     if key is None:
         return partition_log.append_repeatably(database, sink, segments)
     rows = sum(segment.rows for segment in segments)
-    put_away(database, sink, segments)
+    write_objects(database, sink, segments)
 
     def work(tx: Transaction) -> partition_log.Appended | None:
         if _appended_before(tx, key, origin, covers, rows, new_sink):

@@ -15,7 +15,7 @@ from penstock.queue.queue import Queue
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import put_away
+from penstock.store.log.payloads import write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import feed_commits
 from penstock.store.records.catalog import QueueChanged, QueueRecord
@@ -62,7 +62,7 @@ def append_commits(
     def attempt() -> list[Appended]:
         placed = [_Placed.of(part) for part in ordered]
         for each in placed:
-            put_away(database, each.record, each.segments)
+            write_objects(database, each.record, each.segments)
 
         def work(tx: Transaction) -> list[Appended]:
             if move is not None and not move(tx):

@@ -19,7 +19,7 @@ from penstock.arrow.key_hash import key_hash
 from penstock.arrow.schema import canonical_schema, is_wider, unknown_column
 from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
-from penstock.queue.placement import Hashes, Home, home_of
+from penstock.queue.placement import Hashes, KnownKeys, known_keys_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import reading
 from penstock.store.records import catalog, consumers
@@ -67,8 +67,8 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
 
 
 def _remember(tx: Transaction, queue: QueueRecord, seen: Hashes) -> None:
-    home: Home = home_of(queue.partitions, [seen.distinct()])
-    tx.run("insert_key_home", queue_id=queue.queue_id, partitions=home.partitions, hashes=home.bits)
+    known: KnownKeys = known_keys_of(queue.partitions, [seen.distinct()])
+    tx.run("insert_key_home", queue_id=queue.queue_id, partitions=known.partitions, hashes=known.bits)
 
 
 def _gather(

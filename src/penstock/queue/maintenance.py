@@ -28,7 +28,7 @@ from penstock.store.forks import Forkable
 from penstock.store.log import compact, object_cleaning
 from penstock.store.log.decode import concerns_rows
 from penstock.store.log.object_cleaning import Cleaned
-from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger
 from penstock.store.records.catalog import PartitionRecord, QueueRecord, RetentionLimits
@@ -114,13 +114,13 @@ class Maintainer(Forkable):
         self.cleaning_due = self._tidy_due = -math.inf
         self.thread: threading.Thread | None = None
 
-    def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
-        """Request compaction of crowded partitions now, and retention at most once a second."""
+    def after_change(self, queue: QueueRecord, to_compact: Iterable[int]) -> None:
+        """Compact these partitions soon, and apply the retention limits at most once a second."""
         now = time.monotonic()
         with self._wake:
             if self._closing:
                 return
-            for partition in crowded:
+            for partition in to_compact:
                 self._pending[queue.queue_id, partition] = queue, now
             if not queue.retention.unlimited or (queue.payloads is not None and now >= self.cleaning_due):
                 self._plan_retention(queue, now)
@@ -248,9 +248,9 @@ def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iter
     for partition in due.trimmable:
         with due.collecting():
             trim_partition(database, due.queue, partition, None)
-    for partition in due.crowded:
+    for partition in due.to_compact:
         with due.collecting():
-            compact.merge_crowd(database, due.queue, partition)
+            compact.compact_newest(database, due.queue, partition)
     if due.errors:
         raise due.errors[0]
 
@@ -261,7 +261,7 @@ class _Due:
 
     queue: QueueRecord
     trimmable: list[int] = field(default_factory=list)
-    crowded: list[int] = field(default_factory=list)
+    to_compact: list[int] = field(default_factory=list)
     errors: list[PenstockError] = field(default_factory=list)
 
     def add(self, tx: Transaction, part: PartitionRecord, now: int) -> None:
@@ -269,8 +269,8 @@ class _Due:
             bound = retention_bound(tx, self.queue, part, now)
             if bound > part.first_index or end_is_due(tx, self.queue, part, now):
                 self.trimmable.append(part.partition)
-        if part.segments >= MERGE_FAN_IN:
-            self.crowded.append(part.partition)
+        if part.segments >= COMPACTION_FAN_IN:
+            self.to_compact.append(part.partition)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Home:
+class KnownKeys:
     """A bitmap of the keys that a queue had when it had ``partitions`` partitions."""
 
     partitions: int
@@ -68,14 +68,14 @@ class Hashes:
         return Hashes(self.distinct())
 
 
-def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
-    """Return the home of keys with these hashes; with 16 bits per key, 6 % of new keys also stay there."""
+def known_keys_of(partitions: int, hashes: Iterable[pa.Array]) -> KnownKeys:
+    """Return a bitmap of keys by their hashes; with 16 bits per key, it also holds 6 % of other keys."""
     gathered = Hashes()
     for part in hashes:
         gathered.add(part)
     distinct = gathered.distinct()
     size = min(max(_SMALLEST, 1 << (16 * len(distinct)).bit_length()), _LARGEST)
-    return Home(partitions, _bitmap(pc.unique(pc.bit_wise_and(distinct, u32(size - 1))), size))
+    return KnownKeys(partitions, _bitmap(pc.unique(pc.bit_wise_and(distinct, u32(size - 1))), size))
 
 
 def _bitmap(slots: pa.Array, size: int) -> bytes:
@@ -100,7 +100,7 @@ class Placement:
     partitions: int
     columns: QueueColumns
     """The queue's current and former columns."""
-    homes: tuple[Home, ...] = ()
+    known_keys: tuple[KnownKeys, ...] = ()
 
     def segments(
         self,
@@ -160,8 +160,8 @@ class Placement:
         """Return the partition of each row."""
         hashes = key_hash(table, self.key)
         targets = _modulo(hashes, self.partitions)
-        for home in reversed(self.homes):
-            targets = pc.if_else(home.holds(hashes), _modulo(hashes, home.partitions), targets)
+        for known in reversed(self.known_keys):
+            targets = pc.if_else(known.holds(hashes), _modulo(hashes, known.partitions), targets)
         return targets
 
 
@@ -174,17 +174,17 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
     if unknown:
         why = ValueError("it is not a column of the queue")
         raise unreadable_record(f"the key of queue {record.name!r}", why)
-    homes = tuple(_home(record, row) for row in rows if row.partitions < record.partitions)
-    return Placement(record.key, record.partitions, record.columns, homes)
+    known = tuple(_known_keys(record, row) for row in rows if row.partitions < record.partitions)
+    return Placement(record.key, record.partitions, record.columns, known)
 
 
-def _home(record: QueueRecord, row: Row) -> Home:
+def _known_keys(record: QueueRecord, row: Row) -> KnownKeys:
     bits = bytes(row.hashes or b"")
     size = len(bits) * 8
     if row.partitions < 1 or not _SMALLEST <= size <= _LARGEST or size & (size - 1):
         why = ValueError(f"{row.partitions} partitions with {len(bits)} bytes")
         raise unreadable_record(f"the keys that queue {record.name!r} had when it grew", why)
-    return Home(row.partitions, bits)
+    return KnownKeys(row.partitions, bits)
 
 
 def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) -> list[tuple[int, pa.Table]]:

@@ -33,7 +33,7 @@ from penstock.queue.placement import placement_of as placement_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import compact, partition_log, reading
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import put_away
+from penstock.store.log.payloads import write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -212,7 +212,7 @@ class Queue:
         around: AroundAppend | None,
         idempotent: bool,
     ) -> Appended:
-        put_away(self.database, record, segments)
+        write_objects(self.database, record, segments)
 
         def work(tx: Transaction) -> Appended:
             if around is None:
@@ -240,8 +240,8 @@ class Queue:
         return appended
 
     def after_append(self, record: QueueRecord, appended: Appended) -> None:
-        """Have crowded partitions compacted, and old rows trimmed, in the background."""
-        self._maintainer.after_change(record, appended.crowded)
+        """Compact partitions with many small segments and trim old rows, in the background."""
+        self._maintainer.after_change(record, appended.to_compact)
 
     def current_placement(self) -> tuple[QueueRecord, Placement]:
         if self._placed is None:
@@ -389,7 +389,7 @@ class Queue:
     def compact(self) -> int:
         """Compact small segments into large ones, and return by how many segments the queue shrank."""
         self.refresh()
-        return compact.merge_all(self.database, self._record, range(self.partitions))
+        return compact.compact_all(self.database, self._record, range(self.partitions))
 
     def maintain(self) -> None:
         """Run the background maintenance now: compact segments and apply the retention."""

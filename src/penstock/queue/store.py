@@ -375,11 +375,9 @@ class Store:
         check_name("producer session", session)
         return Producer(self._database, self.queue(queue), session)
 
-    def tend(self, queue: catalog.QueueRecord, crowded: Iterable[int]) -> None:
-        """Start the maintenance that is due after an append in the background; it compacts the ``crowded``
-        partitions.
-        """
-        self.maintainer.after_change(queue, crowded)
+    def tend(self, queue: catalog.QueueRecord, to_compact: Iterable[int]) -> None:
+        """Compact partitions with many small segments and trim old rows of a queue, in the background."""
+        self.maintainer.after_change(queue, to_compact)
 
     def maintain(self) -> None:
         """Run all maintenance now: compact small segments, apply retentions, clean up old staging, ledger

@@ -73,8 +73,8 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
     store = open_store(address)
     record = store.queue(queue).record
     partitions = store.database.run(lambda tx: catalog.partitions(tx, record), write=False)
-    crowded = [(each.partition, each.bytes) for each in partitions if each.segments > 1]
-    shares = _shares(crowded, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    to_compact = [(each.partition, each.bytes) for each in partitions if each.segments > 1]
+    shares = _shares(to_compact, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     if not shares:
         return 0
     task = _CompactTask(address, queue, shares)
@@ -104,18 +104,18 @@ def _explained(error: Exception, queue: str) -> Exception:
     )
 
 
-def _shares(crowded: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+def _shares(to_compact: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
     """Divide partitions into at most ``most`` shares of about equal size.
 
     Neighbouring partitions stay together, since they are next to each other in objects.
     """
-    if not crowded:
+    if not to_compact:
         return []
-    total = sum(size for _, size in crowded)
-    count = min(len(crowded), most, max(1, -(-total // _TASK_BYTES)))
+    total = sum(size for _, size in to_compact)
+    count = min(len(to_compact), most, max(1, -(-total // _TASK_BYTES)))
     shares: list[list[int]] = [[] for _ in range(count)]
-    ends = accumulate(size for _, size in crowded)
-    for (partition, size), end in zip(crowded, ends, strict=True):
+    ends = accumulate(size for _, size in to_compact)
+    for (partition, size), end in zip(to_compact, ends, strict=True):
         middle = end - size / 2
         shares[min(int(middle * count / max(total, 1)), count - 1)].append(partition)
     return [share for share in shares if share]
@@ -140,7 +140,7 @@ class _CompactTask:
                 record = store.queue(self.queue).record
                 report: dict[str, object] = {}
                 try:
-                    report["gone"] = log.merge_all(store.database, record, self.shares[number])
+                    report["gone"] = log.compact_all(store.database, record, self.shares[number])
                 except PenstockError as error:
                     if not concerns_rows(error):
                         raise

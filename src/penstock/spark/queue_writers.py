@@ -94,7 +94,7 @@ class TaskResult(WriterCommitMessage):
     rows: int
     partitions: int
     """The number of the queue's partitions when the task placed its rows."""
-    crowded: tuple[int, ...] = ()
+    to_compact: tuple[int, ...] = ()
     """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
     written: tuple[Written, ...] = ()
@@ -208,14 +208,14 @@ class TaskWriter:
         return self._wrote(len(segments), [appended])
 
     def _wrote(self, segments: int, appended: Sequence[Appended | None]) -> TaskResult:
-        crowded = {partition for made in appended if made is not None for partition in made.crowded}
+        to_compact = {partition for made in appended if made is not None for partition in made.to_compact}
         return TaskResult(
             self.task,
             self._attempt,
             segments,
             self._pieces.rows,
             self._placement.partitions,
-            tuple(sorted(crowded)),
+            tuple(sorted(to_compact)),
         )
 
 
@@ -277,7 +277,7 @@ class QueueWriter(DataSourceArrowWriter):
             return staging.publish_written(tx, self._queue, self._job, _BATCH, written)
 
         if any(attempts.values()) or written:
-            store.tend(self._queue, store.database.run(publish).crowded)
+            store.tend(self._queue, store.database.run(publish).to_compact)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop the staged rows; if that fails, they stay invisible and are cleaned up later."""
@@ -351,13 +351,13 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 "sink; use a processing-time trigger",
                 condition="COMMIT_REFUSED.CONTINUOUS_TRIGGER",
             )
-        crowded = {partition for message in wrote for partition in message.crowded}
+        to_compact = {partition for message in wrote for partition in message.to_compact}
         if self._options.guarantee == "at_least_once":
             self._note_batch(wrote, batchId)
         else:
             appended = self._commit_batch(wrote, batchId)
-            crowded.update(() if appended is None else appended.crowded)
-        open_store(self._options.url).tend(self._queue, crowded)
+            to_compact.update(() if appended is None else appended.to_compact)
+        open_store(self._options.url).tend(self._queue, to_compact)
 
     def _note_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> None:
         query_id = next(message.stream.query_id for message in wrote if message.stream is not None)

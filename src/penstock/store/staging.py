@@ -10,7 +10,7 @@ from operator import attrgetter, not_
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.partition_log import Appended, append_written, publish, stored_columns
-from penstock.store.log.payloads import Home, put_away, store_payloads
+from penstock.store.log.payloads import PayloadOwner, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written
 from penstock.store.postgres import staging_relations
@@ -40,7 +40,7 @@ class StagingLost(CommitRefusedError):
 
 def stage_segments(
     database: Database,
-    home: Home,
+    owner: PayloadOwner,
     attempt: Attempt,
     segments: Sequence[Segment],
     first: int,
@@ -52,13 +52,13 @@ def stage_segments(
     Segments that are not ``durable`` become durable with the commit of their micro-batch. If the database's
     machine fails before, that commit finds that they are lost.
     """
-    put_away(database, home, segments)
+    write_objects(database, owner, segments)
     tries = count()
 
     def work(tx: Transaction) -> None:
         if next(tries):
             _unstage(tx, attempt, first)
-        stage(tx, home, attempt, segments, first)
+        stage(tx, owner, attempt, segments, first)
 
     database.run(work, durable=durable, idempotent=True)
     return len(segments)
@@ -76,7 +76,9 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
     delete_staged_payloads(tx, before)
 
 
-def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
+def stage(
+    tx: Transaction, owner: PayloadOwner, attempt: Attempt, segments: Sequence[Segment], ordinal: int
+) -> None:
     """Write segments of an attempt; ``ordinal`` is the number of the first one.
 
     Raises
@@ -84,8 +86,8 @@ def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segm
     QueueChanged
         When the rows are for a queue that does not have their columns.
     """
-    if isinstance(home, QueueRecord):
-        require_columns(tx, home, map(attrgetter("columns_id"), segments))
+    if isinstance(owner, QueueRecord):
+        require_columns(tx, owner, map(attrgetter("columns_id"), segments))
     insert_staged(
         tx,
         stored_columns(segments, store_payloads(tx, segments)),
@@ -94,7 +96,7 @@ def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segm
         attempt=attempt.attempt,
         task=attempt.task,
         ordinal=ordinal,
-        queue_id=home.queue_id,
+        queue_id=owner.queue_id,
     )
 
 
@@ -138,21 +140,21 @@ def publish_written(
     return append_written(tx, queue, written, index)
 
 
-def find(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
+def find(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
     """Return what an app has staged for a micro-batch."""
-    return tx.all("find_staged", app_id=app_id, queue_id=home.queue_id, batch_id=batch_id)
+    return tx.all("find_staged", app_id=app_id, queue_id=owner.queue_id, batch_id=batch_id)
 
 
-def take(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
+def take(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
     """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, for which the
     caller is now responsible.
     """
-    return tx.all("delete_staged_batch", app_id=app_id, queue_id=home.queue_id, batch_id=batch_id)
+    return tx.all("delete_staged_batch", app_id=app_id, queue_id=owner.queue_id, batch_id=batch_id)
 
 
-def discard(tx: Transaction, home: Home, app_id: str, batch_id: int) -> None:
+def discard(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> None:
     """Drop what an app staged for micro-batches up to ``batch_id``."""
-    delete_staged_payloads(tx, take(tx, home, app_id, batch_id))
+    delete_staged_payloads(tx, take(tx, owner, app_id, batch_id))
 
 
 def clean_up(database: Database, *, older_than: int) -> int:

@@ -92,8 +92,8 @@ QUEUES = [
     Fault(
         "a key goes to the partition that it had before the last growth, not before the first",
         "queue/placement.py",
-        "        for home in reversed(self.homes):\n",
-        "        for home in self.homes:\n",
+        "        for known in reversed(self.known_keys):\n",
+        "        for known in self.known_keys:\n",
     ),
     Fault(
         "an append that met a growth keeps the old placement",

@@ -69,7 +69,7 @@ def test_planted_functions_are_called_with_public_in_the_search_path(planted: st
 
 def test_queues_consumers_and_producers_call_no_planted_function(store: penstock.Store, planted: str) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["id"], retention=penstock.Retention(rows=1000))
-    for number in range(3 * maintenance.MERGE_FAN_IN):
+    for number in range(3 * maintenance.COMPACTION_FAN_IN):
         queue.append(rows(number, number + 1))
     producer = store.producer("q", session="s")
     producer.append(rows(1), sequence=1)

@@ -260,7 +260,7 @@ class QueueSinkDriver(SinkDriver):
             self._commits.note(queue_sink(queue), epoch, offset)
             return
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
-        open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)
+        open_store(self.options.url).tend(queue, () if appended is None else appended.to_compact)
 
     @cached_property
     def _commits(self) -> Commits:
@@ -430,12 +430,12 @@ class QueueWriter(SinkWriter):
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         store, queue = self._segments.store, self._segments.queue
-        crowded: set[int] = set()
+        to_compact: set[int] = set()
         for group in self._segments.of(rows):
             if (appended := append_task(store.database, queue, None, group)) is not None:
-                crowded.update(appended.crowded)
-        if crowded:
-            store.tend(queue, tuple(crowded))
+                to_compact.update(appended.to_compact)
+        if to_compact:
+            store.tend(queue, tuple(to_compact))
 
     def end(self, epoch: int) -> dict[str, int]:
         return {}

@@ -25,8 +25,8 @@ from penstock.arrow.segments import MOST_WITHOUT_BYTES, values_without_bytes
 from penstock.errors import PenstockError, StoreError
 from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import decode_together, unreadable
-from penstock.store.log.partition_log import MERGE_FAN_IN
-from penstock.store.log.payloads import put_away, store_payloads, with_payloads
+from penstock.store.log.partition_log import COMPACTION_FAN_IN
+from penstock.store.log.payloads import store_payloads, with_payloads, write_objects
 from penstock.store.log.reading import PAGE_SEGMENTS
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment, by_size
 from penstock.store.records.catalog import QueueRecord, lock_partition, require_columns, reread
@@ -35,7 +35,7 @@ from penstock.store.records.locations import require_own_location
 SEGMENT_BYTES = 8 << 20
 TOGETHER_BYTES = 4 * SEGMENT_BYTES
 """The bytes of runs that are compacted at the same time."""
-NEWEST = 4 * MERGE_FAN_IN
+NEWEST = 4 * COMPACTION_FAN_IN
 _PASSES = 10
 
 
@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class _Merged:
+class _Compacted:
     """Segments, and the segment that replaces them; None if there is only one segment."""
 
     rows: Sequence[Row]
@@ -61,32 +61,32 @@ class _Merged:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class CompactedRuns:
     """Compacted segments that have not yet replaced the original ones."""
 
     database: Database
     queue: QueueRecord
-    merged: Sequence[_Merged]
+    compacted: Sequence[_Compacted]
 
     def replace(self) -> list[tuple[int, int]]:
         """Store the compacted segments. Return for each run how many of its segments were processed, and how
         many of those are gone; (0, 0) for a run that has changed.
         """
-        segments = [each.segment for each in self.merged if each.segment is not None]
-        put_away(self.database, self.queue, segments)
-        return [self._replaced(each) for each in self.merged]
+        segments = [each.segment for each in self.compacted if each.segment is not None]
+        write_objects(self.database, self.queue, segments)
+        return [self._replaced(each) for each in self.compacted]
 
-    def _replaced(self, merged: _Merged) -> tuple[int, int]:
-        segment, runs = merged.segment, merged.runs
+    def _replaced(self, compacted: _Compacted) -> tuple[int, int]:
+        segment, runs = compacted.segment, compacted.runs
         if segment is None or runs is None:
-            return len(merged.rows), 0
-        exchange = partial(_exchange, queue=self.queue, old=merged.rows, new=segment, runs=runs)
+            return len(compacted.rows), 0
+        exchange = partial(_exchange, queue=self.queue, old=compacted.rows, new=segment, runs=runs)
         if not self.database.run(exchange, idempotent=True):
             return 0, 0
-        return len(merged.rows), len(merged.rows) - 1
+        return len(compacted.rows), len(compacted.rows) - 1
 
 
-def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
+def compact_newest(database: Database, queue: QueueRecord, partition: int) -> int:
     """Compact the newest segments if many are small; return how many segments are gone."""
     newest = database.run(
         lambda tx: tx.all(
@@ -94,10 +94,10 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
         ),
         write=False,
     )
-    return sum(merge_run(database, queue, partition, run) for run in groups(crowd(newest)))
+    return sum(compact_run(database, queue, partition, run) for run in groups(worthwhile_run(newest)))
 
 
-def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
+def compact_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
     """Compact every run of small segments in some partitions, up to the largest size of a segment; return how
     many segments are gone.
 
@@ -117,7 +117,7 @@ def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int])
         # A run that was compacted or trimmed meanwhile is listed again, as it is now.
         before = {each: found for each, found in runs.items() if found != before[each]}
         for group in by_size(chain.from_iterable(before.values()), attrgetter("bytes"), TOGETHER_BYTES):
-            gone += _merge_group(database, queue, group, errors)
+            gone += _compact_group(database, queue, group, errors)
         before = {each: found for each, found in before.items() if each not in errors}
         if not before:
             break
@@ -131,19 +131,19 @@ def _runs_of(database: Database, queue: QueueRecord, partition: int) -> list[Run
     return [run for run in runs if len(run.segments) > 1]
 
 
-def _merge_group(
+def _compact_group(
     database: Database, queue: QueueRecord, group: Sequence[Run], errors: dict[int, PenstockError]
 ) -> int:
     try:
-        return _merge_whole(database, queue, group)
+        return _compact_runs(database, queue, group)
     except PenstockError as error:
         if len(group) == 1:
             errors[group[0].partition] = error
             return 0
-    return sum(_merge_group(database, queue, [run], errors) for run in group)
+    return sum(_compact_group(database, queue, [run], errors) for run in group)
 
 
-def crowd(newest: Sequence[Row]) -> list[Row]:
+def worthwhile_run(newest: Sequence[Row]) -> list[Row]:
     """Return the longest run of small segments that is worth compacting, oldest first; ``newest`` is ordered
     newest first.
     """
@@ -153,7 +153,7 @@ def crowd(newest: Sequence[Row]) -> list[Row]:
         if own >= SEGMENT_ROWS // 2 or segment.bytes >= SEGMENT_BYTES // 2:
             break
         rows, largest = rows + own, max(largest, own)
-        if count >= MERGE_FAN_IN and rows >= 2 * largest:
+        if count >= COMPACTION_FAN_IN and rows >= 2 * largest:
             length = count
     return list(reversed(newest[:length]))
 
@@ -196,14 +196,14 @@ def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
+def compact_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
     """Compact adjacent segments, into several if one would take too much memory; return how many segments are
     gone.
     """
-    return _merge_whole(database, queue, [Run(partition, run)])
+    return _compact_runs(database, queue, [Run(partition, run)])
 
 
-def _merge_whole(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> int:
+def _compact_runs(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> int:
     gone = 0
     while runs := [run for run in runs if len(run.segments) > 1]:
         results = load(database, queue, runs).replace()
@@ -216,18 +216,18 @@ def _merge_whole(database: Database, queue: QueueRecord, runs: Sequence[Run]) ->
     return gone
 
 
-def load(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> Loaded:
+def load(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> CompactedRuns:
     """Read and compact the first segments of each run, as many as fit into memory; nothing is replaced
     yet.
     """
     queue, loaded = _payloads(database, queue, runs)
-    merged = [_merged(queue, run, rows) for run, rows in zip(runs, loaded, strict=True)]
-    return Loaded(database, queue, merged)
+    compacted = [_compacted(queue, run, rows) for run, rows in zip(runs, loaded, strict=True)]
+    return CompactedRuns(database, queue, compacted)
 
 
-def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
+def _compacted(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Compacted:
     if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run.segments[: len(rows)]]:
-        return _Merged([])
+        return _Compacted([])
     try:
         batches = within_memory(queue, rows)
     except StoreError as error:
@@ -236,13 +236,13 @@ def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
     columns_id = queue.columns.latest(row.columns_id for row in rows)
     rows = rows[: len(batches)]
     if len(batches) == 1:
-        return _Merged(rows)
+        return _Compacted(rows)
     parts = [
         Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
     ]
     segment = Segment(run.partition, pa.concat_batches(batches), columns_id)
     _ = segment.payload  # compress before anything is locked and before the next run is decoded
-    return _Merged(rows, segment, Runs.concat(parts).to_buffer())
+    return _Compacted(rows, segment, Runs.concat(parts).to_buffer())
 
 
 def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:

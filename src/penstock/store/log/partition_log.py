@@ -11,14 +11,14 @@ from operator import add, attrgetter, ne, sub
 from typing import NamedTuple
 
 from penstock.store.database import Database, Transaction
-from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
+from penstock.store.log.payloads import allocate_payloads, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import Index, Written, store_written
 from penstock.store.records.catalog import QueueRecord, dropped, grown, require_columns, within_limits
 from penstock.store.records.queue_columns import FIRST_COLUMNS, id_text
 from penstock.store.records.staged import Stored
 
-MERGE_FAN_IN = 64
+COMPACTION_FAN_IN = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Appended:
     """The rows of the append in each of its partitions."""
     ends: Sequence[int] = ()
     """The row index after the append's last row in each of these partitions."""
-    crowded: tuple[int, ...] = ()
+    to_compact: tuple[int, ...] = ()
     """The partitions that may have enough small segments to compact."""
 
     @property
@@ -46,7 +46,7 @@ class Appended:
 
 def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
     """Append segments in a separate transaction, possibly more than once if its outcome is unknown."""
-    put_away(database, queue, segments)
+    write_objects(database, queue, segments)
     # A single statement is committed before its result is checked for keys.
     single = _is_one(database.dialect, segments) and not queue.key
     return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=True)
@@ -112,8 +112,8 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         raise dropped(queue)
     _check_heads(tx, queue, {row.channel}, {row.total})
     where = (segment.partition,)
-    crowded = where if _is_crowded(row.segments, 1) else ()
-    return Appended(where, (segment.rows,), (row.next_index,), crowded)
+    to_compact = where if _needs_compaction(row.segments, 1) else ()
+    return Appended(where, (segment.rows,), (row.next_index,), to_compact)
 
 
 def gap_after_last() -> int:
@@ -188,8 +188,8 @@ class _Parts(NamedTuple):
 
     def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
         """Return the result for partitions with these ends and numbers of segments."""
-        crowded = compress(self.partitions, map(_is_crowded, segments, self.segments))
-        return Appended(self.partitions, self.rows, ends, tuple(crowded))
+        to_compact = compress(self.partitions, map(_needs_compaction, segments, self.segments))
+        return Appended(self.partitions, self.rows, ends, tuple(to_compact))
 
 
 def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
@@ -268,6 +268,6 @@ def _check_heads(tx: Transaction, queue: QueueRecord, channels: set[str | None],
         raise grown(queue)
 
 
-def _is_crowded(now: int, new: int) -> bool:
+def _needs_compaction(now: int, new: int) -> bool:
     """Whether ``new`` segments, which bring the number to ``now``, may have made enough to compact."""
-    return now // MERGE_FAN_IN > (now - new) // MERGE_FAN_IN
+    return now // COMPACTION_FAN_IN > (now - new) // COMPACTION_FAN_IN

@@ -59,7 +59,7 @@ def folder_of(store_uuid: str, queue_id: int) -> str:
     return f"{store_uuid}/{queue_id}/"
 
 
-class Home(Protocol):
+class PayloadOwner(Protocol):
     """The owner of rows: a queue, or something else with an id that no queue has."""
 
     @property
@@ -69,20 +69,20 @@ class Home(Protocol):
     def payloads(self) -> str | None: ...
 
 
-def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> None:
+def write_objects(database: Database, owner: PayloadOwner, segments: Sequence[Segment]) -> None:
     """Write the payloads of an append into objects, if the queue uses them and the payloads are large enough.
 
     Call it before the transaction of the append, which must not wait for object storage.
     """
-    if home.payloads is None:
+    if owner.payloads is None:
         return
     # The segments of a repeated append are already there.
     segments = [segment for segment in segments if segment.stored is None]
     if not segments or are_small(segments):
         return
-    storage = database.storages.at(home.payloads)
-    now = objects_begun_at(database, home.payloads)
-    put_into_objects(storage, database.uuid, home.queue_id, segments, now)
+    storage = database.storages.at(owner.payloads)
+    now = objects_begun_at(database, owner.payloads)
+    put_into_objects(storage, database.uuid, owner.queue_id, segments, now)
 
 
 def objects_begun_at(database: Database, location: str) -> int:
@@ -121,7 +121,7 @@ def put_into_objects(
         made = NewObject(secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at)
         storage.put(object_name(store_uuid, queue_id, made.object_id, made.suffix), parts)
         for segment, place in zip(group, places, strict=True):
-            segment.put_away(InObject(made, place))
+            segment.move_to_object(InObject(made, place))
 
     in_parallel(put, list(by_size(segments, attrgetter("bytes"), OBJECT_BYTES)))
 
@@ -150,7 +150,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     ]
     own_runs = runs and memoryview(runs)
     insert_payloads(tx, kept, own_runs)
-    enter_objects(tx, [stored.object for _, _, stored in placed])
+    insert_objects(tx, [stored.object for _, _, stored in placed])
     places = [stored.place for _, _, stored in placed]
     in_objects = Places(
         [number for number, _, _ in placed],
@@ -200,7 +200,7 @@ def insert_payloads(
             first, size, data = place, 0, []
 
 
-def enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
+def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
     made = list({each.object_id: each for each in objects}.values())
     if not made:
         return

@@ -219,7 +219,7 @@ class Segment:
         segment.stored, segment._batch, segment._payload = stored, None, payload
         return segment
 
-    def put_away(self, stored: InObject) -> None:
+    def move_to_object(self, stored: InObject) -> None:
         """Release the memory of rows that have been written to object storage."""
         self.stored, self._payload = stored, None
 

@@ -20,7 +20,7 @@ from penstock.store.log.payloads import (
     Places,
     allocate_payloads,
     are_small,
-    enter_objects,
+    insert_objects,
     insert_payloads,
     insert_places,
     put_into_objects,
@@ -117,7 +117,7 @@ def store_written(tx: Transaction, written: Sequence[Written], index: Index) -> 
     in_task = index.is_in_task
     kept = index.where(in_task).segments(written)
     insert_payloads(tx, list(zip(compress(ids, in_task), kept, strict=True)))
-    enter_objects(tx, [made for each in written for made in each.objects])
+    insert_objects(tx, [made for each in written for made in each.objects])
     in_object = [not each for each in in_task]
     there = index.where(in_object)
     placed_ids = [*compress(ids, in_object)]
