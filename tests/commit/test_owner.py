@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.owner import Owner, drain, follow, level
+from penstock.commit.owner import Owner, move_past_commit, raise_safe_offset, request_drain
 from penstock.errors import (
     CheckpointMismatchError,
     ConsumerInUseError,
@@ -139,7 +139,7 @@ def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, moved_b
     backup = pair.registration()
     pair.commit(pair.batch("app", int(not moved_by_sink), logged, ids=None))
     _undo_commit(pair, backup)
-    level(pair.store.database, logged)
+    raise_safe_offset(pair.store.database, logged)
     assert pair.offsets() == list(start)
     with pytest.raises(CheckpointMismatchError) as caught:
         owner.observe(logged)
@@ -251,7 +251,7 @@ def test_a_drain_request_applies_until_the_next_owner(pair: Pair) -> None:
     owner = pair.own()
     stand = pair.offset(owner, (0, 0), (0, 0))
     assert owner.observe(stand)[2] is False
-    drain(pair.store.database, stand)
+    request_drain(pair.store.database, stand)
     assert owner.observe(stand)[2] is True
     assert pair.own().observe(stand)[2] is False
 
@@ -260,24 +260,24 @@ def test_a_query_that_lost_its_consumer_does_not_drain_the_new_owner(pair: Pair)
     lost = pair.offset(pair.own(), (0, 0), (0, 0))
     owner = pair.own()
     stand = pair.offset(owner, (0, 0), (0, 0))
-    drain(pair.store.database, lost)
-    drain(pair.store.database, replace(stand, owner=lost.owner))
+    request_drain(pair.store.database, lost)
+    request_drain(pair.store.database, replace(stand, owner=lost.owner))
     assert owner.observe(stand)[2] is False
-    drain(pair.store.database, stand)
+    request_drain(pair.store.database, stand)
     assert owner.observe(stand)[2] is True
 
 
 def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))
-    level(pair.store.database, ended)
+    raise_safe_offset(pair.store.database, ended)
     assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
 
 
 def test_levelling_ignores_the_micro_batch_of_another_query(pair: Pair) -> None:
     ended = pair.planned(pair.own(), (0, 0), (5, 5))
     pair.planned(pair.own(), (0, 0), (9, 9))
-    level(pair.store.database, ended)
+    raise_safe_offset(pair.store.database, ended)
     assert pair.offsets() == [0, 0]
 
 
@@ -286,7 +286,7 @@ def test_levelling_after_a_seek_changes_nothing(pair: Pair) -> None:
     ended = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
     pair.store.consumer("billing").seek("orders", to={0: 2})
-    level(pair.store.database, ended)
+    raise_safe_offset(pair.store.database, ended)
     assert pair.offsets() == [2, 0]
 
 
@@ -296,7 +296,7 @@ def test_a_plan_that_penstock_has_not_written_is_refused_by_name(pair: Pair, pla
     keys, epoch = pair.registration().keys, pair.registration().epoch
     pair.store.database.run(lambda tx: tx.run("open_plan", epoch=epoch, plan=plan, **keys))
     with pytest.raises(StoreError, match="the plan of consumer 'billing' is not what Penstock") as caught:
-        follow(pair.store.database, logged)
+        move_past_commit(pair.store.database, logged)
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
@@ -351,9 +351,9 @@ def test_a_consumer_follows_its_sink_only_from_the_start_of_a_micro_batch(pair: 
     for planned, committed in ((None, (0, 0)), ((0, 0), (1, 0))):
         if planned is not None:
             pair.planned(owner, planned, (4, 3))
-        follow(pair.store.database, pair.offset(owner, committed, (5, 3)))
+        move_past_commit(pair.store.database, pair.offset(owner, committed, (5, 3)))
         assert pair.offsets() == [0, 0]
-    follow(pair.store.database, pair.offset(owner, (0, 0), (5, 3)))
+    move_past_commit(pair.store.database, pair.offset(owner, (0, 0), (5, 3)))
     assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import Store
-from penstock.commit.owner import drain
+from penstock.commit.owner import request_drain
 from penstock.json_text import Json
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.ranges import MOST_TASKS
@@ -442,7 +442,7 @@ def test_a_drained_consumer_receives_no_new_rows(
     query.processAllAvailable()
     checkpoint = Checkpoint(str(tmp_path / "ck"))
     [planned] = checkpoint.ranges(checkpoint.last_planned())
-    drain(store.database, planned)
+    request_drain(store.database, planned)
     queue.append(table([2]))
     query.processAllAvailable()
     assert ids_in(out) == [1]

@@ -344,7 +344,7 @@ def _source_behind(
     )
 
 
-def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
+def raise_safe_offset(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
     """Raise the safe offset to what an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
@@ -357,7 +357,7 @@ def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False
     database.run(work, idempotent=True)
 
 
-def follow(database: Database, committed: QueueOffset) -> None:
+def move_past_commit(database: Database, committed: QueueOffset) -> None:
     """Move a consumer past a micro-batch that its sink has committed, if the consumer is at the start of the
     micro-batch and has planned one from there.
 
@@ -375,7 +375,7 @@ def follow(database: Database, committed: QueueOffset) -> None:
     database.run(work, idempotent=True)
 
 
-def drain(database: Database, made: QueueOffset) -> None:
+def request_drain(database: Database, made: QueueOffset) -> None:
     """Ask the owner of a consumer to plan no more micro-batches, if it has made this offset.
 
     Any other owner belongs to another query.

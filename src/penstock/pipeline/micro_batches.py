@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.owner import drain, follow, level
+from penstock.commit.owner import move_past_commit, raise_safe_offset, request_drain
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.errors import NotRegisteredError, PenstockError, condition_of
@@ -181,7 +181,7 @@ class MicroBatchQuery(Query):
                 left.append(source)
                 continue
             with connect(source.url, create=False) as store:
-                drain(store.database, offset)
+                request_drain(store.database, offset)
         return left
 
     def _planned(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], QueueOffset]:
@@ -271,7 +271,7 @@ def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
     parsed = QueueOffset.of(offset)
     for owned in consumers:
         if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
-            follow(open_store(owned.url).database, parsed)
+            move_past_commit(open_store(owned.url).database, parsed)
 
 
 def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
@@ -289,7 +289,7 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
             _await_release(store, owned)
             for offset in offsets:
                 if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
-                    level(store.database, offset, moved_by_sink=owned.moved_by_sink)
+                    raise_safe_offset(store.database, offset, moved_by_sink=owned.moved_by_sink)
             store.tend(store.queue(owned.queue).record, ())
 
 

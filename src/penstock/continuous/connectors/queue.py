@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from penstock.arguments import in_quotes
 from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.commit.owner import Owner, follow, level, offset_of
+from penstock.commit.owner import Owner, move_past_commit, offset_of, raise_safe_offset
 from penstock.commit.protocol import append_task
 from penstock.commit.source_rows import SourceRows, times_before
 from penstock.continuous.channel import Channel
@@ -172,7 +172,7 @@ class QueueSourceDriver(SourceDriver):
     def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)
         if self.options.consumer is not None and parsed is not None:
-            follow(self._store().database, parsed)
+            move_past_commit(self._store().database, parsed)
 
     def logged(self, offset: JsonValue) -> bool:
         if self._owner is None:
@@ -189,7 +189,7 @@ class QueueSourceDriver(SourceDriver):
         self._release_owner()
         if self.options.consumer is not None and ended is not None:
             offset = parse_offset(ended)
-            level(self._store().database, offset, moved_by_sink=self.options.moved_by_sink)
+            raise_safe_offset(self._store().database, offset, moved_by_sink=self.options.moved_by_sink)
 
     def _release_owner(self) -> None:
         if self._owner is not None:
