@@ -163,25 +163,12 @@ select next_index, last_timestamp, segments, total, channel from placed;
 
 -- Makes stored payloads visible as one append. :partition, ascending, :row_count, :bytes and :segments are what each partition gets;
 -- :place (among those partitions), :rows_before (in the partition), :segment_rows, :segment_bytes and :payload_id are the segments. The
--- partitions are locked in ascending order. The clock is read and the append's id drawn once, when all of them are locked, however far
--- ahead of the clock an earlier append has dated one of them. Arrays are read by position: a join takes twice as long.
+-- update locks the partitions in ascending order, that of the index. The append's id is drawn once, when all of them are locked, so that
+-- the ids ascend in each of them. The clock is read once, before that: rows are dated after earlier ones anyway. Arrays are read by
+-- position: a join takes twice as long.
 -- name: publish_segments
-with locked as materialized (
-    select p.queue_id, p.tableoid as relation
-    from penstock.partition as p
-    where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
-    order by p.partition
-    for no key update
-), once as materialized (
-    select
-        (extract(epoch from clock_timestamp()) * 1000000)::bigint as clock,
-        nextval('penstock.payload_block') * 4096 as append_id,
-        case
-            when not pg_try_advisory_lock(relation::integer, (queue_id & 2147483647)::integer)
-                then 'penstock_' || relation || '_' || queue_id
-            when pg_advisory_unlock(relation::integer, (queue_id & 2147483647)::integer) then null
-        end as channel
-    from (select min(queue_id) as queue_id, min(relation) as relation from locked) as one
+with once as materialized (
+    select (extract(epoch from clock_timestamp()) * 1000000)::bigint as clock
 ), moved as (
     update penstock.partition as p
     set next_index = p.next_index + (:row_count::bigint[])[width_bucket(p.partition, :partition::bigint[])],
@@ -193,13 +180,22 @@ with locked as materialized (
     where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
     returning
         p.partition, p.next_index, p.next_index - (:row_count::bigint[])[width_bucket(p.partition, :partition::bigint[])] as start_index,
-        p.last_timestamp, p.segments, p.total, append_id, channel
+        p.last_timestamp, p.segments, p.total, p.tableoid as relation
 ), heads as materialized (
     select
         array_agg(start_index) as start_index, array_agg(next_index) as next_index, array_agg(segments) as segments,
         array_agg(last_timestamp) as last_timestamp, count(*) as partitions, min(total) as least_total, max(total) as most_total,
-        min(append_id) as append_id, min(channel) as channel
+        min(relation) as relation
     from (select * from moved order by partition) as ordered
+), locked as materialized (
+    select
+        heads.*, nextval('penstock.payload_block') * 4096 as append_id,
+        case
+            when not pg_try_advisory_lock(relation::integer, (:queue_id & 2147483647)::integer)
+                then 'penstock_' || relation || '_' || :queue_id::bigint
+            when pg_advisory_unlock(relation::integer, (:queue_id & 2147483647)::integer) then null
+        end as channel
+    from heads
 ), published as (
     insert into penstock.segment
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
@@ -207,12 +203,12 @@ with locked as materialized (
     select
         :queue_id, (:partition::bigint[])[place], start_index[place] + rows_before, start_index[place] + rows_before + row_count,
         append_id, append_id, last_timestamp[place], last_timestamp[place], bytes, payload_id
-    from heads, unnest(
+    from locked, unnest(
         :place::bigint[], :rows_before::bigint[], :segment_rows::bigint[], :segment_bytes::bigint[], :payload_id::bigint[]
     ) as segment (place, rows_before, row_count, bytes, payload_id)
     where partitions = cardinality(:partition::bigint[])
 )
-select next_index, segments, partitions, least_total, most_total, channel from heads;
+select next_index, segments, partitions, least_total, most_total, channel from locked;
 
 -- Without runs, which only compacted segments have; those are inserted one at a time.
 -- name: insert_payload_all
