@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
+from penstock.arrow.arrays import i64, zeros
 from penstock.queue.placement import Placement
 from penstock.queue.queue import Queue
 from penstock.store.database import Database, Transaction
@@ -100,39 +101,68 @@ class _Placed:
     part: FeedRows
     record: QueueRecord
     segments: list[Segment]
-    partition_rows: NDArray[np.int64]
-    """For each commit that ends, the rows up to its end in each partition."""
+    counts: _Counts
 
     @classmethod
     def of(cls, part: FeedRows) -> _Placed:
         record, placement = part.queue.current_placement()
         segments = part.queue.segments_of(part.rows, placement)
-        return cls(part, record, segments, _rows_by_partition(part, placement, segments))
+        return cls(part, record, segments, _Counts.of(part, placement, segments))
 
     def append(self, tx: Transaction) -> Appended:
         record, part = self.record, self.part
         before = feed_commits.begin_commits(tx, record, part.versions[:1], part.timestamps[:1])
         appended = partition_log.append(tx, record, self.segments)
-        # Of a queue without a key, which may have got more partitions meanwhile.
-        added = len(before.ends) - self.partition_rows.shape[1]
-        ends = np.array(before.ends, np.int64) + np.pad(self.partition_rows, ((0, 0), (0, added)))
+        ends = self.counts.ends_after(before.ends)
         feed_commits.insert_commits(
-            tx, record, before, part.versions, part.timestamps, ends.tolist(), unless_empty=part.continued
+            tx, record, before, part.versions, part.timestamps, ends, unless_empty=part.continued
         )
         return appended
 
 
-def _rows_by_partition(
-    part: FeedRows, placement: Placement, segments: Sequence[Segment]
-) -> NDArray[np.int64]:
-    ends, partitions = np.array(part.ends, np.int64), placement.partitions
-    touched = {segment.partition for segment in segments}
-    if len(touched) <= 1:
-        rows = np.zeros((len(ends), partitions), np.int64)
-        rows[:, list(touched)] = ends[:, None]
-        return rows
-    # Which commit each row belongs to; rows of a commit that continues are not counted.
-    commit = np.searchsorted(ends, np.arange(part.rows.num_rows), side="right")
-    cells = commit * partitions + placement.targets(part.rows).to_numpy(zero_copy_only=False)
-    counts = np.bincount(cells, minlength=(len(ends) + 1) * partitions).reshape(-1, partitions)
-    return np.cumsum(counts[: len(ends)], axis=0)
+@dataclass(frozen=True)
+class _Counts:
+    """How many rows commits have in partitions, in the order of the commits."""
+
+    total: int
+    """How many commits there are."""
+    commits: Sequence[int]
+    """The place of a commit among them."""
+    partitions: Sequence[int]
+    """A partition that has rows of it."""
+    rows: Sequence[int]
+    """How many."""
+
+    @classmethod
+    def of(cls, part: FeedRows, placement: Placement, segments: Sequence[Segment]) -> _Counts:
+        """Count the rows of the commits that end."""
+        total, touched = len(part.ends), {segment.partition for segment in segments}
+        if len(touched) <= 1:
+            sizes = [end - start for start, end in pairwise([0, *part.ends])]
+            return cls(total, range(total), [max(touched, default=0)] * total, sizes)
+        commits = _commits_of_rows(pa.array(part.ends, pa.int64()))
+        targets, count = placement.targets(part.rows.slice(0, len(commits))), i64(placement.partitions)
+        # Counted in the order in which they first occur, which is that of the commits.
+        cells, rows = pc.value_counts(pc.add(pc.multiply(commits, count), targets)).flatten()
+        commits = pc.divide(cells, count)
+        targets = pc.subtract(cells, pc.multiply(commits, count))
+        return cls(total, commits.to_pylist(), targets.to_pylist(), rows.to_pylist())
+
+    def ends_after(self, before: Sequence[int]) -> list[list[int]]:
+        """Return where each partition ends after each commit."""
+        ends = list(before)
+        after: list[list[int]] = []
+        for commit, partition, rows in zip(self.commits, self.partitions, self.rows, strict=True):
+            while len(after) < commit:
+                after.append(ends.copy())
+            ends[partition] += rows
+        while len(after) < self.total:
+            after.append(ends.copy())
+        return after
+
+
+def _commits_of_rows(ends: pa.Array) -> pa.Array:
+    """Return the commit of each row, by its place among them."""
+    has_rows = pc.greater(ends, pa.concat_arrays([zeros(ends.type), ends])[:-1])
+    commits = pc.indices_nonzero(has_rows).cast(pa.int64())
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends.filter(has_rows), commits))
