@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from packaging.version import Version
 from tests.packaging.conftest import Distributions
 from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
 from tests.support.building import EXTRAS, PROJECT, floors, requirements
+from tests.support.object_store import object_store
 from tests.support.type_errors import FILES, errors_of, expected_errors
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(3000)]
@@ -29,6 +30,9 @@ _PYTHONS = [
     if classifier.startswith("Programming Language :: Python :: 3.")
 ]
 _SMOKES = sorted(path.stem.removeprefix("smoke_") for path in SMOKES.glob("smoke_*.py"))
+_SERVERS = {"objects": "bucket_server", "postgres": "pg_url", "pump": "logical_pg_url"}
+"""The fixture that has the URL of a server, for each program that is given one."""
+Server = Callable[[str], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,20 @@ def empty(tmp_path: Path) -> Iterator[Environment]:
     shutil.rmtree(tmp_path / "environment")
 
 
+@pytest.fixture(scope="module")
+def bucket_server() -> Iterator[str]:
+    """The URL of a server with the protocol of S3, with an empty bucket ``smoke``."""
+    with object_store() as server:
+        server.bucket("smoke")
+        yield server.endpoint
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    """Return the URL of the server of a program, which is started if it has one."""
+    return lambda name: [request.getfixturevalue(_SERVERS[name])] if name in _SERVERS else []
+
+
 def _asked(distributions: Distributions, *extras: str) -> str:
     return f"{distributions.wheel}[{','.join(extras)}]" if extras else str(distributions.wheel)
 
@@ -57,32 +75,31 @@ def _with(extras: tuple[str, ...]) -> set[str]:
 
 
 def _smokes(
-    environment: Environment, extras: tuple[str, ...], names: list[str], cwd: Path, pg_url: str
+    environment: Environment, extras: tuple[str, ...], names: list[str], cwd: Path, server: Server
 ) -> None:
     there = ",".join(sorted(_with(extras)))
     for name in names:
         folder = cwd / name
         folder.mkdir()
-        words = [pg_url] if name == "postgres" else []
-        environment.smoke(name, folder, *words, PENSTOCK_SMOKE_EXTRAS=there)
+        environment.smoke(name, folder, *server(name), PENSTOCK_SMOKE_EXTRAS=there)
 
 
 def test_without_extras_only_pyarrow_is_installed(
-    distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
+    distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, server: Server
 ) -> None:
     install(empty, house, _asked(distributions))
     assert set(empty.packages(tmp_path)) - {"pip", "setuptools"} == {"penstock-spark", "pyarrow"}
-    _smokes(empty, (), ["plain", "names"], tmp_path, pg_url)
+    _smokes(empty, (), ["plain", "names"], tmp_path, server)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_alone_works_and_names_the_missing_others(
-    extra: str, distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
+    extra: str, distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, server: Server
 ) -> None:
     assert extra in _SMOKES, f"smokes/smoke_{extra}.py is to show what the extra promises"
     install(empty, house, _asked(distributions, extra))
     names = ["plain", "names", *sorted(_with((extra,)) & set(_SMOKES) - {extra}), extra]
-    _smokes(empty, (extra,), names, tmp_path, pg_url)
+    _smokes(empty, (extra,), names, tmp_path, server)
 
 
 def test_type_checkers_see_the_types_of_the_installed_package(
@@ -104,7 +121,7 @@ def test_type_checkers_see_the_types_of_the_installed_package(
 
 
 def test_the_lowest_versions_work(
-    distributions: Distributions, tmp_path: Path, pg_url: str, empty: Environment
+    distributions: Distributions, tmp_path: Path, server: Server, empty: Environment
 ) -> None:
     python = interpreter(_OLDEST_PYTHON)
     assert python is not None, f"there is no python{_OLDEST_PYTHON}"
@@ -118,13 +135,13 @@ def test_the_lowest_versions_work(
         assert Version(there[canonicalize_name(name)]) == Version(version), (
             f"{name} is {there[canonicalize_name(name)]}"
         )
-    _smokes(oldest, tuple(EXTRAS), _SMOKES, tmp_path, pg_url)
+    _smokes(oldest, tuple(EXTRAS), _SMOKES, tmp_path, server)
     shutil.rmtree(wheels)
 
 
 @pytest.mark.parametrize("version", _PYTHONS)
 def test_the_newest_versions_work_on_every_python(
-    version: str, distributions: Distributions, tmp_path: Path, pg_url: str
+    version: str, distributions: Distributions, tmp_path: Path, server: Server
 ) -> None:
     python = interpreter(version)
     if python is None:
@@ -132,7 +149,7 @@ def test_the_newest_versions_work_on_every_python(
     wheels = fetch(tmp_path / "wheels", [_asked(distributions, *EXTRAS)], python=python)
     newest = make(tmp_path / "newest", python)
     install(newest, wheels, _asked(distributions, *EXTRAS))
-    _smokes(newest, tuple(EXTRAS), _SMOKES, tmp_path, pg_url)
+    _smokes(newest, tuple(EXTRAS), _SMOKES, tmp_path, server)
     shutil.rmtree(wheels)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 began = time.process_time()
 import penstock  # noqa: E402 - it is timed
@@ -15,7 +18,8 @@ assert "pyarrow" not in sys.modules
 import pyarrow as pa  # noqa: E402
 from asking import THERE, command_needs, needs  # noqa: E402
 
-store = penstock.connect("sqlite:///plain.db")
+URL = "sqlite:///plain.db"
+store = penstock.connect(URL)
 orders = store.create_queue(
     "orders", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], partitions=2
 )
@@ -37,6 +41,21 @@ for number in range(70):
 small.compact()
 assert small.info().partitions[0].segments < 70
 assert small.read(0, 0)["id"].to_pylist() == list(range(70))
+folder = store.create_queue("folder", pa.schema([("text", pa.string())]), payloads="payloads")
+folder.append([{"text": os.urandom(1 << 17).hex()}])
+assert len(list(Path("payloads").glob("**/*.segments"))) == 1
+assert len(folder.read(0, 0)["text"][0].as_py()) == 1 << 18
+feed = penstock.QueueFeed.create(
+    "feed", pa.schema([("id", pa.int64())]), penstock.ChangeContract("id"), store=URL, partitions=3
+)
+for version, change_type in enumerate(["insert", "delete"]):
+    changes = [{"id": number, "_change_type": change_type} for number in range(100)]
+    feed.append_commit(version, datetime.now(UTC), changes)
+assert feed.newest(-1) == 1
+assert [commit.rows for commit in feed.open().commits(-1, 1)] == [100, 100]
+parts = [store.queue("feed").read(partition, 0) for partition in range(3)]
+assert all(part.num_rows for part in parts)
+assert pa.concat_tables(parts)["_commit_version"].to_pylist().count(1) == 100
 store.maintain()
 store.close()
 
@@ -47,6 +66,7 @@ assert loaded <= {"numpy", "pandas"}, loaded
 needs("postgres", lambda: penstock.connect("postgresql://nobody@127.0.0.1:1/none"))
 needs("delta", lambda: penstock.DeltaFeed("/nowhere", "id").open().describe())
 needs("iceberg", lambda: penstock.IcebergFeed("a.b").open().describe())
+needs("objects", lambda: penstock.connect(URL).create_queue("bucket", orders.schema, payloads="s3://b/rows"))
 needs("spark", lambda: penstock.session)
 needs("spark", lambda: penstock.stream)
 needs("spark", lambda: penstock.changes.read)
