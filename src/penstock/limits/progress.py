@@ -11,9 +11,9 @@ from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFoundError, CommitRefusedError, NotFoundError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
-from penstock.limits.spark_state import has_state_ids, load_state, spark_reason
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
+from penstock.spark.state_reader import has_state_ids, load_state, spark_reason
 
 
 @dataclass(frozen=True)

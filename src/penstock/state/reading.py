@@ -14,8 +14,8 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefusedError
-from penstock.limits.spark_state import load_state, spark_reason, unreadable
 from penstock.spark.checkpoint import redact_location
+from penstock.spark.state_reader import load_state, spark_reason, unreadable
 from penstock.state.logs import CONTINUOUS, may_exist
 from penstock.state.operators import (
     JOIN,
