@@ -126,6 +126,12 @@ QUEUES = [
         "do update set epoch = p.epoch + 1, owner = excluded.owner, sequence = -1\n",
     ),
     Fault(
+        "rows are entered with columns that a restored store does not have",
+        "store/records/catalog.py",
+        "    if later and not later <= set(reread(tx, queue).columns.ids):\n",
+        "    if False:\n",
+    ),
+    Fault(
         "a program moves a consumer without compare-and-set",
         "store/sql/common.sql",
         "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;\n",
