@@ -52,7 +52,7 @@ class Run:
     def of_tasks(self, rows: Rows) -> Rows:
         """What is left where each task treats its part of the rows by itself."""
         parts = self._dealt(rows, 3)
-        return [row for part in parts for row in tuples(self.passes.first(self._rows(part)).table)]
+        return [row for part in parts for row in tuples(self.passes.run_on_part(self._rows(part)).table)]
 
     def of_keys(self, rows: Rows, groups: int) -> Counter[object]:
         """What is left where rows that belong together meet, in some task or other."""
@@ -92,7 +92,7 @@ class Run:
         return ChangeRows(table(rows, model.SCHEMA), self.layout)
 
     def _whole(self, rows: Rows) -> Rows:
-        return tuples(self.passes.whole(self._rows(rows)).table) if self.passes else rows
+        return tuples(self.passes.run(self._rows(rows)).table) if self.passes else rows
 
 
 @settings(max_examples=250)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.changes import commit_tracker as module
-from penstock.changes.commit_tracker import COMPACT_EVERY, FeedMemory, Journal, Versions
+from penstock.changes.commit_tracker import COMPACT_EVERY, FeedCommits, Journal, Versions
 from penstock.changes.stage import Scope, SeenCommits, commits_in
 from penstock.errors import ChangelogContractViolationError, StoreUnavailableError
 from penstock.spark.checkpoint import Checkpoint
@@ -61,36 +61,36 @@ def test_a_commit_in_two_micro_batches_is_reported(journal: Journal, name: str) 
     def versions(*numbers: int) -> dict[object, int]:
         return {(n if name == "{}" else name.format(n)): START + n for n in numbers}
 
-    memory = FeedMemory(facts(0, {}).scope, journal)
+    memory = FeedCommits(facts(0, {}).scope, journal)
     memory.add(facts(0, versions(1, 2)))
     memory.add(facts(0, versions(2, 3)))
     memory.add(facts(1, versions(4)))
     with pytest.raises(
-        ChangelogContractViolationError, match="is in micro-batch 1 and was in an earlier one"
+        ChangelogContractViolationError, match="is in micro-batch 1 and also in an earlier one"
     ) as caught:
         memory.add(facts(1, versions(2, 5)))
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES"
     memory.add(facts(0, versions(9)))
     memory.add(facts(2, versions(9)))
     # Another run, whose driver knows what is on disk alone; the last micro-batch comes again.
-    again = FeedMemory(facts(2, {}, run="s").scope, journal)
+    again = FeedCommits(facts(2, {}, run="s").scope, journal)
     again.add(facts(2, versions(9)))
     for version in (1, 2, 3, 4):
         with pytest.raises(ChangelogContractViolationError):
             again.add(facts(2, versions(version)))
     # Set back by its user, and told of other commits now.
-    back = FeedMemory(facts(1, {}, run="t").scope, journal)
+    back = FeedCommits(facts(1, {}, run="t").scope, journal)
     back.add(facts(1, versions(4, 9)))
 
 
 def test_a_late_commit_is_reported(journal: Journal) -> None:
-    first = FeedMemory(facts(0, {}, delay_ms=2).scope, journal)
+    first = FeedCommits(facts(0, {}, delay_ms=2).scope, journal)
     first.add(facts(0, {1: 10_000, 2: 20_000}))
     first.add(facts(0, {3: 1_000}))
-    for memory in (first, FeedMemory(facts(1, {}, run="s", delay_ms=2).scope, journal)):
+    for memory in (first, FeedCommits(facts(1, {}, run="s", delay_ms=2).scope, journal)):
         for late in (18_000, 18_999, 1):
             with pytest.raises(
-                ChangelogContractViolationError, match="commit 9 of 1970-01-01T00:00:00"
+                ChangelogContractViolationError, match="commit 9 at 1970-01-01T00:00:00"
             ) as caught:
                 memory.add(facts(1, {9: late, 8: 30_000}))
             assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT"
@@ -101,7 +101,7 @@ def test_a_late_commit_is_reported(journal: Journal) -> None:
 
 def test_a_commit_before_1970_is_reported_where_spark_would_drop_it(journal: Journal) -> None:
     for time in (-10_000_000, -1, 0, 999):
-        memory = FeedMemory(facts(0, {}, delay_ms=0).scope, journal)
+        memory = FeedCommits(facts(0, {}, delay_ms=0).scope, journal)
         with pytest.raises(ChangelogContractViolationError) as caught:
             memory.add(facts(0, {1: time}, delay_ms=0))
         assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"
@@ -131,11 +131,11 @@ def test_the_number_of_remembered_commits_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 def test_many_files_are_merged_into_one(journal: Journal, tmp_path: Path) -> None:
-    memory = FeedMemory(facts(0, {}).scope, journal)
+    memory = FeedCommits(facts(0, {}).scope, journal)
     for batch in range(3 * COMPACT_EVERY):
         memory.add(facts(batch, {batch: START + batch}))
     assert len(list((tmp_path / "penstock" / "changes" / "feed").iterdir())) <= COMPACT_EVERY + 1
-    again = FeedMemory(facts(3 * COMPACT_EVERY, {}, run="s").scope, journal)
+    again = FeedCommits(facts(3 * COMPACT_EVERY, {}, run="s").scope, journal)
     for version in (0, 1, COMPACT_EVERY, 3 * COMPACT_EVERY - 1):
         with pytest.raises(ChangelogContractViolationError):
             again.add(facts(3 * COMPACT_EVERY, {version: START + version}))

@@ -44,8 +44,8 @@ def test_the_passes_agree_with_spark(case: dict[str, object]) -> None:
         for part in range(parts):
             some = ChangeRows(table(rows[part::parts]), LAYOUT)
             check_rows(some, needs_content=True)
-            first += tuples(passes.first(some).table)
-        whole = passes.whole(ChangeRows(table(first), LAYOUT))
+            first += tuples(passes.run_on_part(some).table)
+        whole = passes.run(ChangeRows(table(first), LAYOUT))
         assert Counter(tuples(whole.table)) == Counter(map(tuple, case["batch"]))
 
 

@@ -77,7 +77,7 @@ def test_defect_2_a_late_commit_is_never_dropped_silently(spark: SparkSession, t
     files.add([row(3, "c", 3, "insert", 3, START + 2 * MINUTE)])
     message = violation(lambda: sink.run(done))
     assert "LATE_COMMIT" in message
-    assert "commit 3 of 2023-11-14T22:15:00+00:00" in message
+    assert "commit 3 at 2023-11-14T22:15:00+00:00" in message
 
 
 def test_a_late_commit_is_not_dropped_silently_after_a_restart_with_a_longer_delay(

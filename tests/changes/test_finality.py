@@ -191,7 +191,7 @@ def test_a_column_of_that_name_and_windows_are_refused(
 ) -> None:
     named = pa.schema([*DATA, ("_FINALIZED_until", pa.int64())])
     taken = penstock.QueueFeed.create("taken", named, CONTRACT, store=store_url)
-    with pytest.raises(InvalidChangeOptionError, match="which the feed has already"):
+    with pytest.raises(InvalidChangeOptionError, match="the feed already has one"):
         penstock.changes.read_stream(spark, taken, finalized_until=True)
     with pytest.raises(InvalidChangeOptionError, match="net changes of a window"):
         penstock.changes.read_stream(

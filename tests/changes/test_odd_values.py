@@ -59,8 +59,8 @@ def test_deletes_and_inserts_of_equal_rows_cancel_one_by_one(mode: str, data: st
     ]
     table = pa.Table.from_arrays(columns, schema=schema)
     cut = data.draw(st.integers(0, len(rows)))
-    parts = [passes.first(ChangeRows(part, layout)).table for part in (table[:cut], table[cut:])]
-    left = passes.whole(ChangeRows(pa.concat_tables(parts), layout)).table
+    parts = [passes.run_on_part(ChangeRows(part, layout)).table for part in (table[:cut], table[cut:])]
+    left = passes.run(ChangeRows(pa.concat_tables(parts), layout)).table
 
     known = {repr(value): place for value, place in zip(table["value"].to_pylist(), places, strict=True)}
     found: Counter[tuple[int, int]] = Counter()

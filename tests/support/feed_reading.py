@@ -42,4 +42,4 @@ def passed(feed: OpenFeed, rows: pa.Table, *, updates: bool = False) -> pa.Table
     layout = layout_of(to_struct(rows.schema), contract, case_sensitive=True)
     passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, parse_net_window(None)))
     check_rows(ChangeRows(rows, layout), needs_content=True)
-    return passes.whole(ChangeRows(rows, layout)).table if passes else rows
+    return passes.run(ChangeRows(rows, layout)).table if passes else rows

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
-from penstock.changes.schema import narrowed
+from penstock.changes.schema import select_columns
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.json_text import Json
@@ -230,7 +230,7 @@ class Stream:
             found = opened.describe()
         schema = to_struct(found.schema)
         if columns is not None:
-            schema = narrowed(schema, found.contract, columns, case_sensitive=True)
+            schema = select_columns(schema, found.contract, columns, case_sensitive=True)
         assert found.plan is not None
         self.plan = found.plan
         plan = {"plan": found.plan, "someColumns": str(columns is not None).lower()}

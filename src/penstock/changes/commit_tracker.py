@@ -1,4 +1,4 @@
-"""The commit tracker in the driver: checks reported commits against other tasks and micro-batches."""
+"""Commit tracker on the driver: checks the commits of each task against other tasks and micro-batches."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Version: TypeAlias = int | str
 log = logging.getLogger("penstock.changes")
 GENERATION = 50_000
 GENERATIONS = 20
-"""A version from this many generations ago is forgotten: a million versions are kept."""
+"""Generations of versions that are kept in memory: one million versions."""
 COMPACT_EVERY = 50
-KEEP = 1_000_000
+JOURNAL_COMMITS = 1_000_000
 _NAME = re.compile(r"(\d+)(\.all)?\.arrow")
 _EXECUTIONS = 64
-"""How many batch queries are remembered."""
+"""Batch queries whose commits are kept in memory."""
 _STREAMS = 1024
-"""How many feeds of streaming queries are remembered; the journal still has the others."""
+"""Feeds of streaming queries whose commits are kept in memory; others are read from their journals again."""
 
 _guard = Guard()
 _running: dict[str, DriverEndpoint] = {}
@@ -70,10 +70,10 @@ class CommitTracker:
         self._spark = spark
         self._guard = threading.Lock()
         self._executions: OrderedDict[tuple[str, str], Commits] = OrderedDict()
-        self._feeds: OrderedDict[tuple[str, str], FeedMemory] = OrderedDict()
+        self._feeds: OrderedDict[tuple[str, str], FeedCommits] = OrderedDict()
 
     def answer(self, question: bytes) -> bytes:
-        """Add reported commits; return nothing, or the error for the task to raise."""
+        """Add the commits that a task reports; return the error for the task to raise, or nothing."""
         seen = SeenCommits.from_bytes(question)
         try:
             if seen.scope.query is None:
@@ -87,13 +87,13 @@ class CommitTracker:
 
     def _execution(self, scope: Scope) -> Commits:
         key = (scope.feed, scope.execution)
-        commits = self._executions.setdefault(key, Commits(several_times=scope.repeats))
+        commits = self._executions.setdefault(key, Commits(allow_several_times=scope.repeats))
         self._executions.move_to_end(key)
         if len(self._executions) > _EXECUTIONS:
             self._executions.popitem(last=False)
         return commits
 
-    def _feed(self, scope: Scope) -> FeedMemory:
+    def _feed(self, scope: Scope) -> FeedCommits:
         assert scope.query is not None
         with self._guard:
             key = (scope.query, scope.feed)
@@ -101,7 +101,7 @@ class CommitTracker:
                 if scope.delay_ms is not None:
                     refuse_watermarks(self._plan(scope.query))
                 # A run may repeat an earlier micro-batch, so each begins with the journal.
-                self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope.query, scope.feed))
+                self._feeds[key] = FeedCommits(scope, journal_of(self._spark, scope.query, scope.feed))
             self._feeds.move_to_end(key)
             if len(self._feeds) > _STREAMS:
                 self._feeds.popitem(last=False)
@@ -121,7 +121,7 @@ class CommitTracker:
             return None
 
 
-class FeedMemory:
+class FeedCommits:
     """The commits of one feed in one run of a streaming query."""
 
     def __init__(self, scope: Scope, journal: Journal | None) -> None:
@@ -131,10 +131,10 @@ class FeedMemory:
         self._in_flight: dict[Version, int] = {}
         several = scope.repeats
         if scope.delay_ms is None:
-            self._commits: WholeCommits | LateCommits = WholeCommits(several_times=several)
+            self._commits: WholeCommits | LateCommits = WholeCommits(allow_several_times=several)
         else:
             watermark = journal.watermark(scope.batch) if journal else 0
-            self._commits = LateCommits(scope.delay_ms, watermark, several_times=several)
+            self._commits = LateCommits(scope.delay_ms, watermark, allow_several_times=several)
         for batch, commits in journal.read() if journal else ():
             if batch <= scope.batch:
                 self._begin_batch(batch)
@@ -142,7 +142,7 @@ class FeedMemory:
                 _add_newest(self._in_flight, commits)
 
     def add(self, seen: SeenCommits) -> None:
-        """Add the commits that a task has seen; they are in the journal when this returns."""
+        """Add the commits that a task has seen, and write them to the journal."""
         batch = seen.scope.batch
         with self._guard:
             if batch < self._commits.batch:
@@ -165,7 +165,7 @@ class FeedMemory:
 
 
 def _add_newest(times: dict[Version, int], commits: pa.Table) -> bool:
-    """Add the newest time of each version; return whether that has changed anything."""
+    """Record the newest time of each version; return whether ``times`` has changed."""
     changed = False
     for version, time in zip(*(column.to_pylist() for column in commits.columns), strict=True):
         if version not in times or times[version] < time:
@@ -177,17 +177,17 @@ def _add_newest(times: dict[Version, int], commits: pa.Table) -> bool:
 class Commits:
     """The commits of a batch query, or of the micro-batch in flight.
 
-    ``several_times`` says whether a version is a position of a log that changes of several times may have: a
-    connector gives the rows of a snapshot the last position that it has read.
+    ``several_times`` allows the changes of one version to have different times. This is needed if versions
+    are log positions: a connector gives all rows of a snapshot the position that it read last.
     """
 
-    def __init__(self, *, several_times: bool = False) -> None:
+    def __init__(self, *, allow_several_times: bool = False) -> None:
         self.batch = -1
         self.times: dict[Version, int] = {}
-        self._several_times = several_times
+        self._allow_several_times = allow_several_times
 
     def add_commits(self, commits: pa.Table) -> None:
-        if not self._several_times:
+        if not self._allow_several_times:
             self._check_times(commits)
         _add_newest(self.times, commits)
 
@@ -206,58 +206,61 @@ class Commits:
 
 def _refuse_timestamps(version: Version, first: int, second: int) -> None:
     raise ChangelogContractViolationError(
-        f"commit {version!r} has two timestamps, {moment(first)} and {moment(second)}: give it one",
+        f"commit {version!r} has two timestamps, {moment(first)} and {moment(second)}: set one timestamp "
+        "for each commit",
         condition="CHANGELOG_CONTRACT_VIOLATION.SEVERAL_TIMESTAMPS",
         version=version,
     )
 
 
 class WholeCommits(Commits):
-    """The commits of a stream in which each is whole in one micro-batch."""
+    """The commits of a stream that never splits a commit across micro-batches."""
 
-    def __init__(self, *, several_times: bool = False) -> None:
-        super().__init__(several_times=several_times)
+    def __init__(self, *, allow_several_times: bool = False) -> None:
+        super().__init__(allow_several_times=allow_several_times)
         self._earlier = Versions()
 
     def begin_batch(self, batch: int) -> None:
-        """Begin a micro-batch: the commits so far belong to earlier ones."""
+        """Begin a micro-batch; the commits recorded so far belong to earlier micro-batches."""
         self._earlier.add(self.times)
         self.times, self.batch = {}, batch
 
     def add_commits(self, commits: pa.Table) -> None:
-        again = self._earlier.among(commits.column(0).to_pylist())
-        if again:
+        repeated = self._earlier.among(commits.column(0).to_pylist())
+        if repeated:
             raise ChangelogContractViolationError(
-                f"commit {again[0]!r} is in micro-batch {self.batch} and was in an earlier one, but the "
-                "contract has whole_commits=True: let the source keep commits together (alignToAppends with "
-                "a queue), or set whole_commits=False and use the watermark strategy",
+                f"commit {repeated[0]!r} is in micro-batch {self.batch} and also in an earlier one, but the "
+                "contract has whole_commits=True: configure the source to keep commits together "
+                "(alignToAppends with a queue), or set whole_commits=False and use the watermark strategy",
                 condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES",
-                version=again[0],
+                version=repeated[0],
                 batch=self.batch,
             )
         super().add_commits(commits)
 
 
 class LateCommits(Commits):
-    """The commits of a stream that waits for late ones, by a watermark on their time."""
+    """The commits of a stream that waits for late commits, with a watermark on commit time."""
 
-    def __init__(self, delay_ms: int, reached: int = 0, *, several_times: bool = False) -> None:
-        super().__init__(several_times=several_times)
-        self._reached = reached
-        """The watermark with which the run began: an earlier run may have had a shorter delay."""
+    def __init__(
+        self, delay_ms: int, initial_watermark: int = 0, *, allow_several_times: bool = False
+    ) -> None:
+        super().__init__(allow_several_times=allow_several_times)
+        self._initial_watermark = initial_watermark
+        """The watermark at the start of the run, which depends on the delays of earlier runs."""
         self._delay_ms = delay_ms
-        self._greatest = 0
+        self._newest_ms = 0
         """The time of the newest commit of earlier micro-batches, in milliseconds."""
 
     def begin_batch(self, batch: int) -> None:
         self.batch = batch
-        self._greatest = max(self._greatest, max(self.times.values(), default=0) // 1000)
-        open_from = self._greatest - self._delay_ms
+        self._newest_ms = max(self._newest_ms, max(self.times.values(), default=0) // 1000)
+        open_from = self._newest_ms - self._delay_ms
         self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
 
     def add_commits(self, commits: pa.Table) -> None:
-        # Spark's watermark begins at 1970.
-        watermark = max(self._greatest - self._delay_ms, self._reached)
+        # Spark's watermark starts at 1970.
+        watermark = max(self._newest_ms - self._delay_ms, self._initial_watermark)
         refused = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= max(watermark, 0))
         if len(refused):
             version, time = (column[int(refused[0])].as_py() for column in commits.columns)
@@ -267,10 +270,10 @@ class LateCommits(Commits):
 
     def _late(self, version: Version, time: int, watermark: int) -> ChangelogContractViolationError:
         return ChangelogContractViolationError(
-            f"commit {version!r} of {moment(time)} in micro-batch {self.batch} is too late: an earlier "
-            f"micro-batch had one of {moment(self._greatest * 1000)}, and the watermark is at "
-            f"{moment(watermark * 1000)}. Start over with a new checkpoint and a longer watermark_delay than "
-            f"{self._delay_ms} ms, the longest time by which commits come out of order",
+            f"commit {version!r} at {moment(time)} in micro-batch {self.batch} is too late: an earlier "
+            f"micro-batch had a commit at {moment(self._newest_ms * 1000)}, and the watermark is at "
+            f"{moment(watermark * 1000)}. Start over with a new checkpoint and a watermark_delay longer than "
+            f"{self._delay_ms} ms, so that it covers how far commits are out of order",
             condition="CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT",
             version=version,
             timestamp=moment(time),
@@ -281,8 +284,7 @@ class LateCommits(Commits):
 def _before_1970(version: Version, time: int) -> ChangelogContractViolationError:
     return ChangelogContractViolationError(
         f"commit {version!r} has the time {moment(time)}, and Spark's watermark drops rows up to "
-        "1970-01-01T00:00:00Z: give commits the times at which they happened, or use the micro_batch "
-        "strategy",
+        "1970-01-01T00:00:00Z: set the real time of each commit, or use the micro_batch strategy",
         condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970",
         version=version,
         timestamp=moment(time),
@@ -294,38 +296,39 @@ def moment(micros: int) -> str:
 
 
 class Versions:
-    """A bounded set of versions: the oldest ones are forgotten."""
+    """A bounded set of versions, which drops the oldest versions when it is full."""
 
     def __init__(self) -> None:
-        self._young: set[Version] = set()
-        self._old: deque[NDArray[np.int64]] = deque(maxlen=GENERATIONS)
+        self._recent: set[Version] = set()
+        self._generations: deque[NDArray[np.int64]] = deque(maxlen=GENERATIONS)
 
     def add(self, versions: Iterable[Version]) -> None:
-        self._young.update(versions)
-        if len(self._young) >= GENERATION:
-            self._old.append(np.sort(_numbers(self._young)))
-            self._young = set()
+        self._recent.update(versions)
+        if len(self._recent) >= GENERATION:
+            self._generations.append(np.sort(_numbers(self._recent)))
+            self._recent = set()
 
     def among(self, versions: Iterable[Version]) -> list[Version]:
+        """Return those of the given versions that are in the set."""
         candidates = list(versions)
-        known = self._young.intersection(candidates)
-        if self._old and candidates:
+        known = self._recent.intersection(candidates)
+        if self._generations and candidates:
             numbers = _numbers(candidates)
-            for generation in self._old:
+            for generation in self._generations:
                 indexes = np.minimum(np.searchsorted(generation, numbers), len(generation) - 1)
                 known.update(candidates[index] for index in np.flatnonzero(generation[indexes] == numbers))
         return list(known)
 
 
 def _numbers(versions: Iterable[Version]) -> NDArray[np.int64]:
-    """Return versions as integers: themselves, or the 64-bit hashes of strings."""
+    """Return integer versions as they are, and string versions as 64-bit hashes."""
     return np.array(
         [version if isinstance(version, int) else hash(version) for version in versions], np.int64
     )
 
 
 class Journal:
-    """The journal of one feed."""
+    """The journal of one feed: its commits, as files in the checkpoint of a query."""
 
     def __init__(self, checkpoint: Checkpoint, feed: str) -> None:
         self._checkpoint = checkpoint
@@ -333,16 +336,20 @@ class Journal:
         self._folder = f"{root}/penstock/changes/{feed}"
 
     def read(self) -> list[tuple[int, pa.Table]]:
-        """Read the commits by micro-batch, the oldest first; compacted ones under their last micro-batch."""
+        """Return the commits by micro-batch, oldest first; a compacted file has its last micro-batch."""
         files = self._names()
-        compacted = max((batch for batch, is_all in files if is_all), default=-1)
+        compacted = max((batch for batch, is_compacted in files if is_compacted), default=-1)
         names = sorted(
-            (batch, is_all) for batch, is_all in files if batch > compacted or (is_all and batch == compacted)
+            (batch, is_compacted)
+            for batch, is_compacted in files
+            if batch > compacted or (is_compacted and batch == compacted)
         )
-        return [(batch, self._load(self._name(batch, is_all=is_all))) for batch, is_all in names]
+        return [
+            (batch, self._load(self._name(batch, is_compacted=is_compacted))) for batch, is_compacted in names
+        ]
 
     def watermark(self, batch: int) -> int:
-        """Return the watermark, in milliseconds, with which Spark has planned a micro-batch; 0 for none."""
+        """Return the watermark, in milliseconds, that Spark planned a micro-batch with; 0 if it had none."""
         name = f"offsets/{batch}"
         content = self._checkpoint.read(name)
         if content is None:
@@ -354,39 +361,41 @@ class Journal:
             raise self._checkpoint.malformed(name, error) from error
 
     def write(self, batch: int, commits: pa.Table) -> None:
-        """Write the commits of a micro-batch, replacing earlier ones."""
-        self._save(self._name(batch, is_all=False), commits)
+        """Write the commits of a micro-batch, replacing its earlier file."""
+        self._save(self._name(batch, is_compacted=False), commits)
 
     def compact(self, before: int) -> None:
-        """Compact the files of earlier micro-batches once there are many."""
+        """Compact the files of earlier micro-batches if there are COMPACT_EVERY or more."""
         earlier = [(batch, commits) for batch, commits in self.read() if batch < before]
         if len(earlier) < COMPACT_EVERY:
             return
         last = earlier[-1][0]
         compacted = pa.concat_tables(commits for _, commits in earlier)
-        self._save(self._name(last, is_all=True), compacted.slice(max(0, compacted.num_rows - KEEP)))
-        for batch, is_all in self._names():
-            if batch < last or (batch == last and not is_all):
-                self._files.delete_file(f"{self._folder}/{self._name(batch, is_all=is_all)}")
+        self._save(
+            self._name(last, is_compacted=True), compacted.slice(max(0, compacted.num_rows - JOURNAL_COMMITS))
+        )
+        for batch, is_compacted in self._names():
+            if batch < last or (batch == last and not is_compacted):
+                self._files.delete_file(f"{self._folder}/{self._name(batch, is_compacted=is_compacted)}")
 
     def _names(self) -> list[tuple[int, bool]]:
         selector = fs.FileSelector(self._folder, allow_not_found=True)
         matches = [_NAME.fullmatch(info.base_name) for info in self._files.get_file_info(selector)]
         return [(int(match[1]), match[2] is not None) for match in matches if match is not None]
 
-    def _name(self, batch: int, *, is_all: bool) -> str:
-        return f"{batch}{'.all' if is_all else ''}.arrow"
+    def _name(self, batch: int, *, is_compacted: bool) -> str:
+        return f"{batch}{'.all' if is_compacted else ''}.arrow"
 
     def _load(self, name: str) -> pa.Table:
         with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
         try:
             if len(content) > MAX_FILE_BYTES:
-                raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-            found = kept_table(content)
-            if any(pat.is_null(field.type) or pat.is_nested(field.type) for field in found.schema):
-                raise ValueError("its columns are not those of commits")
-            return found
+                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+            commits = kept_table(content)
+            if any(pat.is_null(field.type) or pat.is_nested(field.type) for field in commits.schema):
+                raise ValueError("it does not have the columns of commits")
+            return commits
         except ValueError as error:
             raise CommitRefusedError(
                 f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "
@@ -397,7 +406,7 @@ class Journal:
 
     def _save(self, name: str, commits: pa.Table) -> None:
         self._files.create_dir(self._folder, recursive=True)
-        # Under another name first: a half-written file must not be mistaken for a complete one.
+        # Write under another name and rename, so that a partial file is never taken for a complete one.
         draft = f"{self._folder}/.{name}.draft"
         with self._files.open_output_stream(draft) as stream:
             stream.write(ipc_stream(commits))
@@ -405,19 +414,19 @@ class Journal:
 
 
 def refuse_watermarks(plan: object) -> None:
-    """Refuse a plan with a second watermark after that of the commits: each would wait for the other.
+    """Refuse a plan with a second watermark above that of the commits, because neither would advance.
 
-    A query has one watermark, the least of all, and that of an operator begins with its first row (Spark 4.2,
-    4.3).
+    A query has one watermark, the minimum over its watermark operators, and an operator has none before its
+    first row (Spark 4.2, 4.3).
     """
-    second = [] if plan is None else watermarks_above(plan, EVENT_TIME)
-    if second:
+    later = [] if plan is None else watermarks_above(plan, EVENT_TIME)
+    if later:
         raise InvalidChangeOptionError(
-            f"withWatermark on {second[-1]!r} follows the watermark strategy, and a query has one watermark: "
+            f"withWatermark on {later[-1]!r} follows the watermark strategy, and a query has one watermark: "
             "neither would advance. Use keep_watermark=True and windows of _commit_timestamp, or "
             "whole_commits=True if the source keeps commits together; or split the query with a queue",
             condition="INVALID_CDC_OPTION.SECOND_WATERMARK",
-            column=second[-1],
+            column=later[-1],
         )
 
 

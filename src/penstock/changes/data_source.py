@@ -39,24 +39,24 @@ log = logging.getLogger("penstock.changes")
 
 FORMAT = "penstock_changes"
 _COMMIT = "commit"
-"""Key of an offset: what distinguishes its last commit from another one of the same version."""
+"""Offset key: the name of its last commit, to detect another commit with the same version."""
 _STATE = "state"
-"""Key of an offset: what the feed keeps with a version."""
+"""Offset key: the state that the feed stores with a version."""
 _WARNINGS = "warnings"
-"""Key of a query's progress: warnings of the feed's system."""
-_MOST = (1 << 63) - 1
+"""Progress key: warnings from the feed's system."""
+_MAX_VERSION = (1 << 63) - 1
 """The highest version."""
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly", "finalizedUntil")
-_PASSES = ("deduplicationmode", "computeupdates")
-_PLANNED = ("plan", "somecolumns")
+_PASS_OPTIONS = ("deduplicationmode", "computeupdates")
+_INTERNAL_OPTIONS = ("plan", "somecolumns")
 """Options that `changes.read` sets for its own reads."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a read of a feed; its URL may also come as ``load`` passes it, as ``path``."""
+    """Options for reading a feed. The URL may also be in ``path``, where ``load(url)`` puts it."""
 
     url: str = field(repr=False)
     range: ChangeRange
@@ -64,28 +64,28 @@ class ReadOptions:
     max_commits: int | None = None
     max_rows: int | None = None
     read_only: bool = False
-    """Whether the feed is not notified of what has been read."""
+    """Whether to leave the feed unchanged: not to prepare it, and not to report progress to it."""
     finalized_until: bool = False
-    """Whether there is a column with the time before which the stream has all commits."""
+    """Whether to add the column with the time before which the stream has all commits."""
     plan: str | None = field(default=None, repr=False)
-    """The feed's plan, if it was described earlier."""
+    """The feed's plan, if the caller has already described the feed."""
     some_columns: bool = False
-    """Whether the user named the columns."""
+    """Whether the user selected columns."""
 
 
 def read_options(options: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
-    if any(name.lower() in _PASSES for name in options):
+    if any(name.lower() in _PASS_OPTIONS for name in options):
         raise InvalidChangeOptionError(
             f"format({FORMAT!r}) returns unprocessed change rows: pass deduplicationMode and computeUpdates "
             "to penstock.changes.read, read_stream or post_process"
         )
     if not any(name.lower() == "url" for name in options):
         options = {("url" if name.lower() == "path" else name): text for name, text in options.items()}
-    planned = {name: value for name, value in options.items() if name.lower() in _PLANNED}
+    planned = {name: value for name, value in options.items() if name.lower() in _INTERNAL_OPTIONS}
     read = OptionReader(
         {name: value for name, value in options.items() if name not in planned}, known, what, STREAM
     )
-    plan = OptionReader(planned, _PLANNED, what)
+    plan = OptionReader(planned, _INTERNAL_OPTIONS, what)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of({name: read.text(name) for name in (*STARTING, *ENDING)}),
@@ -121,13 +121,13 @@ class ChangesDataSource(DataSource):
 
 
 def with_finality(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a feed with the column for the time before which a stream has all commits."""
+    """Add the column with the time before which a stream has all commits to a feed's schema."""
     finality.refuse_column(schema.names)
     return schema.append(finality.FIELD)
 
 
 class ChangesTask(InputPartition):
-    """A task of the feed, as Spark's partition, and the time before which its micro-batch is complete."""
+    """A partition for Spark: a task of the feed, and the time before which the stream has all commits."""
 
     def __init__(self, task: Task, finalized: int | None = None) -> None:
         super().__init__(None)
@@ -136,7 +136,7 @@ class ChangesTask(InputPartition):
 
 @without_tracebacks
 class FeedReader:
-    """A feed that is open in the driver, and described once; executors open it for each task."""
+    """A feed that the driver opens and describes once, and that executors open again for each task."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._requested = options, schema
@@ -146,14 +146,14 @@ class FeedReader:
         self._known: tuple[str, pa.Schema] | None = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark passes an empty partition if there are none.
+        # If there are no partitions, Spark passes an empty one.
         if isinstance(partition, ChangesTask):
             with closing(self._feed.open()) as opened:
                 for batch in opened.read(partition.task, self._described()[1]):
                     yield self._with_finality(batch, partition.finalized)
 
     def _with_finality(self, batch: pa.RecordBatch, finalized: int | None) -> pa.RecordBatch:
-        """Return a batch with the columns of the read, one of which may not be the feed's."""
+        """Add the finality column to a batch, if the read has it, in the requested order of columns."""
         if finality.COLUMN not in self._requested.names or not self._options.finalized_until:
             return batch
         time = pa.repeat(pa.scalar(finalized, finality.FIELD.type), batch.num_rows)
@@ -177,7 +177,7 @@ class FeedReader:
 
 @without_tracebacks
 class ChangesReader(FeedReader, DataSourceReader):
-    """The commits between two bounds, as they are when the query is planned."""
+    """Batch reader: the commits of a range that exist when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -191,9 +191,9 @@ class ChangesReader(FeedReader, DataSourceReader):
         return self._tasks(after, upto)
 
     def _warn_if_ahead(self) -> None:
-        """Warn of a first version beyond the next one, which may be a mistake, or another table's version."""
+        """Warn if startingVersion is beyond the next version: it may be wrong, or from another table."""
         first = self._options.range.first_version
-        # This is cheap, and enough to read what has arrived since the last read, which is mostly nothing.
+        # A cheap check first: most reads continue where the last one ended, and there are no new commits.
         if first is None or self._opened.newest(first - 2) > first - 2:
             return
         newest = self._opened.newest(self._opened.oldest())
@@ -209,23 +209,23 @@ class ChangesReader(FeedReader, DataSourceReader):
 
 @without_tracebacks
 class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One source of one run of a streaming query; a micro-batch is a range of whole commits.
+    """Streaming reader of one source in one run of a query. A micro-batch is a range of whole commits.
 
-    Spark creates it several times and calls everything except ``read`` in one process, so connections are
-    opened when they are first needed. An offset holds the start of its range too, since Spark does not log
-    where the first one began (4.2, 4.3), and the name of its last commit.
+    Spark creates several instances, and calls every method except ``read`` in one process, so connections are
+    opened on first use. An offset contains the name of its last commit, and also the start of its range,
+    because Spark does not log where the first range starts (4.2, 4.3).
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._cap = options.range.last_version
-        self._ends_here = False
+        self._end_version = options.range.last_version
+        self._end_at_newest = False
         self._initial: int | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note to end where the feed ends now; later commits are left to another run."""
-        # The feed of a new query may have to be prepared first.
-        self._ends_here = True
+        """End this run at the newest commit of the feed; a later run reads the commits that follow."""
+        # The end is read later: the feed of a new query may have to be prepared first.
+        self._end_at_newest = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()
@@ -233,60 +233,59 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
     def initialOffset(self) -> Json:
         is_open = self._options.range.is_open and not self._options.read_only
         self._initial = self._opened.prepare() if is_open else self._options.range.start(self._opened)
-        self._note_end(self._initial)
+        self._fix_end(self._initial)
         return self._offset(self._initial, self._initial, self._opened.stream_start())
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; ``start`` itself if there is nothing to read."""
         begin, after = self._range(start)
-        self._note_end(after)
+        self._fix_end(after)
         if after != self._initial and not self._options.read_only:
-            # Spark asks for more only after what it has logged; where a new query starts nothing is logged
-            # yet.
+            # Spark has logged every offset that it passes here, except the initial offset of a new query.
             self._opened.logged(after)
         if begin == after and self._options.range.first_time is not None:
-            # No commit was late enough when the query began; later ones may be too early as well.
+            # When the query began, all commits were before startingTimestamp; later commits may be as well.
             after = max(after, self._options.range.start(self._opened))
         state = start.get(_STATE)
         newest = self._newest(after, state)
         self._check_commit(start)
-        upto = self._admitted(after, self._capped(newest))
+        upto = self._limited_end(after, self._before_end(newest))
         if upto <= after:
             return start
         offset = self._offset(after, upto, self._opened.stream_state(upto, state))
-        # A time that is not known now does not take back an earlier one.
+        # If the time is unknown now, the earlier one still holds.
         finalized = finality.latest(finality.micros_in(start), self._opened.finalized_until(upto))
-        return finality.noted(offset, finalized)
+        return finality.with_time(offset, finalized)
 
     def reportLatestOffset(self) -> Json | None:
         start = self._initial if self._initial is not None else self._opened.oldest()
-        newest = self._capped(self._opened.newest(start))
+        newest = self._before_end(self._opened.newest(start))
         warnings = self._opened.warnings()
         return self._offset(newest, newest) | ({_WARNINGS: list(warnings)} if warnings else {})
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Return the tasks of a micro-batch; ``end`` alone has its range."""
+        """Return the tasks of a micro-batch; ``end`` contains both ends of its range."""
         after, upto = self._range(end)
         self._check_commit(end)
-        self._note_end(upto)
+        self._fix_end(upto)
         return self._tasks(after, upto, finality.micros_in(end))
 
-    def _note_end(self, after: int) -> None:
-        if self._ends_here:
-            self._ends_here, self._cap = False, self._capped(self._opened.newest(after))
+    def _fix_end(self, after: int) -> None:
+        if self._end_at_newest:
+            self._end_at_newest, self._end_version = False, self._before_end(self._opened.newest(after))
 
     def _newest(self, after: int, state: Json | None) -> int:
-        """Return the end of what can be read now."""
-        if self._cap is not None and after >= self._cap:
-            # Commits after the end of the range do not have to fit the plan.
+        """Return the version up to which the feed can be read now."""
+        if self._end_version is not None and after >= self._end_version:
+            # Commits after the end of the range do not have to match the plan.
             return self._opened.newest(after)
         return self._opened.stream_end(after, state)
 
-    def _capped(self, upto: int) -> int:
-        return upto if self._cap is None else min(upto, self._cap)
+    def _before_end(self, upto: int) -> int:
+        return upto if self._end_version is None else min(upto, self._end_version)
 
-    def _admitted(self, after: int, upto: int) -> int:
-        """Return the end of as many whole commits as reach a limit, before those that are too late."""
+    def _limited_end(self, after: int, upto: int) -> int:
+        """Return the end of a micro-batch of whole commits within the limits and ``endingTimestamp``."""
         most_commits, most_rows = self._options.max_commits, self._options.max_rows
         last_time = self._options.range.last_time
         if upto <= after or (most_commits is None and most_rows is None and last_time is None):
@@ -295,8 +294,8 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         end = after
         for commit in self._opened.commits(after, upto, most_rows):
             if last_time is not None and commit.timestamp > last_time:
-                # The end: later commits, however early their time, are outside the range.
-                self._cap = end
+                # The range ends here, even if later commits have earlier times.
+                self._end_version = end
                 return end
             commits, rows, end = commits + 1, rows + commit.rows, commit.version
             if commits == most_commits or (most_rows is not None and rows >= most_rows):
@@ -306,8 +305,8 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
     def _offset(self, after: int, upto: int, state: Json | None = None) -> Json:
         offset = {"feed": self._described()[0], "from": after, "to": upto}
         name = self._opened.commit_name(upto) if after < upto else None
-        kept = {_COMMIT: name, _STATE: state}
-        return offset | {key: value for key, value in kept.items() if value is not None}
+        optional = {_COMMIT: name, _STATE: state}
+        return offset | {key: value for key, value in optional.items() if value is not None}
 
     def _range(self, offset: Json) -> tuple[int, int]:
         identity = self._described()[0]
@@ -315,30 +314,32 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
             feed, after, upto = offset["feed"], offset["from"], offset["to"]
         except (KeyError, TypeError):
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {limited(offset)}, which is not a change feed's: use the "
-                "source of that query, or a new checkpoint",
+                f"the checkpoint has the offset {limited(offset)}, which does not belong to a change feed: "
+                "use the source that the query had before, or a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             ) from None
         if feed != identity:
             raise CheckpointMismatchError(
-                f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: another feed, or a "
-                "recreated one. Restart the query with its own feed; or start over with a new checkpoint and "
-                "an empty or another sink",
+                f"the checkpoint belongs to the feed {feed!r}, but the query reads {identity!r}: it is "
+                "another feed, or its table was recreated. Restart the query with the feed of its "
+                "checkpoint, or start over with a new checkpoint and an empty or another sink",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 expected=feed,
                 found=identity,
             )
-        versions = type(after) is int and type(upto) is int and -_MOST <= after <= upto <= _MOST
-        if not versions or not isinstance(offset.get(_STATE, {}), dict):
+        is_valid_range = (
+            type(after) is int and type(upto) is int and -_MAX_VERSION <= after <= upto <= _MAX_VERSION
+        )
+        if not is_valid_range or not isinstance(offset.get(_STATE, {}), dict):
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {limited(offset)}, which is not as Penstock writes it: "
+                f"the checkpoint has the offset {limited(offset)}, which Penstock cannot have written: "
                 "restore the checkpoint from a copy, or start over with a new checkpoint and an empty sink",
                 condition="CHECKPOINT_MISMATCH.MALFORMED",
             )
         return after, upto
 
     def _check_commit(self, offset: Json) -> None:
-        """Refuse an offset whose last commit is another one in the feed now."""
+        """Refuse an offset if the feed now has another commit at the version of its last commit."""
         known = offset.get(_COMMIT)
         if known is not None and self._opened.commit_name(offset["to"]) not in (None, known):
             raise history_changed(self._feed.name, offset["to"])

@@ -40,7 +40,7 @@ def diff(
     before, after
         The states: batch DataFrames with the same columns, in any order.
     row_id
-        The columns that identify rows, as in :class:`ChangeContract`.
+        The columns that identify rows; see :class:`ChangeContract`.
     version, timestamp
         The ``_commit_version`` and ``_commit_timestamp`` of all rows; by default the current time.
     compute_updates
@@ -64,33 +64,32 @@ def diff(
     contract = ChangeContract(
         row_id, carryover_rows=True, updates_as_delete_and_insert=True, whole_commits=True
     )
-    _check(before, after)
+    _check_columns(before, after)
     require("version", version, int, "a whole number")
     require("timestamp", timestamp, datetime | None, "a datetime with a time zone")
-    moment = timestamp or datetime.now(UTC)
-    if moment.tzinfo is None:
-        raise InvalidInputError(f"the timestamp {moment} has no time zone: give datetime(…, tzinfo=UTC)")
+    commit_time = timestamp or datetime.now(UTC)
+    if commit_time.tzinfo is None:
+        raise InvalidInputError(f"the timestamp {commit_time} has no time zone: give datetime(…, tzinfo=UTC)")
 
     def rows(frame: DataFrame, kind: str) -> DataFrame:
         return frame.select(
             *[F.col(quote_column(name)) for name in after.columns],
             F.lit(kind).alias(CHANGE_TYPE),
             F.lit(version).cast("bigint").alias(COMMIT_VERSION),
-            F.lit(moment).cast("timestamp").alias(COMMIT_TIMESTAMP),
+            F.lit(commit_time).cast("timestamp").alias(COMMIT_TIMESTAMP),
         )
 
-    both = rows(before, DELETE).unionByName(rows(after, INSERT))
-    done = post_process(both, contract, compute_updates=compute_updates)
-    # A row that one state has twice would cancel only one of its duplicates, and the other would look like a
-    # change.
+    all_rows = rows(before, DELETE).unionByName(rows(after, INSERT))
+    changes = post_process(all_rows, contract, compute_updates=compute_updates)
+    # If a state has a row twice, only one of the two cancels, and the other would look like a change.
     ids = [F.col(quote_column(name) if name in after.columns else name) for name in contract.row_id]
-    counted = both.groupBy(F.struct(*ids).alias("row_id"), CHANGE_TYPE).agg(F.count("*").alias("rows"))
+    counted = all_rows.groupBy(F.struct(*ids).alias("row_id"), CHANGE_TYPE).agg(F.count("*").alias("rows"))
     duplicates = counted.where("rows > 1").select(F.to_json("row_id").alias("row_id"), CHANGE_TYPE)
-    return done.union(duplicates.mapInArrow(_refuse_duplicates, done.schema))
+    return changes.union(duplicates.mapInArrow(_refuse_duplicates, changes.schema))
 
 
 def _refuse_duplicates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Refuse any row: each is a row id that one state has more than once."""
+    """Raise the error for the first row, if any: each row is a row id that one state has more than once."""
     for batch in batches:
         if batch.num_rows:
             row = batch.slice(0, 1).to_pylist()[0]
@@ -104,7 +103,7 @@ def _refuse_duplicates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     yield from ()
 
 
-def _check(before: DataFrame, after: DataFrame) -> None:
+def _check_columns(before: DataFrame, after: DataFrame) -> None:
     from pyspark.sql import DataFrame
 
     for name, frame in (("before", before), ("after", after)):

@@ -1,6 +1,6 @@
-"""Completeness of a stream of changes: the time before which it has all commits.
+"""Finality of a stream of changes: the time before which the stream has all commits.
 
-Each micro-batch notes it in its offset, so that a repeated micro-batch has the same one.
+Each micro-batch stores this time in its offset, so that a replay of the micro-batch has the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.json_text import Json
 COLUMN = "_finalized_until"
 FIELD = pa.field(COLUMN, INSTANT)
 FINALIZED = "finalizedUntil"
-"""Key of an offset: the time, in ISO 8601."""
+"""Offset key: the time, in ISO 8601."""
 
 
 class Query(Protocol):
-    """A streaming query of Spark's, or of Penstock's."""
+    """A streaming query of Spark or of Penstock."""
 
     @property
     def lastProgress(self) -> Any: ...
@@ -36,22 +36,22 @@ class Query(Protocol):
 def finalized_until(query: Query, feed: Feed | str | None = None) -> datetime | None:
     """Return the time before which a streaming query has processed all commits of its change feeds.
 
-    The time is that of the query's last finished micro-batch, so it stands still while there is nothing to
-    read. With ``feed``, the source is asked as well, with a connection of its own: if the query has processed
-    everything in it, the time advances.
+    The time is that of the query's last finished micro-batch, so it does not advance while there is nothing
+    to read. With ``feed``, this function also queries the source, over its own connection: if the query has
+    processed all of its commits, the time advances.
 
     Parameters
     ----------
     query
-        A streaming query that reads one or more change feeds; the earliest time counts.
+        A streaming query. If it reads several change feeds, the result is the earliest of their times.
     feed
-        The only feed that it reads, or its URL; another one has no effect.
+        The only feed that the query reads, or its URL. Another feed has no effect.
 
     Returns
     -------
     datetime or None
         A time in UTC; commits at exactly that time may still follow. None if the query has not finished a
-        micro-batch since it was started, reads no change feed, or if the time is not known of one of them.
+        micro-batch since it was started, if it reads no change feed, or if the time of a feed is unknown.
 
     Raises
     ------
@@ -64,25 +64,25 @@ def finalized_until(query: Query, feed: Feed | str | None = None) -> datetime | 
     if feed is not None:
         feed = parse(feed) if isinstance(feed, str) else feed
         require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
-        ends = [end for end in _ends(sources) if _is_of_feed(end)]
+        ends = [end for end in _ends(sources) if _is_feed_offset(end)]
         with closing(feed.open()) as opened:
-            now = _now(opened, ends[0]) if len(ends) == 1 else None
-        micros = latest(micros, now)
+            current = _current_time(opened, ends[0]) if len(ends) == 1 else None
+        micros = latest(micros, current)
     return _moment(micros)
 
 
-def _now(feed: OpenFeed, end: Json) -> int | None:
-    """Return the time of a feed that a query has processed up to the end of its last micro-batch."""
+def _current_time(feed: OpenFeed, end: Json) -> int | None:
+    """Return the current time of a feed; None if the query has not processed all of its commits."""
     if end["feed"] != feed.describe().identity:
         return None
     upto = int(end["to"])
-    # The second call confirms that nothing was committed up to the end that the first one saw.
-    reached = all(feed.newest(upto) == upto for _ in range(2))
-    return feed.finalized_until(upto) if reached else None
+    # The second call shows that there were no new commits up to the end of the log at the first call.
+    is_caught_up = all(feed.newest(upto) == upto for _ in range(2))
+    return feed.finalized_until(upto) if is_caught_up else None
 
 
 def latest(*times: int | None) -> int | None:
-    """Return the latest of the times that are known; None if none is."""
+    """Return the latest known time; None if no time is known."""
     return max((time for time in times if time is not None), default=None)
 
 
@@ -95,8 +95,8 @@ def micros_in(offset: object) -> int | None:
         return None
 
 
-def noted(offset: Json, micros: int | None) -> Json:
-    """Return an offset with the time, if it is known."""
+def with_time(offset: Json, micros: int | None) -> Json:
+    """Add the time to an offset, if the time is known."""
     moment = _moment(micros)
     return offset if moment is None else offset | {FINALIZED: moment_text(moment)}
 
@@ -105,16 +105,16 @@ def _moment(micros: int | None) -> datetime | None:
     try:
         return None if micros is None else moment_of(micros)
     except OverflowError:
-        # A store may have any number.
+        # A store may contain any number.
         return None
 
 
 def refuse_column(names: Iterable[str]) -> None:
-    """Refuse a feed that has a column of that name itself."""
+    """Refuse a feed that already has a column with this name."""
     if COLUMN in {name.lower() for name in names}:
         raise InvalidChangeOptionError(
-            f"finalized_until adds a column {COLUMN!r}, which the feed has already: leave the option out, or "
-            "rename the column",
+            f"finalized_until adds a column {COLUMN!r}, but the feed already has one: leave the option out, "
+            "or rename the column",
             option="finalizedUntil",
         )
 
@@ -122,9 +122,10 @@ def refuse_column(names: Iterable[str]) -> None:
 def finalized_of(progress: Json) -> int | None:
     """Return the time before which a query has all commits of its feeds, in microseconds since 1970.
 
-    ``progress`` is Spark's, as JSON. None if the query reads no feed, or if that is not known of one.
+    ``progress`` is Spark's progress as JSON. The result is None if the query reads no feed, or if the time of
+    a feed is unknown.
     """
-    times = [micros_in(end) for end in _ends(progress) if _is_of_feed(end)]
+    times = [micros_in(end) for end in _ends(progress) if _is_feed_offset(end)]
     known = [time for time in times if time is not None]
     return min(known) if known and len(known) == len(times) else None
 
@@ -133,5 +134,5 @@ def _ends(progress: Json) -> list[Any]:
     return [source.get("endOffset") for source in progress.get("sources") or []]
 
 
-def _is_of_feed(offset: object) -> bool:
+def _is_feed_offset(offset: object) -> bool:
     return isinstance(offset, Mapping) and {"feed", "from", "to"} <= offset.keys()

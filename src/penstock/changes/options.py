@@ -31,7 +31,7 @@ class ChangeOptions:
     net_window: int
     strategy: str = "auto"
     delay_ms: int = 0
-    """How far a commit may lag behind the newest one, in the watermark strategy."""
+    """For the watermark strategy: how far a commit may lag behind the newest commit."""
     keep_watermark: bool = False
 
     @classmethod
@@ -64,7 +64,7 @@ class ChangeOptions:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str:
-    """Return the known value that is meant, whatever its case."""
+    """Return the known value that equals the given one, ignoring case."""
     match = {name.lower(): name for name in known}.get(str(value).lower())
     if match is None:
         advice = f"give one of {', '.join(known)}.{did_you_mean(str(value), known)}"
@@ -73,7 +73,7 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
 
 
 def flag(name: str, value: object) -> bool:
-    """Parse a boolean, also as text."""
+    """Parse a boolean, or the text of one."""
     try:
         return parse_boolean(str(value))
     except ValueError as error:
@@ -101,9 +101,9 @@ def parse_net_window(text: str | None) -> int:
         return COMMIT
     size = interval("net_window", text)
     if size <= 0:
-        raise invalid_option("net_window", text, "give 'commit', or an interval above zero")
+        raise invalid_option("net_window", text, "give 'commit', or an interval longer than zero")
     if size % 1000:
-        advice = "give a whole number of milliseconds, which is what Spark's watermark counts in"
+        advice = "give a whole number of milliseconds, the unit of Spark's watermark"
         raise invalid_option("net_window", text, advice)
     return size
 
@@ -119,7 +119,7 @@ class ChangeRange:
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> ChangeRange:
-        """Check the options as Spark 4.3 does, and that the range is not reversed."""
+        """Parse the options and check them as Spark 4.3 does; also refuse a reversed range."""
         versions = [_version(name, options.get(name)) for name in ("startingVersion", "endingVersion")]
         times = [_time(name, options.get(name)) for name in ("startingTimestamp", "endingTimestamp")]
         if any(bound is not None for bound in versions) and any(bound is not None for bound in times):
@@ -133,10 +133,10 @@ class ChangeRange:
             for name in ("startingBoundInclusive", "endingBoundInclusive")
         )
         return cls(
-            _moved(versions[0], first),
-            _moved(versions[1], -last),
-            _moved(times[0], first),
-            _moved(times[1], -last),
+            _shifted(versions[0], first),
+            _shifted(versions[1], -last),
+            _shifted(times[0], first),
+            _shifted(times[1], -last),
         )
 
     @property
@@ -150,14 +150,14 @@ class ChangeRange:
         oldest = feed.oldest()
         if self.first_time is None:
             return oldest
-        earlier = False
+        has_earlier = False
         for commit in feed.commits(oldest, feed.newest(oldest)):
             if commit.timestamp >= self.first_time:
-                if not earlier:
-                    # Removed commits may have been in this range.
+                if not has_earlier:
+                    # Commits of this range may have been removed, which prepare() refuses.
                     feed.prepare()
                 return commit.version - 1
-            earlier = True
+            has_earlier = True
         return feed.newest(oldest)
 
     def end(self, feed: OpenFeed, after: int) -> int:
@@ -169,7 +169,7 @@ class ChangeRange:
             return newest
         end = after
         for commit in feed.commits(after, newest):
-            # If times go backwards, what follows belongs to the range that begins with this commit.
+            # The range ends at the first later time, even if times go backwards after it.
             if commit.timestamp > self.last_time:
                 break
             end = commit.version
@@ -188,7 +188,7 @@ def _check(kind: str, first: int | None, last: int | None) -> None:
         )
 
 
-def _moved(bound: int | None, by: int) -> int | None:
+def _shifted(bound: int | None, by: int) -> int | None:
     return None if bound is None else bound + by
 
 

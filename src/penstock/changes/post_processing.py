@@ -25,10 +25,10 @@ from penstock.spark.schemas import is_case_sensitive, quote_column, to_struct
 from penstock.spark.shuffle_batches import PLACE, SCHEMA, shuffle_keys
 
 _KEY = "__penstock_key_"
-# Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the
-# mark).
+# With this name (Spark 4.2) and this metadata (Spark 4.3), Spark refuses update and complete mode when a
+# query starts.
 _EVENTS = "__spark_cdc_events"
-_MARK = {"spark.cdc.streamingPostProcessing": True}
+_STREAMING_METADATA = {"spark.cdc.streamingPostProcessing": True}
 _WATERMARK = "spark.watermarkDelayMs"
 
 
@@ -47,7 +47,7 @@ def post_process(
 
     The rules are those of Spark 4.3's ``changes()``. A pass that the feed does not need is left out, with a
     warning if it was requested; without any pass the result is ``df`` itself. If the contract has
-    ``unchanged``, the columns carry metadata, by which a ``TableSink`` knows which values to keep.
+    ``unchanged``, the columns have metadata that tells a ``TableSink`` which values to keep.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def post_process(
     keep_watermark
         Whether ``_commit_timestamp`` keeps an event-time watermark for later operators.
     net_window
-        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; a stream needs one.
-        The windows of an interval begin at 1970-01-01 00:00 UTC. A stream emits the net changes of an
-        interval once it has read a commit from after its end.
+        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; required on a
+        stream. The windows of an interval begin at 1970-01-01 00:00 UTC. A stream emits the net changes of an
+        interval once it has read a commit after its end.
 
     Raises
     ------
@@ -82,8 +82,8 @@ def post_process(
         When the query runs, if the feed violates its contract.
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
-    wanted = "a penstock.ChangeContract, such as penstock.ChangeContract('id')"
-    require("contract", contract, ChangeContract, wanted)
+    expected = "a penstock.ChangeContract, such as penstock.ChangeContract('id')"
+    require("contract", contract, ChangeContract, expected)
     options = ChangeOptions.of(
         deduplication_mode, compute_updates, net_window, strategy, watermark_delay, keep_watermark
     )
@@ -96,10 +96,10 @@ def post_process(
 
 
 def process(df: DataFrame, contract: ChangeContract, options: ChangeOptions) -> DataFrame:
-    """Run :func:`post_process` without warnings, for a feed with its own contract."""
+    """Run the passes of :func:`post_process` without its warnings, for a feed that defines its contract."""
     layout = layout_of(df.schema, contract, case_sensitive=is_case_sensitive(df.sparkSession))
-    both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
-    if options.compute_updates and both_rows and not options.drop_carryovers:
+    rewrites_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
+    if options.compute_updates and rewrites_rows and not options.drop_carryovers:
         raise InvalidChangeOptionError(
             "compute_updates cannot distinguish updates from carry-overs with deduplication_mode='none': use "
             "dropCarryovers",
@@ -118,17 +118,17 @@ def process(df: DataFrame, contract: ChangeContract, options: ChangeOptions) -> 
 
 
 def _warn_of_unneeded_passes(contract: ChangeContract, options: ChangeOptions) -> None:
-    """Warn of requested passes that the contract does not need: one of its flags may be missing."""
+    """Warn about requested passes that the contract does not need, because a flag of it may be missing."""
     net = options.net_changes and contract.intermediate_changes
     updates = net or contract.updates_as_delete_and_insert
-    for asked, needed, what, flag in (
+    for requested, needed, option, flag in (
         (options.net_changes, net, "deduplication_mode='netChanges'", "intermediate_changes"),
         (options.compute_updates, updates, "compute_updates=True", "updates_as_delete_and_insert"),
     ):
-        if asked and not needed:
+        if requested and not needed:
             warnings.warn(
-                f"{what} has no effect with this contract: set {flag}=True if the feed has such changes, or "
-                "leave the option out",
+                f"{option} has no effect with this contract: set {flag}=True if the feed has such changes, "
+                "or leave the option out",
                 stacklevel=3,
             )
 
@@ -142,9 +142,9 @@ def _stream_strategy(df: DataFrame, chosen: str, contract: ChangeContract, passe
         )
     if passes.net == EVER:
         raise InvalidChangeOptionError(
-            "the net changes of a whole stream are never complete: set net_window='commit' for those of "
-            "each commit, or an interval such as net_window='1 hour', whose net changes are emitted once it "
-            "has ended; or read the feed as a batch",
+            "the net changes of a whole stream are never complete: set net_window='commit' for net changes "
+            "of each commit, or an interval such as net_window='1 hour' for net changes that are emitted "
+            "when the interval has ended; or read the feed as a batch",
             condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
         )
     windowed = passes.net not in (None, COMMIT)
@@ -165,7 +165,7 @@ def _stream_strategy(df: DataFrame, chosen: str, contract: ChangeContract, passe
             else "the contract does not have whole_commits=True"
         )
         raise InvalidChangeOptionError(
-            f"strategy='micro_batch' is not applicable, because {why}: use 'watermark', or 'auto'",
+            f"strategy='micro_batch' cannot be used, because {why}: use 'watermark', or 'auto'",
             condition="INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE",
         )
     return chosen
@@ -181,7 +181,7 @@ class Plan:
     feed: str
 
     def stateless(self) -> DataFrame:
-        """Shuffle rows of the same row id into one task, without the pairs that cancel before the shuffle."""
+        """Shuffle rows with the same row id into one task; some pairs that cancel are dropped before that."""
         ids = [type_at(self.df.schema, path) for path in self.layout.row_id]
         fields = [StructField(str(number), kind) for number, kind in enumerate(ids)]
         if is_hashable(canonical_schema(StructType(fields)).types):
@@ -197,9 +197,9 @@ class Plan:
         return first.repartition(*columns).mapInArrow(AllPasses(self.layout, self.passes), self.df.schema)
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
-        """Collect rows of the same row id in the state store until the watermark has passed.
+        """Collect rows with the same row id in the state store until the watermark passes them.
 
-        This is Spark 4.3's rewrite, with one event time for each millisecond, the unit of its watermark.
+        This is the plan that Spark 4.3 uses, with event times in milliseconds, the unit of its watermark.
         """
         checked = self.df.mapInArrow(self._first_pass(delay_ms=delay_ms), self.df.schema)
         timed = checked.withColumn(
@@ -212,7 +212,7 @@ class Plan:
         else:
             keys.append(F.window(EVENT_TIME, f"{self.passes.net} microseconds").alias(f"{_KEY}window"))
         row = F.struct(*[F.col(quote_column(name)) for name in self.df.columns])
-        events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
+        events = F.collect_list(row).alias(_EVENTS, metadata=_STREAMING_METADATA)
         collected = marked.groupBy(*keys).agg(events).select(F.inline(_EVENTS))
         schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
         return collected.mapInArrow(AllPasses(self.layout, self.passes), schema)

@@ -1,4 +1,4 @@
-"""The columns of a contract in a DataFrame's schema, with checks."""
+"""Location and checks of a contract's columns in the schema of a DataFrame."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.feeds.contract import (
 )
 from penstock.spark.schemas import with_feed_metadata
 
-HELPERS = ("__penstock_", "__spark_cdc_")
+HELPER_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the names of helper columns."""
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -41,9 +41,9 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 
 def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: bool) -> Layout:
-    """Locate the contract's columns in a feed's schema; dots in their names lead into structs."""
-    finder = _Finder(schema, case_sensitive)
-    metadata = {name: finder.top(name) for name in _TYPES}
+    """Locate the contract's columns in a feed's schema; a dot in a name separates the fields of structs."""
+    finder = _ColumnFinder(schema, case_sensitive)
+    metadata = {name: finder.top_level(name) for name in _TYPES}
     for name, place in metadata.items():
         kind, wanted = schema.fields[place].dataType, _TYPES[name]
         if not isinstance(kind, wanted):
@@ -51,8 +51,8 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             raise _wrong_type("column", name, kind, f"not {names}: cast it")
     row_id = tuple(finder.path(name) for name in contract.row_id)
     for name, path in zip(contract.row_id, row_id, strict=True):
-        _check_groups(name, type_at(schema, path))
-    reserved = next((name for name in schema.names if name.lower().startswith(HELPERS)), None)
+        _check_groupable(name, type_at(schema, path))
+    reserved = next((name for name in schema.names if name.lower().startswith(HELPER_PREFIXES)), None)
     if reserved is not None:
         raise invalid_schema(
             "RESERVED_COLUMN",
@@ -64,15 +64,15 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         raise invalid_schema(
             "INVALID_COLUMN_TYPE",
             str(contract.sequence),
-            f"the sequence {in_quotes(contract.sequence)} is inside a struct, and structs are compared to "
-            "find carry-over rows: move it to a column of its own",
+            f"the sequence {in_quotes(contract.sequence)} is a field of a struct, and structs are "
+            "compared to find carry-over rows: move it to a top-level column",
         )
-    unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
+    unchanged = (finder.top_level(contract.unchanged),) if contract.unchanged is not None else None
     if unchanged is not None:
         kind = schema.fields[unchanged[0]].dataType
         if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
             name = str(contract.unchanged)
-            raise _wrong_type("column", name, kind, "not array<string>: give it the names of columns")
+            raise _wrong_type("column", name, kind, "not array<string> of column names: cast it")
     others = {*metadata.values(), *(sequence if sequence is not None and len(sequence) == 1 else ())}
     data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
     return Layout(
@@ -94,7 +94,7 @@ def check_arrow_types(schema: StructType) -> None:
     """Refuse columns that Spark cannot pass to the tasks of the passes."""
     for field in schema:
         if _has_months(field.dataType):
-            why = "whose months Spark cannot pass to Python: cast it to a string, or to an integer of months"
+            why = "which Spark cannot pass to Python: cast it to a string, or to an integer number of months"
             raise _wrong_type("column", field.name, field.dataType, why)
 
 
@@ -108,12 +108,12 @@ def _has_months(kind: DataType) -> bool:
     return isinstance(kind, YearMonthIntervalType | CalendarIntervalType)
 
 
-def narrowed(
+def select_columns(
     schema: StructType, contract: ChangeContract | None, columns: Sequence[str], *, case_sensitive: bool
 ) -> StructType:
     """Return the requested columns and those that the passes need, in the schema's order."""
-    finder = _Finder(schema, case_sensitive)
-    places = {finder.top(name) for name in (*columns, *_TYPES)}
+    finder = _ColumnFinder(schema, case_sensitive)
+    places = {finder.top_level(name) for name in (*columns, *_TYPES)}
     if contract is not None:
         layout = layout_of(schema, contract, case_sensitive=case_sensitive)
         paths = [*layout.row_id, layout.row_version, layout.sequence, layout.unchanged]
@@ -125,9 +125,9 @@ def narrowed(
 
 
 def with_contract_metadata(schema: StructType, contract: ChangeContract, *, net: bool) -> StructType:
-    """Mark columns with the contract as metadata, for sinks after any selection.
+    """Add the contract to the metadata of columns, so that sinks find it even after a selection.
 
-    With net changes (``net``) a commit has one change of each row.
+    With net changes (``net``), a commit has at most one change of each row.
     """
     return with_feed_metadata(
         schema,
@@ -147,14 +147,14 @@ def type_at(schema: StructType, path: Path) -> DataType:
     return kind
 
 
-class _Finder:
-    """Finds columns by name, with the case sensitivity of the session."""
+class _ColumnFinder:
+    """Finder of columns by name, with the case sensitivity of the session."""
 
     def __init__(self, schema: StructType, case_sensitive: bool) -> None:
         self._schema = schema
-        self._folded: Callable[[str], str] = str if case_sensitive else str.lower
+        self._fold_case: Callable[[str], str] = str if case_sensitive else str.lower
 
-    def top(self, name: str) -> int:
+    def top_level(self, name: str) -> int:
         return self._place(self._schema, name, name)
 
     def path(self, name: str) -> Path:
@@ -175,21 +175,21 @@ class _Finder:
             struct = struct.fields[path[-1]].dataType
         return tuple(path)
 
-    def _place(self, struct: StructType, name: str, whole: str) -> int:
-        folded = self._folded
-        places = [place for place, column in enumerate(struct.names) if folded(column) == folded(name)]
+    def _place(self, struct: StructType, name: str, full_name: str) -> int:
+        fold_case = self._fold_case
+        places = [place for place, column in enumerate(struct.names) if fold_case(column) == fold_case(name)]
         if not places:
             hint = did_you_mean(name, struct.names)
             raise invalid_schema(
                 "MISSING_COLUMN",
-                whole,
-                f"there is no column {in_quotes(whole)}; the columns are {_listed(struct.names)}.{hint}",
+                full_name,
+                f"there is no column {in_quotes(full_name)}; the columns are {_listed(struct.names)}.{hint}",
             )
         if len(places) > 1:
             raise invalid_schema(
                 "AMBIGUOUS_COLUMN",
-                whole,
-                f"several columns are named {in_quotes(whole)}, apart from upper and lower case: rename one",
+                full_name,
+                f"several columns are named {in_quotes(full_name)}, ignoring case: rename one",
             )
         return places[0]
 
@@ -200,13 +200,13 @@ def _wrong_type(what: str, name: str, kind: DataType, why: str) -> InvalidChange
     )
 
 
-def _check_groups(name: str, kind: DataType) -> None:
+def _check_groupable(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType | VariantType):
         raise _wrong_type("row id", name, kind, "which Spark cannot group by: use other columns")
     for inner in kind.fields if isinstance(kind, StructType) else ():
-        _check_groups(f"{name}.{inner.name}", inner.dataType)
+        _check_groupable(f"{name}.{inner.name}", inner.dataType)
     if isinstance(kind, ArrayType):
-        _check_groups(f"{name}.element", kind.elementType)
+        _check_groupable(f"{name}.element", kind.elementType)
 
 
 def _listed(names: Sequence[str]) -> str:

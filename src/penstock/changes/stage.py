@@ -1,6 +1,6 @@
-"""Stages of the passes in Spark's tasks, with Arrow batches in and out.
+"""Stages of the passes that run in Spark's tasks, on Arrow batches.
 
-A task reports the commits that it has seen to its driver, which may answer with an error.
+A task reports the commits that it has seen to the driver, which may respond with an error.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from penstock.spark.shuffle_batches import pack, unpack
 
 CHUNK_ROWS = 1_000_000
 CHUNK_BYTES = 128 << 20
-"""The most that a task holds at a time before the shuffle; pairs further apart are found after it."""
+"""Limits of what a task holds in memory before the shuffle; it finds pairs only within such a chunk."""
 _KEY = b"penstock"
 _BATCH_ROWS = 65_536
 _SMALL_CHUNK_ROWS = 8_192
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SAMPLE_BITS = 4
-_WORTHWHILE = 0.9
-"""The share of remaining rows above which dropping the others before the shuffle costs more than it saves."""
+_MAX_REMAINING_SHARE = 0.9
+"""Share of remaining rows from which on dropping the others before the shuffle costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Packs rows into shuffle batches by row id."""
+    """Packer of rows into shuffle batches by row id."""
 
     row_id: tuple[Path, ...]
     places: tuple[int, ...]
@@ -71,19 +71,19 @@ def is_hashable(types: Iterable[pa.DataType]) -> bool:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where commits were seen."""
+    """The query, run and micro-batch in which commits were seen."""
 
     feed: str
-    """The feed's name, the same in all runs of a query."""
+    """The feed's fingerprint, which is the same in all runs of a query."""
     execution: str
     """Spark's execution id, for batch queries."""
     query: str | None = None
     run: str | None = None
     batch: int = 0
     delay_ms: int | None = None
-    """How late a commit may be, in the watermark strategy."""
+    """For the watermark strategy: how far a commit may lag behind the newest commit."""
     repeats: bool = False
-    """Whether changes may come again, and a version is a position whose changes may have several times."""
+    """Whether the feed may repeat changes; a version may then have several commit times."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,17 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 @dataclass(frozen=True)
 class CommitReporter:
-    """Reports the commits that a task has seen to the commit tracker in the driver."""
+    """Reporter of the commits that a task has seen to the commit tracker on the driver."""
 
     address: Address
     feed: str
     delay_ms: int | None = None
     streaming: bool = True
-    """False for a batch inside a stream's foreachBatch, which has the properties of the stream."""
+    """False for a batch query inside foreachBatch, although it has the local properties of the stream."""
     repeats: bool = False
 
     def report(self, commits: pa.Table) -> None:
-        """Report commits; raises the error with which the driver refuses them."""
+        """Report commits, and raise the driver's error if it refuses them."""
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId") if self.streaming else None
@@ -150,7 +150,7 @@ def commits_in(version: pa.ChunkedArray, timestamp: pa.ChunkedArray) -> pa.Table
 
 
 def refusal(error: PenstockError) -> bytes:
-    """Return an error as the driver's answer."""
+    """Serialize an error as the driver's response."""
     answer = {
         "kind": type(error).__name__,
         "message": error.message,
@@ -162,49 +162,49 @@ def refusal(error: PenstockError) -> bytes:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """Checks every row, reports commits, and drops what it can before the shuffle."""
+    """Stage before the shuffle: checks all rows, reports commits, and drops pairs that cancel."""
 
     layout: Layout
     passes: Passes
     reporter: CommitReporter | None = None
     whole: bool = False
-    """Whether all rows of a row id are in one task already, so that all passes run."""
+    """Whether all rows of a row id are already in one task, so that this stage runs all passes."""
     packing: Packing | None = None
-    """Packs the rows for the shuffle; they are not packed when None."""
+    """Packer of the rows for the shuffle; None to leave them unpacked."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         commits: list[pa.Table] = []
-        most_rows, most_bytes = (sys.maxsize, sys.maxsize) if self.whole else (CHUNK_ROWS, CHUNK_BYTES)
-        for chunk in grouped(batches, most_rows, most_bytes):
+        max_rows, max_bytes = (sys.maxsize, sys.maxsize) if self.whole else (CHUNK_ROWS, CHUNK_BYTES)
+        for chunk in grouped(batches, max_rows, max_bytes):
             table = pa.Table.from_batches(chunk)
             rows = ChangeRows(table, self.layout)
             check_rows(rows, needs_content=self.passes.needs_content)
             commits.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
-            done = self._done(rows)
-            yield from _batches(done) if self.packing is None else self.packing.pack(done.table)
+            result = self._run_passes(rows)
+            yield from _batches(result) if self.packing is None else self.packing.pack(result.table)
         if commits and self.reporter is not None:
             seen = pa.concat_tables(commits)
             self.reporter.report(seen.group_by(seen.column_names).aggregate([]))
 
-    def _done(self, rows: ChangeRows) -> ChangeRows:
+    def _run_passes(self, rows: ChangeRows) -> ChangeRows:
         if self.whole:
-            return self.passes.whole(rows)
-        return self.passes.first(rows) if self.passes.carryovers and self._drops_enough(rows) else rows
+            return self.passes.run(rows)
+        return self.passes.run_on_part(rows) if self.passes.carryovers and self._drops_enough(rows) else rows
 
     def _drops_enough(self, rows: ChangeRows) -> bool:
-        """Whether enough rows of a sample of one in 16 can be dropped; all passes follow anyway."""
-        # Mixed, since the codes of composite ids are not spread over all remainders.
-        mixed = (rows.row.values.astype(np.uint64) * _MIX) >> np.uint64(64 - _SAMPLE_BITS)
+        """Whether dropping rows here pays, judged by a sample of 1 in 16 row ids; it is optional."""
+        # Mix the bits, because the codes of composite ids are not evenly distributed.
+        mixed = (rows.row.values.astype(np.uint64) * _HASH_MULTIPLIER) >> np.uint64(64 - _SAMPLE_BITS)
         sample = rows.filter(mixed == 0)
-        return len(self.passes.first(sample)) < _WORTHWHILE * len(sample)
+        return len(self.passes.run_on_part(sample)) < _MAX_REMAINING_SHARE * len(sample)
 
 
 @dataclass(frozen=True)
 class AllPasses:
-    """Runs all passes, where all rows of the same row id are in one task."""
+    """Stage after the shuffle: runs all passes; all rows with the same row id are in one task."""
 
     layout: Layout
     passes: Passes
@@ -214,9 +214,9 @@ class AllPasses:
         return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(unpack(batches) if self.packed else batches)
-        if sum(batch.num_rows for batch in held):
-            yield from _batches(self.passes.whole(ChangeRows(pa.Table.from_batches(held), self.layout)))
+        received = list(unpack(batches) if self.packed else batches)
+        if sum(batch.num_rows for batch in received):
+            yield from _batches(self.passes.run(ChangeRows(pa.Table.from_batches(received), self.layout)))
 
 
 def _batches(rows: ChangeRows) -> Iterator[pa.RecordBatch]:

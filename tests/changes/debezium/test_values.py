@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.debezium.binary_text import binary_reader, encoded, unscaled
+from penstock.changes.debezium.binary_text import binary_reader, decimals_from_base64, encoded
 from penstock.changes.debezium.declared import Declared
-from penstock.changes.debezium.decoding import Encoding, decoder, parsed
+from penstock.changes.debezium.decoding import Encoding, decode_column, decoder
 from tests.changes.debezium.decimals import to_base64
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
@@ -35,7 +35,7 @@ def test_bytes_are_parsed_from_their_text(encoding: str, data: st.DataObject) ->
     given_texts = [encoded(each, encoding) if isinstance(each, bytes) else each for each in values]
     junk = {each for each in values if isinstance(each, str)}
     column = texts(given_texts, data.draw(st.integers(0, 2)))
-    read = parsed(column, binary_reader(encoding), pa.binary())
+    read = decode_column(column, binary_reader(encoding), pa.binary())
     expected = [each if isinstance(each, bytes) else None for each in values]
     if encoding == "hex" and "AA" in junk:
         expected = [b"\xaa" if each == "AA" else was for each, was in zip(values, expected, strict=True)]
@@ -55,7 +55,7 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
     column = texts(
         [None if each is None else to_base64(each) for each in numbers], data.draw(st.integers(0, 2))
     )
-    read = parsed(column, partial(unscaled, kind=kind, scale=kind.scale), kind)
+    read = decode_column(column, partial(decimals_from_base64, kind=kind, scale=kind.scale), kind)
     fits = [each if each is not None and abs(each) <= most else None for each in numbers]
     assert read.to_pylist() == [
         None if each is None else Decimal((each < 0, [int(digit) for digit in str(abs(each))], -scale))
@@ -65,15 +65,17 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
 
 def test_an_empty_text_is_valid_for_bytes_and_invalid_for_decimals() -> None:
     column = pa.array(["", None], pa.string())
-    assert parsed(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
+    assert decode_column(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
     kind = pa.decimal128(5, 2)
-    assert parsed(column, partial(unscaled, kind=kind, scale=kind.scale), kind).to_pylist() == [None, None]
+    assert decode_column(
+        column, partial(decimals_from_base64, kind=kind, scale=kind.scale), kind
+    ).to_pylist() == [None, None]
 
 
 def read_floats(values: list[str], kind: pa.DataType, declared: str | None = None) -> list[float | None]:
     decode = decoder(kind, None if declared is None else Declared(declared), Encoding())
     assert decode is not None
-    found: list[float | None] = parsed(pa.array(values, pa.string()), decode, kind).to_pylist()
+    found: list[float | None] = decode_column(pa.array(values, pa.string()), decode, kind).to_pylist()
     return found
 
 

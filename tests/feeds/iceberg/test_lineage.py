@@ -30,7 +30,7 @@ _VALUES = st.tuples(st.integers(0, 1), st.sampled_from(["p", None]), st.integers
 def passed(feed: OpenFeed, after: int, upto: int, rows_per_task: int = 1000) -> dict[int, Counter[object]]:
     """The changes of each version: their type, row id and data."""
     read = changes(feed, after, upto, rows_per_task).combine_chunks()
-    kept = Passes(carryovers=True, updates=True).whole(ChangeRows(read, LAYOUT)).table
+    kept = Passes(carryovers=True, updates=True).run(ChangeRows(read, LAYOUT)).table
     by_version: dict[int, Counter[object]] = {}
     for row in kept.to_pylist():
         data = (row["id"], row["data"], row["n"])

@@ -111,7 +111,7 @@ def test_the_changes_of_any_history_turn_each_snapshot_into_the_next(
     for version, state in replayed(everything, Counter()):
         assert state == held[version], version
 
-    kept = Passes(carryovers=True).whole(ChangeRows(everything.combine_chunks(), LAYOUT)).table
+    kept = Passes(carryovers=True).run(ChangeRows(everything.combine_chunks(), LAYOUT)).table
     net: dict[int, tuple[Counter[object], Counter[object]]] = {}
     for row in counted(kept.drop_columns("_commit_timestamp")).elements():
         gone, come = net.setdefault(row[-1], (Counter(), Counter()))

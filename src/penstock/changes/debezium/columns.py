@@ -1,4 +1,4 @@
-"""Reading of the images of a row, a whole column at a time, and the reasons for refused events."""
+"""Vectorized reading of row images (``before`` and ``after``), and the reasons for refused events."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ import pyarrow.types as pat
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from penstock.changes.debezium.declared import Declarations, Declared, part_of
-from penstock.changes.debezium.decoding import COUNTS, Encoding, decoder, only, parsed
+from penstock.changes.debezium.decoding import COUNTS, Encoding, decode_column, decoder, where_mask
 
-_SHOWN = 50
-_BETWEEN = "\0"
-Read: TypeAlias = tuple[pa.Array, pa.Array | None]
-"""Values, and the reasons for refused ones; None if there are none."""
+_SHOWN_CHARACTERS = 50
+_SEPARATOR = "\0"
+ReadColumn: TypeAlias = tuple[pa.Array, pa.Array | None]
+"""The values of a column, and the reasons for refused values; None if no value is refused."""
 
 
-def can_be_read(kind: pa.DataType) -> bool:
+def is_supported(kind: pa.DataType) -> bool:
     numbers = pat.is_boolean, pat.is_integer, pat.is_floating, pat.is_decimal
     others = pat.is_string, pat.is_binary, pat.is_date, pat.is_timestamp
     if pat.is_nested(kind):
-        return all(can_be_read(kind.field(place).type) for place in range(kind.num_fields))
-    return any(is_one(kind) for is_one in (*numbers, *others))
+        return all(is_supported(kind.field(place).type) for place in range(kind.num_fields))
+    return any(is_kind(kind) for is_kind in (*numbers, *others))
 
 
-def as_text(kind: DataType) -> DataType:
-    """Return the type that values are parsed into: text for all that is not nested."""
+def text_type(kind: DataType) -> DataType:
+    """Return the type that values are first parsed into: each type that is not nested becomes text."""
     if isinstance(kind, ArrayType):
-        return ArrayType(as_text(kind.elementType))
+        return ArrayType(text_type(kind.elementType))
     if isinstance(kind, MapType):
-        return MapType(StringType(), as_text(kind.valueType))
+        return MapType(StringType(), text_type(kind.valueType))
     if isinstance(kind, StructType):
-        return StructType([StructField(field.name, as_text(field.dataType)) for field in kind])
+        return StructType([StructField(field.name, text_type(field.dataType)) for field in kind])
     return StringType()
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What PostgreSQL's connector sends for an unchanged TOAST value."""
+    """The placeholder that Debezium's PostgreSQL connector sends for an unchanged TOAST value."""
 
     text: str
 
     @cached_property
     def texts(self) -> pa.Array:
-        """Its forms as text, bytes, an hstore in JSON, and an element of ``uuid[]``."""
+        """The placeholder encoded as text, bytes, an hstore in JSON, and an element of ``uuid[]``."""
         data = self.text.encode()
         of_map = json.dumps({self.text: self.text}, separators=(",", ":"))
         uuid = UUID(bytes=md5(data, usedforsecurity=False).digest(), version=3)
         return pa.array([self.text, base64.b64encode(data).decode(), data.hex(), of_map, str(uuid)])
 
     def lists(self, scale: int) -> pa.Array:
-        """Return its forms as an array of numbers, one for each byte: integers, floats, and decimals."""
+        """Return the placeholder encoded as arrays of integers, floats and decimals, one for each byte."""
         data = self.text.encode()
         forms = [
             map(str, data),
@@ -74,12 +74,12 @@ class Placeholder:
 
 @dataclass(frozen=True)
 class ColumnReader:
-    """Reads the values of a column, which come as in :func:`as_text`."""
+    """Reader for the values of a column that was parsed into the type of :func:`text_type`."""
 
     encoding: Encoding
     placeholder: Placeholder | None
 
-    def read(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+    def read(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> ReadColumn:
         if pat.is_map(kind):
             return self._map(column, kind, declared, where)
         if pat.is_list(kind):
@@ -88,25 +88,27 @@ class ColumnReader:
             return self._struct(column, kind, declared, where)
         return self._value(column, kind, declared, where)
 
-    def _value(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+    def _value(
+        self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str
+    ) -> ReadColumn:
         decode = decoder(kind, declared, self.encoding)
-        values = pa.nulls(len(column), kind) if decode is None else parsed(column, decode, kind)
+        values = pa.nulls(len(column), kind) if decode is None else decode_column(column, decode, kind)
         mask = None if self.placeholder is None else pc.is_in(column, self.placeholder.texts)
         reasons = self._unavailable(mask, where)
         unread = pc.and_(column.is_valid(), values.is_null())
         if pc.any(unread).as_py():
-            shown = pc.utf8_slice_codeunits(column, 0, _SHOWN)
+            shown = pc.utf8_slice_codeunits(column, 0, _SHOWN_CHARACTERS)
             cause = self._cause(kind, declared)
-            why = f"{where} cannot be read as {named(kind)}{cause}: "
-            reasons = first(reasons, only(pc.binary_join_element_wise(why, shown, ""), unread))
+            why = f"{where} cannot be read as {sql_name(kind)}{cause}: "
+            reasons = add_reasons(reasons, where_mask(pc.binary_join_element_wise(why, shown, ""), unread))
         return values, reasons
 
     def _cause(self, kind: pa.DataType, declared: Declared | None) -> str:
         local = pat.is_timestamp(kind) and kind.tz is not None and not self.encoding.counts_instants
         if local and (declared is None or declared.form in COUNTS):
             return (
-                ", which is text with a zone (a count is a local time: read it as timestamp_ntz, or name the "
-                "column in timestamps)"
+                ", which has to be text with a zone (a count is a local time: read it as timestamp_ntz, or "
+                "name the column in timestamps)"
             )
         return "" if declared is None else f", and its event declares it as {declared}"
 
@@ -114,14 +116,14 @@ class ColumnReader:
         if mask is None or not pc.any(mask).as_py():
             return None
         why = "is an unchanged TOAST value, which was not sent: ALTER TABLE … REPLICA IDENTITY FULL sends it"
-        return only(f"{where} {why}", mask)
+        return where_mask(f"{where} {why}", mask)
 
-    def _list(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+    def _list(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> ReadColumn:
         items = part_of(declared, "items")
         inner, reasons = self.read(column.flatten(), kind.value_type, items, f"{where}[]")
         values = pa.ListArray.from_arrays(_offsets(column), inner, kind, mask=column.is_null())
         whole = self._unavailable(self._is_list_placeholder(column, kind.value_type, items), where)
-        return values, first(whole, _of_parents(reasons, column))
+        return values, add_reasons(whole, _reasons_of_lists(reasons, column))
 
     def _is_list_placeholder(
         self, column: pa.Array, item: pa.DataType, declared: Declared | None
@@ -130,46 +132,48 @@ class ColumnReader:
             return None
         scale = item.scale if pat.is_decimal(item) else 0
         forms = self.placeholder.lists(scale if declared is None else declared.scale)
-        # Joined only where an array has its length.
+        # Join only arrays that have the length of the placeholder.
         long = pc.equal(pc.list_value_length(column), len(self.placeholder.text.encode()))
         if not pc.any(long).as_py():
             return None
-        return pc.is_in(pc.binary_join(only(column, long), ","), forms)
+        return pc.is_in(pc.binary_join(where_mask(column, long), ","), forms)
 
-    def _map(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+    def _map(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> ReadColumn:
         entries = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", column.type.item_type)])))
         flat = entries.flatten()
         types = part_of(declared, "keys"), part_of(declared, "values")
         keys, of_keys = self.read(flat.field(0), kind.key_type, types[0], f"{where} key")
         items, of_items = self.read(flat.field(1), kind.item_type, types[1], f"{where}[]")
         values = pa.MapArray.from_arrays(_offsets(entries), keys, items, kind, mask=column.is_null())
-        return values, _of_parents(first(of_keys, of_items), entries)
+        return values, _reasons_of_lists(add_reasons(of_keys, of_items), entries)
 
-    def _struct(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+    def _struct(
+        self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str
+    ) -> ReadColumn:
         read = [
             self.read(part, field.type, part_of(declared, field.name), f"{where}.{field.name}")
             for field, part in zip(kind, column.flatten(), strict=True)
         ]
         parts = [part for part, _ in read]
         values = pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
-        return values, reduce(first, (reasons for _, reasons in read), None)
+        return values, reduce(add_reasons, (reasons for _, reasons in read), None)
 
 
-def first(reasons: pa.Array | None, more: pa.Array | None) -> pa.Array | None:
-    """Add reasons where there are none yet."""
+def add_reasons(reasons: pa.Array | None, more: pa.Array | None) -> pa.Array | None:
+    """Add reasons for the events that have none yet."""
     if reasons is None or more is None:
         return more if reasons is None else reasons
     return pc.coalesce(reasons, more)
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Return the offsets of lists in their flattened values."""
+    """Return the list offsets into the flattened values."""
     sizes = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.r_[0, np.cumsum(sizes)], pa.int32())
 
 
-def _of_parents(reasons: pa.Array | None, column: pa.Array) -> pa.Array | None:
-    """Return the first reason in each list."""
+def _reasons_of_lists(reasons: pa.Array | None, column: pa.Array) -> pa.Array | None:
+    """Return the first reason among the elements of each list."""
     if reasons is None:
         return None
     refused = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
@@ -180,8 +184,8 @@ def _of_parents(reasons: pa.Array | None, column: pa.Array) -> pa.Array | None:
     return reasons.take(pa.array(first_refused, mask=first_refused < 0))
 
 
-def named(kind: pa.DataType) -> str:
-    """Return the type's name in SQL."""
+def sql_name(kind: pa.DataType) -> str:
+    """Return the SQL name of a type."""
     names = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
     if pat.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
@@ -192,30 +196,30 @@ def named(kind: pa.DataType) -> str:
 
 @dataclass(frozen=True)
 class ExpectedColumns:
-    """The expected columns of a row after a change, so that a schema change of the table is noticed."""
+    """The columns that ``after`` is expected to have, for detecting schema changes of the table."""
 
     schema: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    """Columns that it may lack; ``*`` for all."""
+    """Columns that may be missing; ``*`` for all."""
     ignored: tuple[str, ...] = ()
-    """Further columns that it may have; ``*`` for all."""
+    """Additional columns that are allowed; ``*`` for all."""
 
     @property
-    def matter(self) -> bool:
+    def are_checked(self) -> bool:
         return "*" not in self.optional or "*" not in self.ignored
 
     def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
-        """Add the reasons of events in a mask whose row has other columns than expected."""
-        if not self.matter:
+        """Add reasons for the events in the mask ``used`` whose columns are not those expected."""
+        if not self.are_checked:
             return reasons
-        # Rows of a table mostly have the same columns.
-        kinds = pc.binary_join(names, _BETWEEN).dictionary_encode()
+        # Most rows of a table have the same columns.
+        kinds = pc.binary_join(names, _SEPARATOR).dictionary_encode()
         mismatches = pa.array([self._mismatch(text) for text in kinds.dictionary.to_pylist()], pa.string())
         refused = pc.and_(used, mismatches.is_valid().take(kinds.indices)).fill_null(False)
-        return first(reasons, only(mismatches.take(kinds.indices), refused))
+        return add_reasons(reasons, where_mask(mismatches.take(kinds.indices), refused))
 
     def _mismatch(self, names: str) -> str | None:
-        columns = names.split(_BETWEEN)
+        columns = names.split(_SEPARATOR)
         absent = [name for name in self.schema if name not in columns and name not in self.optional]
         if absent and "*" not in self.optional:
             return (
@@ -232,35 +236,35 @@ class ExpectedColumns:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Settings for reading the columns of an image."""
+class ImageReader:
+    """Reader for the columns of row images."""
 
     schema: pa.Schema
-    """The names, types and nullability of the columns."""
+    """Names, types and nullability of the columns."""
     row_id: tuple[str, ...]
     encodings: Mapping[str, Encoding]
-    """By column."""
+    """Encodings by column."""
     unavailable: str | None
     columns: ExpectedColumns
 
-    def image(
+    def read_image(
         self, name: str, image: pa.StructArray, schemas: pa.Array, used: pa.Array, reasons: pa.Array
     ) -> tuple[list[pa.Array], pa.Array]:
-        """Read the columns of the images in a mask; return them, and the reasons with added ones.
+        """Read the columns of the images in the mask ``used``; return them, and all reasons so far.
 
-        ``name`` is ``before``, of which a table may log only the key, or ``after``. Values come as text, and
-        ``schemas`` are those of the events, null where one has none.
+        ``name`` is ``before``, for which a table may log only the key, or ``after``. The values of ``image``
+        are text. ``schemas`` has the schema of each event, or null.
         """
         declarations = Declarations.of(schemas, name)
         read: list[pa.Array] = []
         for field, column in zip(self.schema, image.flatten(), strict=True):
-            text = only(column, used)
+            text = where_mask(column, used)
             values, refused = self._column(text, field, declarations, f"{name}.{field.name}")
             read.append(values)
-            reasons = first(reasons, refused)
+            reasons = add_reasons(reasons, refused)
             if field.name in self.row_id or (name == "after" and not field.nullable):
                 missing = pc.and_(used, text.is_null())
-                reasons = first(reasons, only(f"{name}.{field.name} is missing or null", missing))
+                reasons = add_reasons(reasons, where_mask(f"{name}.{field.name} is missing or null", missing))
         return read, reasons
 
     def _column(
@@ -270,8 +274,8 @@ class Reading:
         reader = ColumnReader(self.encodings[field.name], placeholder)
         values = reasons = None
         for declared, events in declarations.by_column(field.name):
-            part = column if events is None else only(column, events)
+            part = column if events is None else where_mask(column, events)
             read, refused = reader.read(part, field.type, declared, where)
             values = read if values is None else pc.coalesce(values, read)
-            reasons = first(reasons, refused)
+            reasons = add_reasons(reasons, refused)
         return values, reasons

@@ -1,7 +1,7 @@
-"""The types that events declare for their values, if they come with a schema (``schemas.enable=true``).
+"""The types that events declare for their values, if they contain a schema (``schemas.enable=true``).
 
-The schema is that of Kafka Connect's JSON converter; its names for types of meaning are those of Debezium 1.9
-to 3 and of Kafka Connect.
+The schema has the format of Kafka Connect's JSON converter. Its semantic types are those of Debezium 1.9 to 3
+and of Kafka Connect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.json_text import parse_json
 
-_DEEPEST = 50
+_MAX_DEPTH = 50
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _COUNTS = {
     "io.debezium.time.Date": "days",
@@ -47,9 +47,9 @@ class Declared:
     """The declared type of a value."""
 
     type: str
-    """The type in JSON, such as ``int64``."""
+    """The Kafka Connect type, such as ``int64``."""
     name: str = ""
-    """What it means, such as ``io.debezium.time.MicroTimestamp``."""
+    """The semantic type, such as ``io.debezium.time.MicroTimestamp``."""
     scale: int = 0
     """The scale of a decimal."""
     parts: tuple[tuple[str, Declared], ...] = ()
@@ -81,9 +81,9 @@ class Declarations:
     """The types that the events of a batch declare for the columns of one image."""
 
     schemas: Sequence[Mapping[str, Declared]]
-    """The distinct ones, by column."""
-    which: pa.Array
-    """Which of them an event has."""
+    """The distinct schemas: the declared types by column."""
+    schema_index: pa.Array
+    """For each event, the index of its schema."""
 
     @classmethod
     def of(cls, schemas: pa.Array, image: str) -> Declarations:
@@ -93,18 +93,18 @@ class Declarations:
         return cls([{} if text is None else columns(text, image) for text in distinct], texts.indices)
 
     def by_column(self, name: str) -> list[tuple[Declared | None, pa.Array | None]]:
-        """Return the distinct types of a column, each with a mask of its events; None for all."""
+        """Return the distinct types of a column, each with the mask of its events; None for all events."""
         types = [schema.get(name) for schema in self.schemas]
         distinct = list(dict.fromkeys(types))
         if len(distinct) < 2:
             return [(distinct[0] if distinct else None, None)]
-        own = pa.array([distinct.index(kind) for kind in types]).take(self.which)
-        return [(kind, pc.equal(own, place)) for place, kind in enumerate(distinct)]
+        type_index = pa.array([distinct.index(kind) for kind in types]).take(self.schema_index)
+        return [(kind, pc.equal(type_index, place)) for place, kind in enumerate(distinct)]
 
 
 @lru_cache(maxsize=64)
 def columns(text: str, image: str) -> Mapping[str, Declared]:
-    """Return the declared types of the columns of an image; a schema of another shape declares none."""
+    """Return the declared types of the columns of an image; none if the schema has another structure."""
     try:
         envelope = declared(parse_json(text))
     except ValueError:
@@ -115,13 +115,13 @@ def columns(text: str, image: str) -> Mapping[str, Declared]:
 
 def declared(schema: object, depth: int = 0) -> Declared | None:
     """Return the type that a schema declares; None if it is not a schema."""
-    if not isinstance(schema, dict) or not isinstance(schema.get("type"), str) or depth > _DEEPEST:
+    if not isinstance(schema, dict) or not isinstance(schema.get("type"), str) or depth > _MAX_DEPTH:
         return None
     fields, parameters = schema.get("fields"), schema.get("parameters")
     fields = fields if isinstance(fields, list) else ()
-    own = {str(field.get("field")): field for field in fields if isinstance(field, dict)}
-    own |= {name: schema[name] for name in ("items", "keys", "values") if name in schema}
-    parts = ((name, declared(part, depth + 1)) for name, part in own.items())
+    parts_by_name = {str(field.get("field")): field for field in fields if isinstance(field, dict)}
+    parts_by_name |= {name: schema[name] for name in ("items", "keys", "values") if name in schema}
+    parts = ((name, declared(part, depth + 1)) for name, part in parts_by_name.items())
     scale = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
     return Declared(
         schema["type"],

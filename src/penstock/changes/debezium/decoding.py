@@ -1,4 +1,4 @@
-"""Decoding of the JSON texts of values into a type, a whole column at a time: exactly, or to null."""
+"""Vectorized, exact decoding of the JSON texts of values; a text that is not exactly a value becomes null."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.changes.debezium.binary_text import binary_reader, from_base64, unscaled
+from penstock.changes.debezium.binary_text import binary_reader, decimals_from_base64, from_base64
 from penstock.changes.debezium.declared import Declared
 
 Decoder: TypeAlias = Callable[[pa.Array], pa.Array]
-"""Decodes a column of texts. Null stands for a text that is not of the type; for one that Arrow refuses it
-raises ``pa.ArrowInvalid``."""
+"""Decodes a column of texts. A text that is not of the type becomes null; one that Arrow refuses raises
+``pa.ArrowInvalid``."""
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """The years 1 to 9999, the range of Spark and Python."""
 _DAY_MICROS = 86_400_000_000
@@ -30,8 +30,8 @@ _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _TIMESTAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?([-+Z].*)?$"
 _ZEROS_BELOW_MICROS = r"(\.[0-9]{6})0+"
 _PARTS = r"^-?[0-9]+?(?P<zeros>0*)(?:\.(?P<fraction>[0-9]+))?(?:e(?P<exponent>[-+]?[0-9]+))?$"
-_SURE, _MOST, _MOST_OF_FLOAT = 15, 17, 11
-"""Digits that any double keeps, and the most that the text of a double, and of a float, has."""
+_EXACT_DIGITS, _MAX_DOUBLE_DIGITS, _MAX_FLOAT_DIGITS = 15, 17, 11
+"""Digits that every double preserves, and the most digits in the text of a double and of a float."""
 COUNTS = {"millis", "micros", "nanos"}
 _NUMBERS = {"integer", "float", "double", "text"}
 
@@ -43,13 +43,14 @@ class Encoding:
     unit: str = "micros"
     """The unit of counts for timestamps."""
     counts_instants: bool = False
-    """Whether counts may be instants; the connectors count local times only."""
+    """Whether counts may be instants; the counts of the connectors are local times."""
     precise: bool = False
+    """Whether decimals are base64 of their unscaled values."""
     binaries: str = "base64"
 
 
 def decoder(kind: pa.DataType, declared: Declared | None, encoding: Encoding) -> Decoder | None:
-    """Return the decoder of a type that is not nested; None if what is declared is not of the type."""
+    """Return the decoder for a type that is not nested; None if the declared type cannot be read as it."""
     form = None if declared is None else declared.form
     decode: Decoder
     if pat.is_boolean(kind):
@@ -64,7 +65,9 @@ def decoder(kind: pa.DataType, declared: Declared | None, encoding: Encoding) ->
     elif pat.is_decimal(kind):
         forms = _NUMBERS | {"decimal"}
         if form == "decimal" or (form is None and encoding.precise):
-            decode = partial(unscaled, kind=kind, scale=kind.scale if declared is None else declared.scale)
+            decode = partial(
+                decimals_from_base64, kind=kind, scale=kind.scale if declared is None else declared.scale
+            )
         else:
             decode = partial(_cast, pattern=_NUMBER, kind=kind)
     elif pat.is_date(kind):
@@ -84,8 +87,8 @@ def decoder(kind: pa.DataType, declared: Declared | None, encoding: Encoding) ->
     return decode if form is None or form in forms else None
 
 
-def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
-    """Parse a column at once; if a value is invalid, find it by halving, and replace it with null."""
+def decode_column(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
+    """Decode a column; if Arrow refuses a value, find it by bisection and replace it with null."""
     try:
         return decode(column)
     except pa.ArrowInvalid:
@@ -93,21 +96,21 @@ def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
             return pa.nulls(1, kind)
         half = len(column) // 2
         parts = (column.slice(0, half), column.slice(half))
-        return pa.concat_arrays([parsed(part, decode, kind) for part in parts])
+        return pa.concat_arrays([decode_column(part, decode, kind) for part in parts])
 
 
-def only(values: pa.Array | str, mask: pa.Array) -> pa.Array:
-    """Return the values in a mask, or one text for all of them, and nulls elsewhere."""
+def where_mask(values: pa.Array | str, mask: pa.Array) -> pa.Array:
+    """Return the values (or one text) where the mask is true, and nulls elsewhere."""
     kind = pa.string() if isinstance(values, str) else values.type
     return pc.if_else(mask, values, pa.scalar(None, kind))
 
 
 def _matching(column: pa.Array, pattern: str) -> pa.Array:
-    return only(column, pc.match_substring_regex(column, pattern))
+    return where_mask(column, pc.match_substring_regex(column, pattern))
 
 
 def _cast(column: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array:
-    # A decimal that would be rounded is refused.
+    # Arrow refuses a decimal that it would have to round.
     return _matching(column, pattern).cast(kind)
 
 
@@ -117,69 +120,69 @@ def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
     if form == "float" or (form == "double" and pat.is_float64(kind)):
         return values
     exact = _is_double(numbers, values, form) if pat.is_float64(kind) else _is_float(numbers, values)
-    # Below the normal range doubles have fewer digits than any text may.
+    # Subnormal doubles are less precise, so compare all digits.
     tiny = pc.and_(pc.less(pc.abs(values), sys.float_info.min), pc.not_equal(values, 0))
     if pat.is_float64(kind) and pc.any(tiny).as_py():
         same = pc.equal(_digits(numbers), _digits(values.cast(pa.string())))
         exact = pc.and_(exact, pc.or_(pc.invert(tiny), same))
-    # A number beyond the range of the type is neither infinity nor zero.
+    # Refuse numbers outside the range of the type, which became infinity or zero.
     zero = pc.equal(values, 0)
     if pc.any(zero).as_py():
         exact = pc.and_not(exact, pc.and_(zero, pc.match_substring_regex(numbers, _NOT_ZERO)))
-    return only(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
+    return where_mask(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
 
 
 def _is_float(texts: pa.Array, values: pa.Array) -> pa.Array:
-    """Whether texts say floats: to the last digit that they have, or as the double that a float is.
+    """Whether texts are those of floats: equal to the last digit of the text, or equal as doubles.
 
-    A shortest text does. Java before 19 writes one or two digits more.
+    The shortest text of a float is. Java before 19 writes one or two digits more.
     """
     doubles, own = texts.cast(pa.float64()), values.cast(pa.float64())
-    # Half of the last digit, and what doubles lose of it.
-    near = pc.add(pc.multiply(0.5, _last_digit(doubles)), pc.multiply(pc.abs(doubles), 2.0**-52))
-    close = pc.less_equal(pc.abs(pc.subtract(doubles, own)), near)
+    # Half a unit of the last digit, and the rounding error of doubles.
+    tolerance = pc.add(pc.multiply(0.5, _last_digit(doubles)), pc.multiply(pc.abs(doubles), 2.0**-52))
+    close = pc.less_equal(pc.abs(pc.subtract(doubles, own)), tolerance)
     equal = pc.or_(pc.equal(doubles, own), pc.is_nan(doubles))
-    if pc.any(pc.greater(pc.utf8_length(texts), _MOST_OF_FLOAT)).as_py():
+    if pc.any(pc.greater(pc.utf8_length(texts), _MAX_FLOAT_DIGITS)).as_py():
         digits = pc.utf8_length(_digits(texts))
-        close = pc.and_(close, pc.less_equal(digits, _MOST_OF_FLOAT))
-        equal = pc.and_(equal, pc.less_equal(digits, _MOST))
+        close = pc.and_(close, pc.less_equal(digits, _MAX_FLOAT_DIGITS))
+        equal = pc.and_(equal, pc.less_equal(digits, _MAX_DOUBLE_DIGITS))
     return pc.or_(close, equal)
 
 
 def _last_digit(numbers: pa.Array) -> pa.Array:
-    """Return what 1 in the last significant digit of each number is worth."""
+    """Return the place value of the last significant digit of each number."""
     parts = pc.extract_regex(numbers.cast(pa.string()), _PARTS)
     zeros, fraction, exponent = (pc.struct_field(parts, name) for name in ("zeros", "fraction", "exponent"))
-    power = only(exponent, pc.not_equal(exponent, "")).cast(pa.float64()).fill_null(0)
+    power = where_mask(exponent, pc.not_equal(exponent, "")).cast(pa.float64()).fill_null(0)
     size = pc.utf8_length(fraction)
     place = pc.if_else(pc.greater(size, 0), pc.negate(size), pc.utf8_length(zeros))
     return pc.power(10.0, pc.add(power, place.fill_null(0)))
 
 
 def _is_double(texts: pa.Array, values: pa.Array, form: str | None) -> pa.Array:
-    """Whether texts say doubles.
+    """Whether texts are those of doubles.
 
-    A text of 16 or 17 digits may be that of a double, except that of an integer, or if its event declares
-    another type.
+    A text of 16 or 17 digits may be that of a double, unless it is an integer or its event declares another
+    type.
     """
     bare = pc.utf8_ltrim(texts, "-0.")
     fraction = pc.match_substring(bare, ".")
-    most = pc.subtract(pc.utf8_length(bare), fraction.cast(pa.int32()))
-    sure = pc.less_equal(most, _SURE)
+    digit_count = pc.subtract(pc.utf8_length(bare), fraction.cast(pa.int32()))
+    is_exact = pc.less_equal(digit_count, _EXACT_DIGITS)
     if form is None:
         is_fraction = pc.match_substring_regex(texts, r"[.eE]")
-        sure = pc.or_(sure, pc.and_(is_fraction, pc.less_equal(most, _MOST)))
-    sure = sure.fill_null(True)
-    if pc.all(sure).as_py():
-        return sure
-    unsure = pc.invert(sure)
-    digits = _digits(texts.filter(unsure))
-    exact = pc.equal(digits, _digits(values.filter(unsure).cast(pa.string())))
+        is_exact = pc.or_(is_exact, pc.and_(is_fraction, pc.less_equal(digit_count, _MAX_DOUBLE_DIGITS)))
+    is_exact = is_exact.fill_null(True)
+    if pc.all(is_exact).as_py():
+        return is_exact
+    unclear = pc.invert(is_exact)
+    digits = _digits(texts.filter(unclear))
+    exact = pc.equal(digits, _digits(values.filter(unclear).cast(pa.string())))
     count = pc.utf8_length(digits)
-    exact = pc.or_(exact, pc.less_equal(count, _SURE))
+    exact = pc.or_(exact, pc.less_equal(count, _EXACT_DIGITS))
     if form is None:
-        exact = pc.or_(exact, pc.and_(is_fraction.filter(unsure), pc.less_equal(count, _MOST)))
-    return pc.replace_with_mask(sure, unsure, exact)
+        exact = pc.or_(exact, pc.and_(is_fraction.filter(unclear), pc.less_equal(count, _MAX_DOUBLE_DIGITS)))
+    return pc.replace_with_mask(is_exact, unclear, exact)
 
 
 def _digits(texts: pa.Array) -> pa.Array:
@@ -189,39 +192,39 @@ def _digits(texts: pa.Array) -> pa.Array:
 
 
 def _dates(column: pa.Array, form: str | None) -> pa.Array:
-    nothing = pa.nulls(len(column), column.type)
-    days = _matching(column, _INTEGER) if form in (None, "days") else nothing
-    texts = nothing if form == "days" else _matching(_local(column, form), _DATE)
-    counted = _within(days.cast(pa.int64()), _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
+    nulls = pa.nulls(len(column), column.type)
+    days = _matching(column, _INTEGER) if form in (None, "days") else nulls
+    texts = nulls if form == "days" else _matching(_without_zone(column, form), _DATE)
+    counted = _require_range(days.cast(pa.int64()), _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
     return pc.coalesce(counted, texts.cast(pa.date32()))
 
 
 def _timestamps(column: pa.Array, kind: pa.DataType, form: str | None, encoding: Encoding) -> pa.Array:
-    nothing = pa.nulls(len(column), column.type)
+    nulls = pa.nulls(len(column), column.type)
     is_text = form in ("text", "local time")
     can_count = not is_text and (kind.tz is None or encoding.counts_instants)
-    counts = (_matching(column, _INTEGER) if can_count else nothing).cast(pa.int64())
-    texts = _matching(_local(column, form), _TIMESTAMP) if is_text or form is None else nothing
+    counts = (_matching(column, _INTEGER) if can_count else nulls).cast(pa.int64())
+    texts = _matching(_without_zone(column, form), _TIMESTAMP) if is_text or form is None else nulls
     micros = _micros(counts, form if form in COUNTS else encoding.unit)
     bounds = _FIRST_DAY * _DAY_MICROS, (_LAST_DAY + 1) * _DAY_MICROS - 1
-    counted = _within(micros, *bounds).cast(kind)
+    counted = _require_range(micros, *bounds).cast(kind)
     return pc.coalesce(counted, pc.replace_substring_regex(texts, _ZEROS_BELOW_MICROS, r"\1").cast(kind))
 
 
-def _local(column: pa.Array, form: str | None) -> pa.Array:
+def _without_zone(column: pa.Array, form: str | None) -> pa.Array:
     return pc.replace_substring_regex(column, "Z$", "") if form in ("local date", "local time") else column
 
 
 def _micros(counts: pa.Array, unit: str) -> pa.Array:
-    """Return counts in microseconds; null for a part of one."""
+    """Return counts in microseconds; null for a count that is not a whole number of them."""
     if unit != "nanos":
         return pc.multiply_checked(counts, 1000 if unit == "millis" else 1)
     micros = pc.divide(counts, 1000)
-    return only(micros, pc.equal(pc.multiply(micros, 1000), counts))
+    return where_mask(micros, pc.equal(pc.multiply(micros, 1000), counts))
 
 
-def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:
+def _require_range(numbers: pa.Array, low: int, high: int) -> pa.Array:
     ends = pc.min_max(numbers).as_py()
     if ends["min"] is not None and (ends["min"] < low or ends["max"] > high):
-        raise pa.ArrowInvalid("a time before the year 1 or after the year 9999")
+        raise pa.ArrowInvalid("a time is before the year 1 or after the year 9999")
     return numbers

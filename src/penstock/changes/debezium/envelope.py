@@ -1,4 +1,4 @@
-"""The envelope of an event: its position in the source's log, and whether it can be converted.
+"""The envelope of an event: its kind, its position in the source's log, and whether it can be converted.
 
 The fields are those of Debezium 1.9 to 3 (https://debezium.io/documentation/reference/stable/connectors/).
 """
@@ -15,17 +15,17 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructF
 from penstock.changes.options import invalid_option
 
 CONNECTORS = ("postgresql", "mysql", "mariadb", "oracle", "sqlserver")
-_BROKEN = "__penstock_broken"
-_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
+_MALFORMED = "__penstock_broken"
+_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
 _NUMBERS = ("ts_ms", "ts_us", "lsn", "pos", "row", "event_serial_no", "ssn")
 _TEXTS = ("file", "scn", "commit_lsn", "change_lsn")
 _DIGITS = 20
-_LAST = 253_402_300_799_999_999
+_LAST_MICROS = 253_402_300_799_999_999
 """The end of the year 9999 in microseconds."""
 _POSITION_BITS = 20
-"""Bits for the number of a row in a binlog event, next to the event's position."""
+"""Bits of a sequence that hold the number of the row in its binlog event; the rest holds the position."""
 _TRANSACTION = ("data_collections", "event_count", "id", "status", "ts_ms")
-"""The fields of an event for the begin or end of a transaction; older ones have no time."""
+"""The fields of a transaction boundary event; in older versions of Debezium it has no ``ts_ms``."""
 _TOMBSTONE = r'^\s*(null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
 
 
@@ -45,14 +45,14 @@ class Envelope:
     version_field: str | None
     version_kind: str
 
-    def wire(self, image: StructType) -> StructType:
-        """Return the type that an envelope is parsed into."""
+    def parsed_type(self, image: StructType) -> StructType:
+        """Return the Spark type that an envelope is parsed into."""
         source = [StructField(name, LongType()) for name in _NUMBERS]
         source += [StructField(name, StringType()) for name in _TEXTS]
         transaction = [StructField("total_order", LongType())]
         if self.version_field is not None:
             parent, name = split_path(self.version_field)
-            # As text, also if it is one of the fields above.
+            # The version field is read as text, even if it is one of the fields above.
             fields = source if parent == "source" else transaction
             fields[:] = [field for field in fields if field.name != name]
             fields.append(StructField(name, StringType()))
@@ -70,46 +70,46 @@ class Envelope:
     def wrapped(self, raw: Column, image: StructType) -> Column:
         """Parse an event, with or without the schema around it, as the first element of an array.
 
-        Spark ignores what follows a JSON object. In an array with an empty object after the event, it is
-        another element, or an error.
+        Spark ignores text after a JSON object. The array has an empty object after the event, so that such
+        text becomes an additional element or a parse error.
         """
-        envelope = self.wire(image)
+        envelope = self.parsed_type(image)
         own = [StructField("schema", StringType()), StructField("payload", envelope)]
         events = ArrayType(StructType([*own, *envelope.fields]))
-        both = StructType([StructField("events", events), StructField(_BROKEN, StringType())])
+        both = StructType([StructField("events", events), StructField(_MALFORMED, StringType())])
         return F.from_json(F.concat(F.lit('{"events":['), raw, F.lit(",{}]}")), both, _PERMISSIVE)
 
     @property
     def parsed(self) -> Column:
         return F.get("wrapped.events", F.lit(0))
 
-    def opened(self, parsed: Column) -> Column:
+    def without_schema(self, parsed: Column) -> Column:
         names = ("before", "after", "op", "ts_ms", "source", "transaction")
         bare = F.struct(*(parsed[name].alias(name) for name in names))
         return F.coalesce(parsed["payload"], bare)
 
     @property
-    def broken(self) -> Column:
-        return F.col("parsed").isNull() | F.col("wrapped")[_BROKEN].isNotNull() | ~self._is_alone
+    def is_malformed(self) -> Column:
+        return F.col("parsed").isNull() | F.col("wrapped")[_MALFORMED].isNotNull() | ~self._is_single
 
     @property
-    def _is_alone(self) -> Column:
+    def _is_single(self) -> Column:
         return F.coalesce(F.size("wrapped.events") == 2, F.lit(False))
 
-    def joined(self, raw: Column) -> Column:
-        """Whether something follows a JSON object."""
-        kind = StructType([StructField(_BROKEN, StringType())])
+    def has_more_text(self, raw: Column) -> Column:
+        """Whether there is more text after a JSON object."""
+        kind = StructType([StructField(_MALFORMED, StringType())])
         first = F.from_json(raw, kind, _PERMISSIVE)
-        return ~self._is_alone & first.isNotNull() & first[_BROKEN].isNull()
+        return ~self._is_single & first.isNotNull() & first[_MALFORMED].isNull()
 
-    def tombstone(self, raw: Column) -> Column:
-        """Whether the event is a tombstone, with which Kafka removes a key."""
+    def is_tombstone(self, raw: Column) -> Column:
+        """Whether the event is a tombstone, which removes a key from a compacted topic."""
         return raw.isNull() | raw.rlike(_TOMBSTONE)
 
-    def other(self, raw: Column) -> Column:
-        """Whether the event is not a change but a heartbeat, a transaction boundary, or a message.
+    def is_other_event(self, raw: Column) -> Column:
+        """Whether the event is not a row change but a heartbeat, a transaction boundary, or a message.
 
-        Each is recognized by all of its fields, so that no other event is mistaken for it.
+        All fields of the event have to match, so that no change is skipped by mistake.
         """
         names = F.array_sort(F.json_object_keys(F.coalesce(F.get_json_object(raw, "$.payload"), raw)))
         status = F.coalesce(F.get_json_object(raw, "$.payload.status"), F.get_json_object(raw, "$.status"))
@@ -118,7 +118,7 @@ class Envelope:
         boundary &= F.size(F.array_except(_literals(_TRANSACTION[:-1]), names)) == 0
         boundary &= status.isin("BEGIN", "END")
         message = (F.col("e.op") == "m") & F.col("e.before").isNull() & F.col("e.after").isNull()
-        # The names are checked only for events that are not changes.
+        # The names of the fields are only checked for events without op.
         other = F.when(F.col("e.op").isNull() & ~F.col("broken"), heartbeat | boundary).otherwise(message)
         return F.coalesce(other, F.lit(False))
 
@@ -158,18 +158,18 @@ class Envelope:
         )
 
     def _padded(self, name: str) -> Column:
-        """Return a number that orders the events of one position; 0 if there is none."""
+        """Return a number that orders events at the same position, padded with zeros; 0 if it is missing."""
         return F.lpad(F.coalesce(self._number(name), F.lit(0)).cast("string"), _DIGITS, "0")
 
     def timestamp(self) -> Column:
-        """Return when the source committed; when the event was created, if that is missing."""
+        """Return the commit time of the source; if it is missing, the time at which the event was created."""
         times = (self._number("ts_us"), 1), (self._number("ts_ms"), 1000), (F.col("e.ts_ms"), 1000)
         # Old connectors write 0 for an unknown time.
-        micros = (F.when(count.between(1, _LAST // per), count * per) for count, per in times)
+        micros = (F.when(count.between(1, _LAST_MICROS // per), count * per) for count, per in times)
         return F.timestamp_micros(F.coalesce(*micros))
 
     def sequence(self) -> Column:
-        """Return the order of the changes of one version."""
+        """Return the number that orders the changes of one version."""
         own = {"postgresql": "lsn", "oracle": "ssn", "sqlserver": "event_serial_no"}.get(self.connector)
         if own is not None:
             by_source = self._number(own)
@@ -185,22 +185,22 @@ class Envelope:
         version = self.version_field or names.get(self.connector, "source.file or source.pos")
         cases = [
             (
-                F.col("broken") & self.joined(F.col("raw")),
-                F.lit("something follows its JSON object: a message has one event"),
+                F.col("broken") & self.has_more_text(F.col("raw")),
+                F.lit("there is more text after its JSON object: put one event in a message"),
             ),
             (F.col("broken"), F.lit("it is not a JSON object, or a field has the wrong type")),
             (
                 F.col("ddl").isNotNull() & op.isNull(),
-                F.lit("it is a schema change, not a change of a row: do not read the schema change topic"),
+                F.lit("it is a schema change, not a row change: do not read the schema change topic"),
             ),
             (
                 op.isNull(),
                 F.lit(
-                    "op is missing: it is not a Debezium change event, or ExtractNewRecordState has "
-                    "flattened it: leave this transformation out of the connector"
+                    "op is missing: it is not a Debezium change event, or the transformation "
+                    "ExtractNewRecordState has flattened it: remove it from the connector"
                 ),
             ),
-            (op == "t", F.lit("it truncates the table, which has no change rows")),
+            (op == "t", F.lit("it truncates the table, and a truncation has no change rows")),
             (
                 ~op.isin("c", "r", "u", "d"),
                 F.concat(F.lit("op is not one of c, r, u, d: "), F.left(op, F.lit(20))),
@@ -216,7 +216,7 @@ class Envelope:
         return F.coalesce(*(F.when(when, why) for when, why in cases))
 
     def _number(self, name: str) -> Column:
-        # As text if it is the requested version field.
+        # A field that is used as the version is text.
         return F.col(f"e.source.{name}").try_cast("bigint")
 
 

@@ -11,10 +11,10 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.debezium.columns import ExpectedColumns, Reading, as_text, can_be_read
+from penstock.changes.debezium.columns import ExpectedColumns, ImageReader, is_supported, text_type
 from penstock.changes.debezium.decoding import Encoding
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, split_path
-from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
+from penstock.changes.debezium.tasks import OWN, SEQUENCE, DeadLetterQueue, EventConverter, QueueAddress
 from penstock.changes.options import ChangeOptions, invalid_option
 from penstock.changes.post_processing import process
 from penstock.feeds.contract import (
@@ -34,18 +34,18 @@ _UNITS = ("micros", "millis", "nanos")
 
 @dataclass(frozen=True)
 class DebeziumFeed:
-    """Change events as Debezium writes them to a topic, in JSON with or without the schema around each.
+    """Debezium change events in JSON, with or without a schema in each event.
 
     ``unwrap`` converts any DataFrame with such events in a column, streaming or not, to change rows: an
-    update becomes a pre-image (if the event has one) and a post-image, a delete a delete, a create and a
-    snapshot read an insert. Tombstones and other events that are not changes (heartbeats, begin and end of
-    transactions, messages) are skipped and counted. Other events are refused: they fail the query, or go to a
-    dead letter queue, with the reason and where they came from. These include the truncation of a table, and
-    an event with an unchanged TOAST value.
+    update becomes a pre-image (if the event has one) and a post-image, a delete becomes a delete, and a
+    create or a snapshot read becomes an insert. Tombstones and other events that are not changes (heartbeats,
+    begin and end of transactions, messages) are skipped and counted. Events that cannot be converted are
+    refused: they fail the query, or go to a dead letter queue, with the reason and their position in the
+    topic. These include the truncation of a table, and an event with an unchanged TOAST value.
 
     The version of a change is the position of the event in the source's log, which depends on the connector:
-    the changes of one row ascend, and only the two rows of an update share a version. A transaction has as
-    many versions as events, and its rows may lie between those of others. ``_sequence`` orders the changes of
+    the versions of one row's changes increase, and only the two rows of an update share a version. Each event
+    of a transaction has its own version, and transactions may interleave. ``_sequence`` orders the changes of
     a version. A micro-batch may end inside a transaction, so the contract has ``whole_commits=False``.
 
     ======================= ============================== ==================================================
@@ -79,8 +79,8 @@ class DebeziumFeed:
     ==================== ======================================================================
 
     The same holds for the values in arrays, maps and structs. A value that does not fit exactly is refused.
-    Without a schema in the events, some other values look as if they fit: see the documentation on schema
-    changes. A row needs the columns of the schema: an event with an additional or a missing column is
+    Without a schema in the events, some values of another type are accepted: see the documentation on schema
+    changes. A row has to have the columns of the schema: an event with an additional or a missing column is
     refused, unless ``ignored`` or ``optional`` names it. Fields of structs may be missing, and are NULL then.
 
     Parameters
@@ -94,16 +94,16 @@ class DebeziumFeed:
     connector
         ``postgresql``, ``mysql``, ``mariadb``, ``oracle`` or ``sqlserver``.
     version
-        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with
-        the commits. A table that applies changes then needs a ``sequence_by`` that orders all changes of a
+        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to increase with
+        each commit. A table that applies changes then needs a ``sequence_by`` that orders all changes of a
         row.
     version_type
         ``bigint`` or ``string`` (compared as text), for ``version``.
     timestamps
         The unit of counts for timestamps: ``micros`` (time.precision.mode=adaptive for columns of 4 to 6
         digits), ``millis`` (3 digits and less, or time.precision.mode=connect) or ``nanos``, for all columns
-        or for each by name. The connectors count local times only, which are timestamp_ntz: a timestamp
-        column takes counts, of instants, only if it is named here.
+        or for each by name. The counts of the connectors are local times, which are timestamp_ntz. For a
+        timestamp column, name it here if its counts are instants; otherwise counts are refused.
     decimals
         ``string`` for decimal.handling.mode=string or double, ``precise`` for base64 of the unscaled value,
         with the scale of the column. The numbers of Kafka Connect's decimal.format=NUMERIC are not supported:
@@ -111,19 +111,19 @@ class DebeziumFeed:
     binaries
         ``base64`` or ``hex``, as binary.handling.mode.
     unavailable
-        The placeholder of PostgreSQL's connector for an unchanged TOAST value, also in arrays and maps. Such
-        an event is refused; ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the text is an
-        ordinary value.
+        The placeholder that the PostgreSQL connector sends for an unchanged TOAST value, also in arrays and
+        maps. Such an event is refused; ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the
+        text is an ordinary value.
     dead_letters
         A queue for refused events, with the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``,
         such as ``penstock.QueueSink("dead", url=…)``. A repeated micro-batch of a stream writes each event
-        once, as long as its tasks are the same; a batch DataFrame writes them each time it is evaluated.
+        once, if it has the same tasks; a batch DataFrame writes them each time it is evaluated.
         Without a queue, a refused event fails the query.
     optional
-        Columns that an event may lack, and that are NULL then: added or dropped while there were events.
-        ``"*"`` for all.
+        Columns that may be missing from events and are NULL then, such as columns that were added or dropped
+        later. ``"*"`` for all.
     ignored
-        Columns of the table that are not in the schema, and are left out; ``"*"`` for all others.
+        Columns of the table to leave out, which are not in the schema; ``"*"`` for all of them.
     name
         The name of the counts ``events``, ``tombstones`` and ``others`` in a query's progress
         (``observedMetrics``); feeds in one query need different names.
@@ -181,7 +181,7 @@ class DebeziumFeed:
             intermediate_changes=True,
             whole_commits=False,
             sequence=SEQUENCE,
-            # Another version is not that of one event, and several changes of a row may have one SCN.
+            # A custom version does not identify an event, and several changes of a row may have one SCN.
             repeated_changes=self.version is None and self.connector != "oracle",
         )
 
@@ -200,27 +200,29 @@ class DebeziumFeed:
         Raises
         ------
         InvalidChangelogSchemaError
-            When a column does not exist, or has the name of a metadata column.
+            When a column does not exist, or the name of one is reserved for metadata.
         QueueNotFoundError, SchemaMismatchError
-            When the dead letter queue does not exist, or has another schema.
+            When the dead letter queue does not exist, or does not have the schema ``DEAD_LETTERS``.
         """
         require("df", df, DataFrame, "a DataFrame with the events")
         columns = self._columns()
         envelope = Envelope(self.connector, self.version, self.version_type)
-        reading = self._reading(columns)
-        events = self._events(df, envelope, reading).observe(
+        reader = self._image_reader(columns)
+        events = self._events(df, envelope, reader).observe(
             self.name,
             F.count(F.lit(1)).alias("events"),
             F.count_if("tombstone").alias("tombstones"),
             F.count_if("other").alias("others"),
         )
-        letters = None
+        dead_letters = None
         if self.dead_letters is not None:
-            letters = Letters.to(df.sparkSession, self.dead_letters, f"{self.name}:{fingerprint(df)}")
+            dead_letters = DeadLetterQueue.look_up(
+                df.sparkSession, self.dead_letters, f"{self.name}:{fingerprint(df)}"
+            )
         return (
             events.where("NOT tombstone AND NOT other")
             .drop("tombstone", "other")
-            .mapInArrow(EventConverter(reading, letters), self._result(columns, envelope))
+            .mapInArrow(EventConverter(reader, dead_letters), self._result(columns, envelope))
         )
 
     def read(
@@ -237,15 +239,16 @@ class DebeziumFeed:
         Parameters
         ----------
         watermark_delay
-            For net changes on a stream: all parts of a split transaction have the same time.
+            For net changes on a stream: how far a commit may lag behind the newest one. All parts of a
+            transaction have the same time.
         """
         options = ChangeOptions.of(
             deduplication_mode, compute_updates, net_window, watermark_delay=watermark_delay
         )
         return process(self.unwrap(df), self.contract, options)
 
-    def _events(self, df: DataFrame, envelope: Envelope, reading: Reading) -> DataFrame:
-        """Parse the events, with the reason for those that are refused."""
+    def _events(self, df: DataFrame, envelope: Envelope, reader: ImageReader) -> DataFrame:
+        """Parse the events, and add the reason to those that are refused."""
         if self.value not in df.columns:
             raise invalid_schema(
                 "MISSING_COLUMN",
@@ -254,29 +257,31 @@ class DebeziumFeed:
                 f"events.{did_you_mean(self.value, df.columns)} Pass its name as value",
             )
         raw = F.col(quote_column(self.value)).cast("string").alias("raw")
-        # One select each: parsed columns are used many times.
+        # One select for each step, because later steps use the parsed columns many times.
         images = StructType(
-            [StructField(field.name, as_text(field.dataType)) for field in to_struct(reading.schema)]
+            [StructField(field.name, text_type(field.dataType)) for field in to_struct(reader.schema)]
         )
         wrapped = df.select(*_coordinates(df), raw).select(
             "*", envelope.wrapped(F.col("raw"), images).alias("wrapped")
         )
-        opened = wrapped.select("*", envelope.parsed.alias("parsed")).select(
-            "*", envelope.opened(F.col("parsed")).alias("e"), envelope.broken.alias("broken")
+        unwrapped = wrapped.select("*", envelope.parsed.alias("parsed")).select(
+            "*", envelope.without_schema(F.col("parsed")).alias("e"), envelope.is_malformed.alias("broken")
         )
-        placed = opened.select(
+        positioned = unwrapped.select(
             "*",
             envelope.version().alias("version"),
             envelope.timestamp().alias("timestamp"),
             envelope.sequence().alias("sequence"),
             F.when(F.col("e.op").isNull(), F.get_json_object("raw", "$.ddl")).alias("ddl"),
         )
-        names = envelope.names(F.col("raw")) if reading.columns.matter else F.lit(None).cast("array<string>")
-        return placed.select(
+        names = (
+            envelope.names(F.col("raw")) if reader.columns.are_checked else F.lit(None).cast("array<string>")
+        )
+        return positioned.select(
             *COORDINATES,
             F.col("raw").alias("value"),
-            envelope.tombstone(F.col("raw")).alias("tombstone"),
-            envelope.other(F.col("raw")).alias("other"),
+            envelope.is_tombstone(F.col("raw")).alias("tombstone"),
+            envelope.is_other_event(F.col("raw")).alias("other"),
             names.alias("names"),
             "e.op",
             "e.before",
@@ -289,10 +294,10 @@ class DebeziumFeed:
         )
 
     def _columns(self) -> StructType:
-        columns = _struct(self.schema)
+        columns = _parsed_schema(self.schema)
         check_reserved(columns.names, "the schema", OWN)
         for field in canonical_schema(columns):
-            if not can_be_read(field.type):
+            if not is_supported(field.type):
                 raise invalid_schema(
                     "INVALID_COLUMN_TYPE",
                     field.name,
@@ -307,13 +312,13 @@ class DebeziumFeed:
                 raise invalid_schema(
                     "MISSING_COLUMN",
                     unknown,
-                    f"{option} names {in_quotes(unknown)}, which is not in the "
+                    f"{option} has the column {in_quotes(unknown)}, which is not in the "
                     f"schema.{did_you_mean(unknown, columns.names)}",
                 )
         return columns
 
-    def _reading(self, columns: StructType) -> Reading:
-        return Reading(
+    def _image_reader(self, columns: StructType) -> ImageReader:
+        return ImageReader(
             canonical_schema(columns),
             tuple(self.row_id),
             {name: self._encoding(name) for name in columns.names},
@@ -326,14 +331,14 @@ class DebeziumFeed:
         precise = self.decimals == "precise"
         if isinstance(units, str):
             return Encoding(units, precise=precise, binaries=self.binaries)
-        named = column in units
-        return Encoding(units.get(column, "micros"), named, precise, self.binaries)
+        is_named = column in units
+        return Encoding(units.get(column, "micros"), is_named, precise, self.binaries)
 
     def _result(self, columns: StructType, envelope: Envelope) -> StructType:
         ids = set(self.row_id)
         data = [StructField(field.name, field.dataType, field.name not in ids) for field in columns]
-        own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
-        added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
+        added_types: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
+        added = [StructField(name, kind, False) for name, kind in zip(OWN, added_types, strict=True)]
         return with_feed_metadata(
             StructType([*data, *added]),
             ids,
@@ -351,7 +356,7 @@ def _coordinates(df: DataFrame) -> list[Column]:
     ]
 
 
-def _struct(schema: StructType | str) -> StructType:
+def _parsed_schema(schema: StructType | str) -> StructType:
     struct: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(struct, StructType) or not struct.names:
         raise invalid_schema(

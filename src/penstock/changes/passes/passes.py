@@ -1,7 +1,7 @@
-"""The passes that a contract and the options need, and running them on a table.
+"""The passes over change rows: which ones a contract and the options need, and how each works.
 
-Carry-overs are unchanged rows, which copy-on-write tables have as a delete and an insert. Net changes combine
-several changes of one row into the difference between its first and last state.
+Carry-over rows are unchanged rows, which copy-on-write tables write as a delete and an insert. Net changes
+combine several changes of one row into the difference between its first and last state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Passes:
     carryovers: bool = False
     updates: bool = False
     net: int | None = None
-    """Net changes of the range (EVER), of commits (COMMIT), or of windows of that many microseconds."""
+    """Net changes of the whole range (EVER), of each commit (COMMIT), or of windows of N microseconds."""
     compute_updates: bool = False
     ordered: bool = False
     """Whether a column orders the changes of a row inside a commit."""
@@ -54,37 +54,37 @@ class Passes:
     @classmethod
     def of(cls, contract: ChangeContract, options: ChangeOptions) -> Passes:
         """Select the passes that the feed needs."""
-        net_changes = options.net_changes and contract.intermediate_changes
+        needs_net = options.net_changes and contract.intermediate_changes
         return cls(
             carryovers=options.drop_carryovers and contract.carryover_rows,
             updates=options.compute_updates and contract.updates_as_delete_and_insert,
-            net=options.net_window if net_changes else None,
+            net=options.net_window if needs_net else None,
             compute_updates=options.compute_updates,
             ordered=contract.sequence is not None,
             intermediate=contract.intermediate_changes,
         )
 
-    def first(self, rows: ChangeRows) -> ChangeRows:
-        """Run what can be done to any part of the rows, before the shuffle."""
-        # If changes have an order, it takes all of them to decide which of several equal ones remains.
+    def run_on_part(self, rows: ChangeRows) -> ChangeRows:
+        """Run the passes that work on any part of the rows, before the shuffle."""
+        # If changes have an order, all of them are needed to decide which of several equal rows remain.
         partly = self.carryovers and not self.ordered
-        return rows.filter(changed(rows, partial=True)) if partly else rows
+        return rows.filter(without_carryovers(rows, partial=True)) if partly else rows
 
-    def whole(self, rows: ChangeRows) -> ChangeRows:
-        """Run all passes on all changes of each row in a commit, or in a window for net changes."""
+    def run(self, rows: ChangeRows) -> ChangeRows:
+        """Run all passes; ``rows`` has all changes of each row in a commit, or in a net window."""
         if rows.layout.repeats:
             rows = rows.filter(first_deliveries(rows))
         if self.carryovers:
-            rows = rows.filter(changed(rows))
+            rows = rows.filter(without_carryovers(rows))
         if rows.layout.keyless:
-            # Equal ids mean equal rows: there are no updates, and no order.
-            return rows if self.net is None else counted(rows, self._windows(rows))
+            # Rows with equal ids are equal, so there are no updates, and the order does not matter.
+            return rows if self.net is None else net_counts(rows, self._windows(rows))
         if self.updates and self.net is None:
             return self._with_updates(rows)
         if self.net is not None:
             self._check_order(rows)
             windows = self._windows(rows)
-            return net(filled(rows, windows), windows, updates=self.compute_updates)
+            return net_changes(with_unchanged_values(rows, windows), windows, updates=self.compute_updates)
         if not self.intermediate:
             check_single(rows, asks_for_sequence=False)
         return rows
@@ -92,10 +92,10 @@ class Passes:
     def _with_updates(self, rows: ChangeRows) -> ChangeRows:
         self._check_order(rows)
         if self.ordered:
-            return net(rows, rows.change, updates=True)
+            return net_changes(rows, rows.change, updates=True)
         deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
         groups = rows.changes
-        pairs = groups.holding((groups.counts(deletes) == 1) & (groups.counts(inserts) == 1))
+        pairs = groups.per_row((groups.counts(deletes) == 1) & (groups.counts(inserts) == 1))
         kinds = np.where(pairs & deletes, IS_PREIMAGE, np.where(pairs & inserts, IS_POSTIMAGE, rows.kinds))
         return rows.with_kinds(kinds.astype(np.int8))
 
@@ -118,10 +118,10 @@ class Passes:
 
 
 def first_deliveries(rows: ChangeRows) -> Mask:
-    """Return the mask of the rows without those that repeat another one; refuse those that differ from it.
+    """Return the mask of the first delivery of each change; refuse repeated deliveries that differ from it.
 
-    A version has at most one change of a row with one sequence, or the two rows of an update. The rows of a
-    snapshot that is read again have another time, so the earliest one counts.
+    A version has at most one change of a row with one sequence, or the two rows of an update. If a snapshot
+    is read again, its rows have a later time, so the first delivery is the one with the earliest time.
     """
     assert rows.layout.sequence is not None
     after = np.isin(rows.kinds, (IS_INSERT, IS_POSTIMAGE))
@@ -137,78 +137,78 @@ def first_deliveries(rows: ChangeRows) -> Mask:
     return keep
 
 
-def changed(rows: ChangeRows, *, partial: bool = False) -> Mask:
-    """Return the mask of the rows that remain when each delete has cancelled an insert of the same content.
+def without_carryovers(rows: ChangeRows, *, partial: bool = False) -> Mask:
+    """Return the mask of the rows that remain after each delete cancels an insert with the same content.
 
-    If the rows are only part of a commit, only rows that are equal in all data cancel, and rows of a content
-    with uneven counts stay for a later step.
+    A pair that cancels belongs to one row and one commit, and has the same row version, or the same data if
+    there is no row version. Spark 4.3 drops a pair only if the row has no other change in the commit; here
+    any number of pairs cancels, in one step or several.
 
-    The two are of one row and one commit, and have the same row version, or without one the same data. Spark
-    4.3 drops a pair only if it is the only one; here pairs are counted, so that any number of them cancels,
-    in one step or several.
+    If the rows are only part of a commit (``partial``), only rows that are equal in all data cancel. If a
+    content has more deletes than inserts, or fewer, its rows remain for a later step.
     """
     deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
     groups = rows.changes
-    many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
+    delete_counts, insert_counts = groups.counts(deletes), groups.counts(inserts)
     cancelled_rows = np.zeros(len(rows), bool)
-    # Nearly always a commit has at most one delete and one insert of a row, which are compared directly.
-    single = np.flatnonzero((many_deletes == 1) & (many_inserts == 1))
+    # Most commits have at most one delete and one insert of a row, which are compared directly.
+    single = np.flatnonzero((delete_counts == 1) & (insert_counts == 1))
     if len(single):
-        of_delete, of_insert = groups.places(deletes)[single], groups.places(inserts)[single]
+        delete_places, insert_places = groups.places(deletes)[single], groups.places(inserts)[single]
         content = factorize(rows.columns(rows.layout.content)).values
-        equal = content[of_delete] == content[of_insert]
-        of_delete, of_insert = of_delete[equal], of_insert[equal]
+        equal = content[delete_places] == content[insert_places]
+        delete_places, insert_places = delete_places[equal], insert_places[equal]
         if partial and rows.layout.content != rows.layout.data:
             known = (*rows.layout.row_id, rows.layout.row_version)
             others = [path for path in rows.layout.data if path not in known]
-            same = rows_equal(rows.columns(others), of_delete, of_insert)
-            of_delete, of_insert = of_delete[same], of_insert[same]
-        cancelled_rows[of_delete] = cancelled_rows[of_insert] = True
-    several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
-    if several.any():
-        _cancel(rows, np.flatnonzero(groups.holding(several)), cancelled_rows, partial)
+            same = rows_equal(rows.columns(others), delete_places, insert_places)
+            delete_places, insert_places = delete_places[same], insert_places[same]
+        cancelled_rows[delete_places] = cancelled_rows[insert_places] = True
+    is_several = (delete_counts > 0) & (insert_counts > 0) & (delete_counts + insert_counts > 2)
+    if is_several.any():
+        _cancel(rows, np.flatnonzero(groups.per_row(is_several)), cancelled_rows, partial)
     return ~cancelled_rows
 
 
 def _cancel(rows: ChangeRows, chosen: Numbers, cancelled_rows: Mask, partial: bool) -> None:
-    """Cancel deletes and inserts of equal content one by one, among some rows."""
-    some = ChangeRows(rows.table.take(pa.array(chosen)), rows.layout)
-    deletes, inserts = some.kinds == IS_DELETE, some.kinds == IS_INSERT
-    groups = Groups.by(some.content)
-    many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
-    pairs = np.minimum(many_deletes, many_inserts)
-    even = many_deletes == many_inserts
-    cancelled = groups.holding(even) & (deletes | inserts)
+    """Cancel pairs of a delete and an insert with equal content among the chosen rows, by counting them."""
+    chosen_rows = ChangeRows(rows.table.take(pa.array(chosen)), rows.layout)
+    deletes, inserts = chosen_rows.kinds == IS_DELETE, chosen_rows.kinds == IS_INSERT
+    groups = Groups.by(chosen_rows.content)
+    delete_counts, insert_counts = groups.counts(deletes), groups.counts(inserts)
+    pairs = np.minimum(delete_counts, insert_counts)
+    even = delete_counts == insert_counts
+    cancelled = groups.per_row(even) & (deletes | inserts)
     if partial:
-        cancelled_rows[chosen[cancelled & _all_equal(some, groups, deletes | inserts)]] = True
+        cancelled_rows[chosen[cancelled & _in_equal_groups(chosen_rows, groups, deletes | inserts)]] = True
         return
     cancelled_rows[chosen[cancelled]] = True
     uneven = ~even & (pairs > 0)
     if not uneven.any():
         return
     # The first deletes and the last inserts remain.
-    order = np.lexsort(some.order)
+    order = np.lexsort(chosen_rows.order)
     for mask, places in ((deletes, order[::-1]), (inserts, order)):
-        places = places[(groups.holding(uneven) & mask)[places]]
-        check_same_data(some, places)
+        places = places[(groups.per_row(uneven) & mask)[places]]
+        check_same_data(chosen_rows, places)
         cancelled_rows[chosen[places[groups.cumcount(places) < pairs[groups.of[places]]]]] = True
 
 
-def _all_equal(rows: ChangeRows, groups: Groups, among: Mask) -> Mask:
-    """Return the mask of the rows in groups whose rows, among the selected ones, all have equal data."""
-    finer = Groups.by(combine_codes(rows.content, factorize(rows.columns(rows.layout.data))))
-    equal: Mask = finer.holding(finer.counts(among)) == groups.holding(groups.counts(among))
+def _in_equal_groups(rows: ChangeRows, groups: Groups, selected: Mask) -> Mask:
+    """Return the mask of the groups in which all selected rows have equal data."""
+    data_groups = Groups.by(combine_codes(rows.content, factorize(rows.columns(rows.layout.data))))
+    equal: Mask = data_groups.per_row(data_groups.counts(selected)) == groups.per_row(groups.counts(selected))
     return equal
 
 
-def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
+def net_changes(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
     """Return the net change of each group: one change, the two rows of an update, or nothing.
 
-    The order inside a group has to be known. The table of first and last change is Spark 4.3's: a row that
-    existed before has the image of its first change, a row that exists afterwards that of its last change. A
-    group that begins with a post-image is of a feed without pre-images: the row existed in an unknown state.
-    Its net change is a post-image alone, or the delete. With ``updates`` an update is a pre-image and a post-
-    image, rather than a delete and an insert.
+    The order inside a group has to be known. The rules are those of Spark 4.3: if the row existed before the
+    group, the net change has the image of the first change; if it exists afterwards, that of the last change.
+    A group that begins with a post-image comes from a feed without pre-images, so the state of the row before
+    is unknown. Its net change is only a post-image, or the delete. With ``updates``, an update is a pre-image
+    and a post-image instead of a delete and an insert.
     """
     if not len(rows):
         return rows
@@ -226,11 +226,11 @@ def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
     return rows.filter(keep).with_kinds(kinds[keep])
 
 
-def counted(rows: ChangeRows, group: Codes) -> ChangeRows:
+def net_counts(rows: ChangeRows, group: Codes) -> ChangeRows:
     """Return the surplus of inserts over deletes, or of deletes over inserts, of each group.
 
-    This is for rows that are equal if their row ids are: only the number of inserts and deletes matters. The
-    last inserts remain, or the first deletes.
+    This is for rows whose data is equal if their row ids are: only the number of inserts and deletes matters.
+    The last inserts remain, or the first deletes.
     """
     groups = Groups.by(group)
     order = np.lexsort(rows.order)
@@ -246,8 +246,8 @@ def counted(rows: ChangeRows, group: Codes) -> ChangeRows:
     return rows.filter(keep).with_kinds(kinds[keep])
 
 
-def filled(rows: ChangeRows, group: Codes) -> ChangeRows:
-    """Fill in unchanged TOAST values from earlier changes of the group, inside which the order is known."""
+def with_unchanged_values(rows: ChangeRows, group: Codes) -> ChangeRows:
+    """Fill in unchanged TOAST values from earlier changes of the group, whose order has to be known."""
     path = rows.layout.unchanged
     if path is None:
         return rows
@@ -278,7 +278,7 @@ def filled(rows: ChangeRows, group: Codes) -> ChangeRows:
 
 
 class _Lifetimes:
-    """The changes of rows in order, from each insert or from the beginning of the group."""
+    """The ordered changes of each group, divided into lifetimes of the row, each begun by an insert."""
 
     def __init__(self, rows: ChangeRows, group: Codes) -> None:
         self._kinds = rows.kinds
@@ -290,7 +290,7 @@ class _Lifetimes:
         self._last = np.flatnonzero(np.r_[changes[1:], True])
 
     def sources(self, unknown: Mask) -> Numbers:
-        """Return for each row the latest row that has the value; -1 if there is none."""
+        """Return for each row the latest row of its lifetime that has the value; -1 if there is none."""
         order = self._order
         latest = np.maximum.accumulate(np.where(unknown[order], -1, self._places))
         sources = np.full(len(order), -1)
@@ -298,7 +298,7 @@ class _Lifetimes:
         return sources
 
     def incomplete(self, unknown: Mask) -> int | None:
-        """Return a row that was inserted in its group, exists after it, and lacks the value."""
+        """Return a row that was inserted in its group, exists at its end, and lacks the value."""
         order, last = self._order, self._last
         exists = np.isin(self._kinds[order[last]], (IS_INSERT, IS_POSTIMAGE))
         inserted = self._kinds[order[self._begin[last]]] == IS_INSERT
@@ -307,13 +307,13 @@ class _Lifetimes:
 
 
 def _has_column(table: pa.Table, name: str) -> bool:
-    """Whether a column is part of the read."""
+    """Whether the table, or one of its structs, has a column with this name."""
     structs = (field.type for field in table.schema if pat.is_struct(field.type))
     return name in table.column_names or any(kind.get_field_index(name) >= 0 for kind in structs)
 
 
 def _with_values_from(table: pa.Table, name: str, places: Numbers) -> pa.Table:
-    """Take a column's values from other rows; it is a column of the table, or a field of its structs."""
+    """Take the values of a column from other rows; it is a column of the table, or a field of its structs."""
     chosen = pa.array(places)
     place = table.schema.get_field_index(name)
     if place >= 0 and not pat.is_struct(table.schema.field(place).type):

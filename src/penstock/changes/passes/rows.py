@@ -1,4 +1,4 @@
-"""Change rows as the passes see them: the row, commit and content of each change, as numbers."""
+"""Change rows as input of the passes: the row, commit and content of each change as integer codes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Mask: TypeAlias = NDArray[np.bool_]
 Numbers: TypeAlias = NDArray[np.integer]
 Path: TypeAlias = tuple[int, ...]
 EVENT_TIME = "__penstock_event_time"
-"""The helper column with a commit's time while its rows wait in the state store."""
+"""Helper column: the commit time of rows that wait in the state store."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows in groups; some may be empty."""
+    """A partition of rows into groups, some of which may be empty."""
 
     of: Numbers
     """The number of each row's group: 0, 1, 2, …"""
@@ -38,7 +38,7 @@ class Groups:
         return cls(dense.values, dense.size)
 
     def places(self, rows: Mask) -> Numbers:
-        """Return for each group the index of its only row in a mask; otherwise meaningless."""
+        """Return for each group the index of its row in a mask; undefined unless it has exactly one."""
         places = np.zeros(self.count, np.int64)
         chosen = np.flatnonzero(rows)
         places[self.of[chosen]] = chosen
@@ -52,19 +52,19 @@ class Groups:
         """Count the rows in a mask for each group."""
         return np.bincount(self.of[rows], minlength=self.count)
 
-    def holding(self, groups: NDArray[Item]) -> NDArray[Item]:
-        """Return the mask of the rows in the groups of a mask."""
+    def per_row(self, groups: NDArray[Item]) -> NDArray[Item]:
+        """Return the value of its group for each row, from an array of one value per group."""
         return groups[self.of]
 
     def cumcount(self, rows: Numbers) -> Numbers:
-        """Return for each of some rows (indexes, in order) how many before it are in the same group."""
+        """Return for each row of a list of indexes how many rows before it are in the same group."""
         counts: Numbers = cumcount(self.of[rows])
         return counts
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of a contract's columns; a path leads into nested columns."""
+    """The positions of a contract's columns; a path has the positions of nested columns."""
 
     change_type: int
     version: int
@@ -80,25 +80,24 @@ class Layout:
     keyless: bool = False
     """Whether rows with equal ids are equal, and a table may hold duplicates."""
     repeats: bool = False
-    """Whether a change may come again."""
+    """Whether the feed may deliver a change again."""
 
     @property
     def content(self) -> tuple[Path, ...]:
         """The columns that are equal in a carry-over pair: the row version, or else all data.
 
-        If a commit may change a row several times, all its versions have the same row version, which is not
-        enough.
+        If a commit may change a row several times, the row version does not distinguish these changes.
         """
         return self.data if self.row_version is None or self.sequence is not None else (self.row_version,)
 
 
 class ChangeRows:
-    """A table of change rows; each attribute has a number for each row, computed on first use.
+    """A table of change rows, with attributes of one number per row, computed on first use.
 
     Parameters
     ----------
     known
-        Attributes that are known already.
+        Attributes that have already been computed.
     """
 
     def __init__(self, table: pa.Table, layout: Layout, known: Mapping[str, object] | None = None) -> None:
@@ -122,7 +121,7 @@ class ChangeRows:
 
     @cached_property
     def row(self) -> Codes:
-        """The row of the table that the change is of."""
+        """The row of the table that was changed."""
         return factorize(self.columns(self.layout.row_id))
 
     @cached_property
@@ -148,13 +147,13 @@ class ChangeRows:
         return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
 
     def in_groups(self, group: Codes) -> tuple[Numbers, Mask]:
-        """Return the indexes of the rows by group and order, and the mask of those that begin a group."""
+        """Return the row indexes sorted by group and order, and the mask of those that begin a group."""
         order = np.lexsort([*self.order, group.values])
         sorted_groups = group.values[order]
         return order, np.r_[True, sorted_groups[1:] != sorted_groups[:-1]][: len(order)]
 
     def filter(self, keep: Mask) -> ChangeRows:
-        """Return the rows in a mask; computed attributes are kept."""
+        """Return the rows in a mask, with the attributes that have already been computed."""
         if keep.all():
             return self
         known: dict[str, object] = {"kinds": self.kinds[keep]}
@@ -167,10 +166,10 @@ class ChangeRows:
         return ChangeRows(self.table.filter(pa.array(keep)), self.layout, known)
 
     def with_table(self, table: pa.Table, **known: object) -> ChangeRows:
-        """Return the same changes of the same rows with other data."""
+        """Return the same changes with another table of data."""
         names = ("row", "change", "changes", "kinds")
-        kept: dict[str, object] = {name: self.__dict__[name] for name in names if name in self.__dict__}
-        return ChangeRows(table, self.layout, {**kept, **known})
+        computed: dict[str, object] = {name: self.__dict__[name] for name in names if name in self.__dict__}
+        return ChangeRows(table, self.layout, {**computed, **known})
 
     def with_kinds(self, kinds: Numbers) -> ChangeRows:
         """Return the same rows with other change types."""
@@ -180,7 +179,7 @@ class ChangeRows:
 
 
 def column_at(table: pa.Table, path: Path) -> pa.Array:
-    """Return the values at a path as one array; a null on the way is a null value."""
+    """Return the values at a path as one array; a null struct has null fields."""
     column = _combined(table.column(path[0]))
     for place in path[1:]:
         column = column.flatten()[place]

@@ -21,7 +21,7 @@ from penstock.spark.factorize import combine_codes, factorize
 
 
 def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
-    """Refuse rows that no pass could treat correctly."""
+    """Refuse rows that the passes cannot process correctly."""
     layout = rows.layout
     _check_timestamps(rows)
     if (rows.kinds < 0).any():
@@ -30,16 +30,16 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
             "UNEXPECTED_CHANGE_TYPE",
             rows,
             place,
-            f"{CHANGE_TYPE} is {column_at(rows.table, (layout.change_type,))[place].as_py()!r}: a feed has "
-            f"{', '.join(TYPES)}; map or filter other types first",
+            f"{CHANGE_TYPE} is {column_at(rows.table, (layout.change_type,))[place].as_py()!r}, but has to "
+            f"be one of {', '.join(TYPES)}: map or filter other types first",
         )
-    _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "give every change its commit")
+    _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "set the commit version of every change")
     for path in () if layout.nullable_row_id else layout.row_id:
-        _check_nulls(rows, path, "NULL_ROW_ID", "give every row its row id")
+        _check_nulls(rows, path, "NULL_ROW_ID", "set the row id of every row")
     if layout.sequence is not None:
-        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "without it the changes have no order")
+        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "set it in every change, because it orders them")
     if needs_content and layout.row_version is not None:
-        advice = "leave row_version out if the feed does not always have one"
+        advice = "leave row_version out of the contract if the feed does not set it in every row"
         _check_nulls(rows, layout.row_version, "NULL_ROW_VERSION", advice)
 
 
@@ -52,7 +52,7 @@ def _check_timestamps(rows: ChangeRows) -> None:
     if column.null_count:
         place = pc.index(column.is_null(), True).as_py()
         raise _violation(
-            "NULL_COMMIT_TIMESTAMP", rows, place, f"{COMMIT_TIMESTAMP} is NULL: give every commit its time"
+            "NULL_COMMIT_TIMESTAMP", rows, place, f"{COMMIT_TIMESTAMP} is NULL: set the time of every commit"
         )
 
 
@@ -73,14 +73,15 @@ def check_sequence(rows: ChangeRows) -> None:
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
             place,
-            "one commit has several changes of this row with one "
-            f"{name_of(rows.table.schema, rows.layout.sequence)}, in unknown order: name a column that "
-            "orders them as the contract's sequence, or drop repeated ones if the feed delivers some twice",
+            "one commit has several changes of this row with the same "
+            f"{name_of(rows.table.schema, rows.layout.sequence)}, so their order is unknown: set the "
+            "contract's sequence to a column that orders them, or drop repeated changes if the feed "
+            "delivers some twice",
         )
 
 
 def check_repeated(rows: ChangeRows, places: Numbers, originals: Numbers) -> None:
-    """Refuse changes that are at the same position as other ones and differ from them."""
+    """Refuse repeated changes that differ from the original at the same version and sequence."""
     columns = [pa.array(rows.kinds), *rows.columns(rows.layout.data)]
     chosen = pa.array(np.concatenate([places, originals]))
     content = factorize([column.take(chosen) for column in columns]).values
@@ -90,9 +91,9 @@ def check_repeated(rows: ChangeRows, places: Numbers, originals: Numbers) -> Non
             "REPEATED_CHANGE_DIFFERS",
             rows,
             int(places[np.argmin(same)]),
-            "the feed has two different changes of this row with one version and sequence, so neither "
-            "repeats the other: read the changes with deduplication_mode='none' to compare them, and read "
-            "each server or table with a feed of its own",
+            "the feed has two different changes of this row with the same version and sequence, so the "
+            "second is not a repeated delivery: read the changes with deduplication_mode='none' to compare "
+            "them, and read each server or table with a feed of its own",
         )
 
 
@@ -100,10 +101,10 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
     """Refuse several changes of one row in one commit, whose order is unknown."""
     groups = rows.changes
     advice = (
-        "name the column that orders its changes as the contract's sequence"
+        "set the contract's sequence to the column that orders its changes"
         if asks_for_sequence
-        else "set intermediate_changes=True in the contract, and name the column that orders its changes as "
-        "sequence"
+        else "set intermediate_changes=True in the contract, and its sequence to the column that orders the "
+        "changes"
     )
     place = _first_duplicate(rows, groups)
     if place is not None:
@@ -123,12 +124,12 @@ def _first_duplicate(rows: ChangeRows, groups: Groups) -> int | None:
         mask = np.isin(rows.kinds, kinds)
         several = groups.counts(mask) > 1
         if several.any():
-            return int(np.argmax(groups.holding(several) & mask))
+            return int(np.argmax(groups.per_row(several) & mask))
     return None
 
 
 def check_same_data(rows: ChangeRows, places: Numbers) -> None:
-    """Refuse rows of one row version with different data, which would be confused."""
+    """Refuse rows with the same row version and different data, which cannot be paired reliably."""
     if rows.layout.content == rows.layout.data:
         return
     of = rows.content.values[places]
@@ -136,53 +137,53 @@ def check_same_data(rows: ChangeRows, places: Numbers) -> None:
         factorize([column.take(pa.array(places)) for column in rows.columns(rows.layout.data)]).dense().values
     )
     order = np.lexsort([data, of])
-    differ = (of[order][1:] == of[order][:-1]) & (data[order][1:] != data[order][:-1])
-    if differ.any():
+    differs = (of[order][1:] == of[order][:-1]) & (data[order][1:] != data[order][:-1])
+    if differs.any():
         raise _violation(
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
-            int(places[order[int(np.argmax(differ))]]),
-            "one commit has several changes of this row with one row version and different data: name the "
-            "column that orders them as the contract's sequence",
+            int(places[order[int(np.argmax(differs))]]),
+            "one commit has several changes of this row with the same row version and different data: set "
+            "the contract's sequence to the column that orders them",
         )
 
 
 def check_order_known(rows: ChangeRows) -> None:
-    """Refuse an insert and a delete of the same content in one commit: either may have come first."""
+    """Refuse an insert and a delete of the same content in one commit, whose order is unknown."""
     deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
     groups = Groups.by(rows.content)
-    unclear = (groups.counts(deletes) > 0) & (groups.counts(inserts) > 0)
-    if unclear.any():
+    is_unclear = (groups.counts(deletes) > 0) & (groups.counts(inserts) > 0)
+    if is_unclear.any():
         raise _violation(
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
-            int(np.argmax(groups.holding(unclear))),
-            "one commit inserts this row and deletes it with the same content, in unknown order: name the "
-            "column that orders them as the contract's sequence, or set carryover_rows=True if commits "
+            int(np.argmax(groups.per_row(is_unclear))),
+            "one commit inserts this row and deletes it with the same content, in unknown order: set the "
+            "contract's sequence to the column that orders them, or set carryover_rows=True if commits "
             "rewrite unchanged rows",
         )
 
 
 def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolationError:
-    """Return the error for a row without a value that no earlier change has."""
+    """Return the error for a row whose value is missing here and in all earlier changes."""
     return _violation(
         "UNKNOWN_VALUE",
         rows,
         place,
-        f"the row has no value of {column!r}, as PostgreSQL sends a row whose key has changed: alter table … "
-        "replica identity full to log all values from then on, or read single changes with "
-        "deduplication_mode='none'",
+        f"the row has no value of {column!r}, because PostgreSQL does not send unchanged TOAST values, even "
+        "if the key has changed: run ALTER TABLE … REPLICA IDENTITY FULL to log all values of later "
+        "changes, or read single changes with deduplication_mode='none'",
     )
 
 
-def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> ChangelogContractViolationError:
+def _violation(condition: str, rows: ChangeRows, place: int, message: str) -> ChangelogContractViolationError:
     layout = rows.layout
     schema = rows.table.schema
     paths = [*layout.row_id, (layout.version,), (layout.timestamp,)]
     values = {name_of(schema, path): column_at(rows.table, path)[place].as_py() for path in paths}
     shown = ", ".join(f"{name}={value!s}" for name, value in values.items())
     return ChangelogContractViolationError(
-        f"{what} (in the change with {shown})",
+        f"{message} (in the change with {shown})",
         condition=f"CHANGELOG_CONTRACT_VIOLATION.{condition}",
         row={name: str(value) for name, value in values.items()},
     )
