@@ -57,7 +57,7 @@ def test_vacuumed_files_of_an_object_store_are_named_as_lost(storage: dict[str, 
     history = made(storage, feed=False)
     feed = DeltaFeed(history.path, "id", storage).open()
     history.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
-    with pytest.raises(DataLostError, match=r"versions \d+ to \d+ are left"):
+    with pytest.raises(DataLostError, match=r"versions \d+ to \d+ can be read"):
         feed.tasks(-1, 10, 10)
     assert feed.oldest() == 4
 

@@ -249,7 +249,7 @@ def test_changes_read_in_pieces_in_one_process_are_the_same(
 
     whole = sorted([*range(6), *range(10, 16)])
     assert found("dropCarryovers") == found("netChanges") == [whole]
-    monkeypatch.setattr(reading, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(reading, "_ROWS_PER_TABLE", 5)
     assert found("dropCarryovers") == [[0, 1, 10, 11], [2, 3, 12, 13], [4, 5, 14, 15]]
     assert found("netChanges") == [whole]
 

@@ -157,9 +157,9 @@ def test_the_number_in_a_name_is_its_version(names: Sequence[str], versions: Seq
     [
         (["latest"], "no number"),
         (["1", "01.parquet"], "both version 1"),
-        (["a1", "b2"], "not alike"),
-        (["2026-1-31", "2026-01-05"], "not alike"),
-        (["1-final", "2"], "not alike"),
+        (["a1", "b2"], "not equal apart from their digits"),
+        (["2026-1-31", "2026-01-05"], "not equal apart from their digits"),
+        (["1-final", "2"], "not equal apart from their digits"),
         (["1" * 19], "digits"),
     ],
 )

@@ -292,9 +292,9 @@ def test_many_keys_that_change_without_their_values_take_linear_time() -> None:
         keys = np.where(numbers % 2 == 0, 10**9 + numbers, -numbers)
         needs = np.where(numbers % 2 == 0, -1, numbers - 1)
         rows = KeyedRows([pa.array(keys).cast(pa.string())], np.zeros(2 * count, np.int64), needs, needs >= 0)
-        sieve = Backfill(None, ("id",), KeyOrder(table, ()), ("0",), again=False)  # type: ignore[arg-type]
+        sieve = Backfill(None, ("id",), KeyOrder(table, ()), ("0",), reread=False)  # type: ignore[arg-type]
         begun = time.perf_counter()
-        held = sieve.holds(rows)
+        held = sieve.rows_to_hold(rows)
         assert held.all()
         assert len(sieve.gaps) == count
         return time.perf_counter() - begun

@@ -301,7 +301,7 @@ def test_replaced_values_are_logged(copied: Source, store_url: str, caplog: pyte
     feed = copied.feed(snapshot="initial", invalid_values="null")
     with running(penstock.Pump(feed, store_url)) as failures:
         wait_until(lambda: failures or _rows(store_url, f"{copied.name}.orders") == 501, 30, "the row")
-    assert "has 1 values that its type cannot hold" in caplog.text
+    assert "has 1 values that its type cannot represent" in caplog.text
 
 
 def test_pauses_end_however_often_something_failed() -> None:
@@ -344,7 +344,7 @@ def test_a_second_signal_ends_a_pump_that_waits(shop: Source, store_url: str, tm
     with open_transaction(shop, statement):
         child = start([sys.executable, "-m", *words], os.environ, tmp_path / "log")
         try:
-            wait_until(lambda: "is created once all transactions" in child.output, 60, "the wait")
+            wait_until(lambda: "is created when all transactions" in child.output, 60, "the wait")
             os.kill(child.pid, signal.SIGTERM)
             os.kill(child.pid, signal.SIGINT)
             assert child.wait(30) == 130

@@ -177,8 +177,8 @@ def _add_newest(times: dict[Version, int], commits: pa.Table) -> bool:
 class Commits:
     """The commits of a batch query, or of the micro-batch in flight.
 
-    ``several_times`` allows the changes of one version to have different times. This is needed if versions
-    are log positions: a connector gives all rows of a snapshot the position that it read last.
+    ``allow_several_times`` allows the changes of one version to have different times. This is needed if
+    versions are log positions: a connector gives all rows of a snapshot the position that it read last.
     """
 
     def __init__(self, *, allow_several_times: bool = False) -> None:

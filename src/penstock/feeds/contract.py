@@ -1,4 +1,4 @@
-"""The contract of a change feed, and the form of refused rows."""
+"""The contract of a change feed, and the schema of dead letters."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DEAD_LETTERS = pa.schema(
         pa.field(VALUE, pa.string()),
     ]
 )
-"""The schema of a dead letter queue: the reason, where the event came from, and the event itself."""
+"""The schema of a dead letter queue: the reason, the position of the event in its topic, and the event."""
 
 
 @dataclass(frozen=True)
 class ChangeContract:
-    """What a change feed promises about its rows, in the terms of Spark 4.2's ``Changelog``.
+    """Properties that a change feed guarantees for its rows, in the terms of Spark 4.2's ``Changelog``.
 
     Parameters
     ----------
@@ -45,35 +45,36 @@ class ChangeContract:
         two rows of a carry-over pair, different before and after an update, never NULL. Without one, all data
         columns are compared.
     carryover_rows
-        Whether unchanged rows may come as a delete and an insert, as in copy-on-write tables.
+        Whether the feed may have unchanged rows as a delete and an insert (carry-over rows), as copy-on-write
+        tables do.
     intermediate_changes
-        Whether a row may have several changes, of which net changes keep the first and the last.
+        Whether a row may have several changes, which net changes combine into one.
     updates_as_delete_and_insert
-        Whether an update comes as a delete and an insert, rather than as a pre-image and a post-image.
+        Whether an update is a delete and an insert, rather than a pre-image and a post-image.
     whole_commits
-        Whether all rows of a commit are in one micro-batch; a stream does not accept None, for unknown.
+        Whether all rows of a commit are in one micro-batch. None means unknown, which a stream refuses.
     sequence
         The column that orders the changes of one row inside a commit, for feeds in which a commit may change
         a row more than once.
     nullable_row_id
-        Whether NULL is a value like any other in the row id, for tables without a key, whose rows are
-        identified by all columns. Such a table may hold equal rows, so there are no updates, and net changes
-        are counted.
+        Whether the row id may contain NULL, for tables without a key, whose rows are identified by all
+        columns. Such a table may have duplicate rows, so there are no updates, and net changes count rows.
     unchanged
-        The column with the names of the columns, of the row or of its structs, that have unchanged TOAST
-        values: values that a change did not touch and does not contain. Net changes take them from earlier
-        changes of the row.
+        The column that lists the columns of the row, or of its structs, with unchanged TOAST values: values
+        that the change did not modify and does not contain. Net changes take them from earlier changes of the
+        row.
     repeated_changes
-        Whether the feed may deliver a change again, equal in all columns but its time: the passes count it
-        once. Version and ``sequence`` have to identify each change of a row; changes with one version may
-        have several times.
+        Whether the feed may deliver a change again, equal except for its commit time; the passes process it
+        once. Version and ``sequence`` have to identify each change of a row. Changes of one version may have
+        different commit times.
 
     Raises
     ------
     InvalidChangelogSchemaError
-        When the row id is missing, or names a column twice, or ``repeated_changes`` lacks a ``sequence``.
+        When the row id is missing or names a column twice, or ``repeated_changes`` is set without a
+        ``sequence``.
     InvalidInputError
-        When an argument has another type.
+        When an argument has the wrong type.
     """
 
     row_id: Sequence[str] | str
@@ -109,15 +110,15 @@ class ChangeContract:
             )
         if self.repeated_changes and self.sequence is None:
             raise InvalidChangelogSchemaError(
-                "repeated_changes needs a column that orders the changes of one row inside a commit, by "
-                "which a repeated change differs from another one: name it as the contract's sequence",
+                "repeated_changes needs a column that orders the changes of one row inside a commit, to "
+                "identify a repeated change: set the contract's sequence to this column",
                 condition="INVALID_CHANGELOG_SCHEMA.REPEATED_WITHOUT_SEQUENCE",
             )
         convert_fields(self, row_id=columns)
 
 
 def invalid_schema(condition: str, column: str | None, message: str) -> InvalidChangelogSchemaError:
-    """Return the error for a column that does not fit a feed or its contract."""
+    """Return the error for a column that does not match a feed or its contract."""
     return InvalidChangelogSchemaError(
         message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column
     )

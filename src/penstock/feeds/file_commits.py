@@ -1,7 +1,7 @@
-"""Commits that consist of data files: their tasks, the columns that a query was planned with, and reading.
+"""Commits that consist of data files: dividing them into tasks, checking planned columns, and reading rows.
 
-A query keeps the columns that its table had when it was planned. The plan is metadata of the read's schema;
-Spark does not carry that, so the data source has it as an option.
+A query reads the columns that its table had when the query was planned. The plan is metadata of the read's
+schema. Spark does not preserve schema metadata, so the data source also has the plan as an option.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece
 from penstock.parallel import in_parallel
 
 _BYTES_PER_ROW = 32
-"""Assumed if no file of the range has a row count."""
+"""Assumed size of a row if no file of the range has a row count."""
 _PARTS_PER_TASK = 1_000
-_COUNTED_AT_ONCE = 16
+_COUNTED_IN_PARALLEL = 16
 Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a version of a table."""
+    """A column of a table in one version."""
 
     name: str
     type: str
@@ -48,24 +48,24 @@ class Column:
 
 @lru_cache(maxsize=64)
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return the data columns of a read, or of a table."""
+    """Return the data columns of a schema."""
     return tuple(Column(field.name, str(field.type)) for field in schema if field.name not in METADATA_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A table as a query was planned with it."""
+    """The table when a query was planned: its version and number of columns."""
 
     version: int
-    """The newest version at that time."""
+    """The newest version then."""
     columns: int
-    """How many columns the table had; a read of fewer columns ignores added ones."""
+    """The number of columns then; a read of fewer columns ignores added columns."""
     only_changes: bool = False
-    """Whether no pass removes unchanged rows."""
+    """Whether every row is a change, so that no pass drops carry-over rows."""
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Planned:
-        """Return the plan in a read's schema; without one, a plan that every version fits."""
+        """Return the plan in a read's schema; without one, a plan that accepts every version."""
         plan = (schema.metadata or {}).get(PLAN)
         return cls(sys.maxsize, 0) if plan is None else cls(**parse_json(plan))
 
@@ -73,12 +73,12 @@ class Planned:
         return json.dumps(asdict(self))
 
     def check(self, name: str, version: int, read: Iterable[Column], now: Sequence[Column]) -> None:
-        """Refuse a version with other columns that was committed after the query was planned.
+        """Refuse a version after the planned one if its columns differ from those of the query.
 
         Parameters
         ----------
         name
-            The table.
+            The table, for messages.
         read
             The columns to read.
         now
@@ -115,7 +115,7 @@ class DataFile:
     """A Parquet file with rows of a table."""
 
     path: str
-    """The path in the table's folder; a whole URL for a file outside it."""
+    """The path in the table's folder; the full URL of a file outside it."""
     size: int
     rows: int | None = None
     values: tuple[tuple[str, str | None], ...] = ()
@@ -129,53 +129,53 @@ class DataFile:
 
 @dataclass(frozen=True)
 class FileCommit:
-    """The files that hold the change rows of a commit."""
+    """A commit and the files that have its change rows."""
 
     version: int
     timestamp: int
     files: tuple[tuple[str | None, DataFile], ...]
-    """Each with the change type of its rows; None if each row has its own."""
+    """Files, each with the change type of its rows; None if the file has a column for it."""
     rewritten: bool = False
-    """Whether unchanged rows may be among them, as a delete and an insert."""
+    """Whether there may be carry-over rows."""
     columns: tuple[Column, ...] = ()
-    """The columns of the table in that version; empty if unknown."""
+    """The columns of the table in this version; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A piece of one file of one commit."""
+    """A part of one file of one commit."""
 
     commit: FileCommit
     """Without its files."""
     file: DataFile
     change_type: str | None
-    """None if each row has its own."""
+    """None if the file has a column with the change type of each row."""
     piece: Piece
 
 
 Task: TypeAlias = tuple[Slice, ...]
-"""The pieces that one Spark task reads."""
+"""The parts of files that one Spark task reads."""
 
 
 def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
-    """Divide commits into tasks of about that many rows: small files together, large ones by row groups."""
+    """Divide commits into tasks of about ``rows_per_task`` rows: combine small files, split large ones."""
     commits = list(commits)
     estimate = Estimate(file for commit in commits for _, file in commit.files)
 
     def slices() -> Iterator[tuple[Slice, int]]:
         for commit in commits:
-            alone = replace(commit, files=())
+            without_files = replace(commit, files=())
             for kind, file in commit.files:
                 rows = estimate.rows(file)
                 cuts = pieces(rows, rows_per_task)
                 for piece in cuts:
-                    yield Slice(alone, file, kind, piece), rows // len(cuts)
+                    yield Slice(without_files, file, kind, piece), rows // len(cuts)
 
     return list(grouped(slices(), rows_per_task))
 
 
 def grouped(parts: Iterable[tuple[Part, int]], rows_per_task: int) -> Iterator[tuple[Part, ...]]:
-    """Group parts of files, each with its number of rows, into tasks of about that many rows."""
+    """Group parts of files, each with its number of rows, into tasks of about ``rows_per_task`` rows."""
     group: list[Part] = []
     total = 0
     for part, rows in parts:
@@ -189,7 +189,7 @@ def grouped(parts: Iterable[tuple[Part, int]], rows_per_task: int) -> Iterator[t
 
 
 class Estimate:
-    """Estimates the rows of files without a row count from those that have one."""
+    """Estimator of the rows of files without a row count, from the size of rows in files that have one."""
 
     def __init__(self, files: Iterable[DataFile] = ()) -> None:
         size = rows = 0
@@ -211,14 +211,14 @@ class FileFeed(OpenFeed):
 
     @abstractmethod
     def _open_file(self, file: DataFile, version: int) -> AbstractContextManager[pa.NativeFile]:
-        """Open a file of a commit; errors of reading it are translated."""
+        """Open a file of a commit, and translate errors of reading it."""
 
     @abstractmethod
     def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
-        """Return the error for a file whose columns do not fit the schema of the read."""
+        """Return the error for a file whose columns do not match the schema of the read."""
 
     def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:
-        """Return the columns that a file lacks since they have one value in it; by default none."""
+        """Return the values of columns that a file does not store (partition columns); none by default."""
         return {}
 
     def _check(self, part: Slice, planned: Planned, columns: tuple[Column, ...]) -> None:
@@ -226,7 +226,7 @@ class FileFeed(OpenFeed):
         planned.check(self.table, part.commit.version, columns, part.commit.columns)
 
     def _count_rows(self, version: int, files: Sequence[DataFile], enough: int | None) -> int:
-        """Count the rows of files, until there are enough; estimate them when None."""
+        """Count the rows of files until ``enough`` are found; estimate the count if it is None."""
         if enough is None:
             return sum(map(Estimate().rows, files))
 
@@ -237,8 +237,8 @@ class FileFeed(OpenFeed):
         count = sum(file.rows or 0 for file in files)
         unknown = [file for file in files if file.rows is None]
         while unknown and count <= enough:
-            count += sum(in_parallel(count_in, unknown[:_COUNTED_AT_ONCE]))
-            del unknown[:_COUNTED_AT_ONCE]
+            count += sum(in_parallel(count_in, unknown[:_COUNTED_IN_PARALLEL]))
+            del unknown[:_COUNTED_IN_PARALLEL]
         return count
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

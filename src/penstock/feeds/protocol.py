@@ -1,8 +1,8 @@
 """The interface between connectors of change feeds and the Spark data source.
 
-A connector is two classes. A :class:`Feed` is a frozen description of what to read, which opens nothing;
-it can be rebuilt in every process from its URL. An :class:`OpenFeed` holds what one process has open for
-it.
+A connector consists of two classes. A :class:`Feed` is a frozen description of what to read. It opens no
+connection, and every process can recreate it from its URL. An :class:`OpenFeed` holds the connections of one
+process.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ METADATA_FIELDS = (
 )
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
 Task: TypeAlias = Any
-"""A part of a range, of a class of the feed's own that can be pickled."""
+"""A part of a range; each feed has its own class, which can be pickled."""
 PLAN = b"penstock.plan"
-"""The metadata key of a read's schema that holds the plan of a description."""
+"""The key of the plan in the metadata of a read's schema."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Commit:
     timestamp: int
     """Microseconds since 1970, UTC."""
     rows: int
-    """Its change rows; an estimate if counting them means reading them."""
+    """The number of change rows; an estimate if counting them requires reading them."""
 
 
 @dataclass(frozen=True)
@@ -55,49 +55,50 @@ class Description:
     """The schema and contract of a feed at one moment."""
 
     identity: str
-    """Identifies the feed, without a secret: a checkpoint of another feed is refused."""
+    """The identity of the feed, without secrets; a checkpoint of another feed is refused."""
     schema: pa.Schema
     """Data columns, then METADATA_FIELDS."""
     contract: ChangeContract | None
-    """None if nothing identifies rows; no pass can be done then."""
+    """None if no columns identify rows, so that no pass is possible."""
     plan: str | None = None
-    """What a feed whose columns change needs to read as described."""
+    """The plan of the read, for feeds whose columns may change while a query runs."""
 
     @property
     def planned_schema(self) -> pa.Schema:
-        """The schema of a read of all columns that is planned with this description."""
+        """The schema of a read of all columns, with the plan in its metadata."""
         return with_plan(self.schema, self.plan)
 
 
 @dataclass(frozen=True)
 class PlannedRead:
-    """A read that was planned with a description."""
+    """A read that was planned with an earlier :class:`Description`."""
 
     plan: str | None
-    """The plan of the description; None for the feed as it is now."""
+    """The plan of the description; None to read the feed as it is now."""
     columns: Sequence[str]
     """The names of the columns to read."""
     some_columns: bool
-    """Whether the reader named the columns, so that other columns may come and go."""
+    """Whether the reader selected columns, so that other columns may be added or dropped."""
 
 
 def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
-    """Return a read's schema with the plan of a description, if it has one."""
+    """Return a read's schema with the plan in its metadata, if there is a plan."""
     return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
 
 
 class OpenFeed(ABC):
-    """A feed of changes that is open in one process.
+    """A change feed that is open in one process.
 
-    Versions are whole numbers that ascend with the commits, not always by one. A range ``(after, upto]``
-    means the commits with a version above ``after`` and not above ``upto``; neither end has to be a commit's
-    version. A range always holds the same rows, so that a repeated micro-batch does too.
+    Versions are integers that increase with each commit, not always by one. A range ``(after, upto]``
+    contains the commits with a version greater than ``after`` and at most ``upto``. The ends need not be
+    versions of commits. A range always contains the same rows, so that a replay of a micro-batch reads the
+    same rows.
     """
 
     name: str
     """The feed for messages, without a password."""
     beginning: ClassVar[int | None] = None
-    """The version before the table's first one, if a new query without a start has to read all of it."""
+    """The version before the first one, if a new query without a start has to read the whole table."""
 
     def close(self) -> None:
         """Close connections; by default there are none."""
@@ -105,24 +106,26 @@ class OpenFeed(ABC):
 
     @abstractmethod
     def describe(self, after: int | None = None) -> Description:
-        """Describe the feed; called in the driver, once for each query.
+        """Describe the feed; called on the driver, once for each query.
 
-        ``after`` is where the read begins, the oldest version when None: only a feed whose columns may change
-        while a query runs depends on it. It raises ``FeedUnavailableError`` when the system refuses.
+        The read begins after the version ``after``, or at the oldest one if it is None. This matters only for
+        feeds whose columns may change while a query runs. Raise ``FeedUnavailableError`` if the system
+        refuses.
         """
 
     def prepare(self) -> int:
-        """Return the version after which a new streaming query without a start reads; called in the driver.
+        """Return the version after which a new streaming query without a start reads; called on the driver.
 
-        If the system has to keep something for such a query, this creates it. It may be called again until
-        the query has logged something. It raises ``FeedUnavailableError`` if the query would miss rows.
+        If the source system needs a resource for such a query, such as a replication slot, create it. This
+        may be called again until the query has logged an offset. Raise ``FeedUnavailableError`` if the query
+        would miss rows.
         """
         oldest = self.oldest()
         if self.beginning is not None and oldest > self.beginning:
             raise FeedUnavailableError(
-                f"{self.name}: its changes can be read from version {oldest + 1} on; earlier ones were "
-                "cleaned up, or have another form, and a new query would miss them. Set "
-                f"starting_version={oldest + 1} to read what is left, and load the earlier rows separately",
+                f"{self.name}: its changes can be read from version {oldest + 1} on; earlier changes were "
+                "cleaned up, or cannot be read, and a new query would miss them. Set "
+                f"starting_version={oldest + 1} to read from there, and load the earlier rows separately",
                 condition="FEED_UNAVAILABLE.BEGINS_LATE",
                 first=oldest + 1,
             )
@@ -130,89 +133,92 @@ class OpenFeed(ABC):
 
     @abstractmethod
     def oldest(self) -> int:
-        """Return the version after which everything can still be read; creates nothing."""
+        """Return the version after which all commits can still be read, without side effects."""
 
     @abstractmethod
     def newest(self, after: int) -> int:
-        """Return the version up to which there are changes now; ``after`` if there are none above it.
+        """Return the version up to which there are changes now; ``after`` if there are none after it.
 
-        Called before each micro-batch: it has to be cheap.
+        This is called before each micro-batch, so it has to be cheap.
         """
 
     @abstractmethod
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """Yield the commits of a range in order, read lazily; the caller stops after that many ``rows``.
+        """Yield the commits of a range in order, lazily; the caller stops after ``rows`` rows.
 
-        It raises ``DataLostError`` when a part of the range is gone, naming the versions that are left.
+        Raise ``DataLostError`` with the versions that can still be read if a part of the range is gone.
         """
 
     @abstractmethod
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
-        """Divide a range into picklable tasks of about that many rows that can run in parallel.
+        """Divide a range into picklable tasks of about ``rows_per_task`` rows, which may run in parallel.
 
-        It raises ``DataLostError`` as :meth:`commits` does.
+        Raise ``DataLostError`` as :meth:`commits` does.
         """
 
     @abstractmethod
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the change rows of a task, on an executor, in batches of exactly that schema.
+        """Read the change rows of a task on an executor, in batches with this schema.
 
         The schema has some or all of the described columns, in any order.
         """
 
     def logged(self, upto: int) -> None:
-        """Note that Spark has logged everything up to a version for good, so that the system may release it.
+        """Acknowledge that Spark has logged all commits up to a version, so that the system may release them.
 
-        Called now and then in the driver; it may be called again, and after a crash for an older version. By
-        default nothing has to be released.
+        This is called from time to time on the driver, possibly again for the same version, and after a crash
+        for an older one. By default it does nothing.
         """
         return
 
     def commit_name(self, version: int) -> str | None:
-        """Return what distinguishes a commit from another one of the same version, as of a restored table.
+        """Return a name that distinguishes a commit from another commit with the same version.
 
-        None if there is no such commit, if it cannot be read any more, or if versions are never reused.
+        Versions may be reused, for example after a table was restored. Return None if there is no such
+        commit, if it can no longer be read, or if versions are never reused.
         """
         return None
 
     def stream_start(self) -> Json | None:
-        """Return what a new query stores in its checkpoint besides its version, as JSON; None for nothing."""
+        """Return the state that a new query stores in its checkpoint with its version, as JSON, or None."""
         return None
 
     def stream_end(self, after: int, state: Json | None) -> int:
-        """Return the version up to which a stream's plan fits; ``state`` was kept with ``after``.
+        """Return the version up to which a stream can read with its plan; ``state`` was stored with
+        ``after``.
 
-        It raises ``FeedUnavailableError`` when the next commit does not fit the plan.
+        Raise ``FeedUnavailableError`` if the next commit does not match the plan.
         """
         return self.newest(after)
 
     def stream_state(self, upto: int, state: Json | None) -> Json | None:
-        """Return what to keep in the checkpoint with a version up to the end that was found last.
+        """Return the state to store in the checkpoint with a version, which is at most the last stream end.
 
-        ``state`` was kept with the version before.
+        ``state`` was stored with the previous version.
         """
         return None
 
     def finalized_until(self, upto: int) -> int | None:
-        """Return a time before which every commit is at most a version, in microseconds since 1970.
+        """Return the time before which all commits have a version of at most ``upto``.
 
-        None if that is not known. Called after ``newest`` or ``stream_end``, with a version up to their
-        result. By default the time of the last commit, which is right where commit times never fall.
+        The time is in microseconds since 1970, or None if it is unknown. This is called after ``newest`` or
+        ``stream_end``, with a version up to their result. By default it is the time of the last commit, which
+        is correct if commit times never decrease.
         """
         return max((commit.timestamp for commit in self.commits(upto - 1, upto, 1)), default=None)
 
     def warnings(self) -> Sequence[str]:
-        """Return what is wrong with the system now, for people; called with each micro-batch."""
+        """Return current problems of the source system for users; called with each micro-batch."""
         return ()
 
 
 @runtime_checkable
 class Feed(Protocol):
-    """A feed of changes: what to read and where, as a frozen, picklable description that opens nothing."""
+    """A change feed: a frozen, picklable description of what to read, without open connections."""
 
     @property
     def url(self) -> str:
-        """The feed's URL form, from which ``feeds.parse`` makes an equal feed; it may hold a password."""
+        """The feed as a URL, from which ``feeds.parse`` creates an equal feed; it may contain a password."""
 
     @property
     def name(self) -> str:
@@ -221,17 +227,17 @@ class Feed(Protocol):
     def open(self, planned: PlannedRead | None = None) -> OpenFeed:
         """Open the feed in this process.
 
-        ``planned`` is the read that was planned, for feeds whose columns may change while a query runs. Rows
-        that do not fit it end the query before they are read.
+        ``planned`` is the planned read, for feeds whose columns may change while a query runs. The query ends
+        before rows that do not match the plan.
         """
 
 
 def history_changed(name: str, version: int, newest: int | None = None) -> DataLostError:
-    """Return the error for a version that has been read, and is another commit now, or none."""
-    now = "" if newest is None else f", and is at version {newest} now"
+    """Return the error for a version that was read, and is now another commit or gone."""
+    current = "" if newest is None else f", and is at version {newest} now"
     return DataLostError(
-        f"version {version} of {name} is no longer the commit that was read: it was restored from a backup, "
-        f"rolled back, replaced or recreated{now}. Start over with a new checkpoint and an "
+        f"version {version} of {name} is no longer the commit that was read: the source was restored from a "
+        f"backup, rolled back, replaced or recreated{current}. Start over with a new checkpoint and an "
         "empty sink",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
@@ -242,7 +248,7 @@ def history_changed(name: str, version: int, newest: int | None = None) -> DataL
 def change_rows(
     data: pa.RecordBatch, schema: pa.Schema, *, change_type: str | pa.Array, version: int, timestamp: int
 ) -> pa.RecordBatch:
-    """Return rows of one commit in a read's schema: data columns by name, null where the data lacks one."""
+    """Return rows of one commit in the schema of a read; columns that the data does not have are null."""
     rows = data.num_rows
     arrays = []
     for field in schema:
@@ -260,26 +266,26 @@ def change_rows(
 
 
 def has_no_key(row_id: Iterable[str], data: pa.Schema) -> bool:
-    """Whether a row id names all columns, as for a table without a key: they may be NULL, and rows equal."""
-    named = Counter(name.strip("`").lower() for name in row_id)
-    return Counter(map(str.lower, data.names)) <= named
+    """Whether a row id has all columns, so that the table has no key: NULLs and duplicates are allowed."""
+    row_id_names = Counter(name.strip("`").lower() for name in row_id)
+    return Counter(map(str.lower, data.names)) <= row_id_names
 
 
 def check_reserved(names: Iterable[str], what: str, more: Iterable[str] = ()) -> None:
-    """Refuse columns with the names of metadata columns, in any case, or of ``more`` that the feed adds."""
+    """Refuse columns with the name of a metadata column (ignoring case) or of a column in ``more``."""
     reserved = METADATA_NAMES.union(more)
-    taken = next((name for name in names if name.lower() in reserved), None)
-    if taken is not None:
+    reserved_name = next((name for name in names if name.lower() in reserved), None)
+    if reserved_name is not None:
         raise invalid_schema(
             "RESERVED_COLUMN",
-            taken,
-            f"{what} has a column {in_quotes(taken)}, which a change feed adds itself: rename it, or leave "
-            "it out",
+            reserved_name,
+            f"{what} has a column {in_quotes(reserved_name)}, a name that is reserved for metadata: rename "
+            "the column, or leave it out",
         )
 
 
 def check_columns_exist(data: pa.Schema, what: str, wanted: Iterable[str | None]) -> None:
-    """Refuse names of columns, or of fields in a struct (``a.b``), that the data does not have."""
+    """Refuse names of columns, or of struct fields (``a.b``), that the data does not have."""
     for name in filter(None, wanted):
         if name not in data.names and name.split(".")[0].strip("`") not in data.names:
             raise invalid_schema(

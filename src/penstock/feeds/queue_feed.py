@@ -1,4 +1,4 @@
-"""``QueueFeed``: a change feed that is kept in a queue."""
+"""``QueueFeed``: a change feed that is stored in a queue."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ T = TypeVar("T")
 
 
 class OpenQueueFeed(OpenFeed):
-    """A queue that is read as a feed in one process."""
+    """A queue that is open as a change feed in one process."""
 
     def __init__(self, name: str, queue: str, store: str) -> None:
         self.name, self._queue, self._store = name, queue, store
         self._last: FeedCommit | None = None
-        self._no_later_before: int | None = None
-        """The newest commit at the last look, and the time before which its pump knew of no later one."""
+        self._finalized_before: int | None = None
+        """The time before which there were no commits after ``_last`` when it was read; None if unknown."""
 
     def describe(self, after: int | None = None) -> Description:
         store = open_store(self._store, verify=True)
@@ -76,24 +76,24 @@ class OpenQueueFeed(OpenFeed):
         return self._run(feed_commits.oldest)
 
     def newest(self, after: int) -> int:
-        self._last, self._no_later_before = self._run(_newest)
+        self._last, self._finalized_before = self._run(_newest)
         return after if self._last is None else max(after, self._last.version)
 
     def finalized_until(self, upto: int) -> int | None:
-        """Return the time of the last commit, or that before which its pump knows of no later one."""
-        if self._last is not None and self._last.version > upto and self._no_later_before is not None:
+        """Return the time of the last commit, or the later time before which the pump has all commits."""
+        if self._last is not None and self._last.version > upto and self._finalized_before is not None:
             last = self._run(lambda tx, queue: feed_commits.newest(tx, queue, upto))
             return None if last is None else last.timestamp
-        return self._no_later_before
+        return self._finalized_before
 
     def commit_name(self, version: int) -> str | None:
-        """Return the version and the time of the commit; of the one before it in a queue that lacks it."""
+        """Return the version and time of the commit, or of the last one before it if it does not exist."""
         commit = self._run(lambda tx, queue: feed_commits.newest(tx, queue, version))
         return None if commit is None else f"{commit.version}@{commit.timestamp}"
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         def page(tx: Transaction, queue: QueueRecord) -> list[FeedCommit]:
-            self._require_kept(tx, queue, after)
+            self._require_retained(tx, queue, after)
             return feed_commits.page(tx, queue, after, upto)
 
         while commits := self._run(page):
@@ -106,7 +106,7 @@ class OpenQueueFeed(OpenFeed):
         from penstock.spark.ranges import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
-            self._require_kept(tx, queue, after)
+            self._require_retained(tx, queue, after)
             return (
                 feed_commits.starts(tx, queue, after),
                 feed_commits.starts(tx, queue, upto),
@@ -126,14 +126,14 @@ class OpenQueueFeed(OpenFeed):
         record = store.queue(self._queue).record
         return store.database.run(lambda tx: work(tx, record), write=False)
 
-    def _require_kept(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
+    def _require_retained(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
         """Refuse a range whose first rows have been trimmed."""
         oldest = feed_commits.oldest(tx, queue)
         if after >= oldest:
             return
-        kept = [part.first_index for part in catalog.partitions(tx, queue)]
+        first_indexes = [part.first_index for part in catalog.partitions(tx, queue)]
         starts = feed_commits.starts(tx, queue, after)
-        if any(start < first for start, first in zip(starts, kept, strict=True)):
+        if any(start < first for start, first in zip(starts, first_indexes, strict=True)):
             raise DataLostError(
                 f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
                 f"version {oldest + 1}, with a new checkpoint",
@@ -145,8 +145,8 @@ class OpenQueueFeed(OpenFeed):
 
 
 def _newest(tx: Transaction, queue: QueueRecord) -> tuple[FeedCommit | None, int | None]:
-    """Return the newest commit, and the time before which there is no later one, if that is known."""
-    # Read first, since what a pump appends after this has no earlier time.
+    """Return the newest commit, and the time before which there are no later commits; None if unknown."""
+    # Read the pump first: commits that it appends afterwards do not have an earlier time.
     pump = pumps.pump_of(tx, queue.name)
     last = feed_commits.newest(tx, queue)
     times = [] if last is None else [last.timestamp]
@@ -157,26 +157,26 @@ def _newest(tx: Transaction, queue: QueueRecord) -> tuple[FeedCommit | None, int
     return last, max(times, default=None)
 
 
-class _WriterLookup:
-    """Looks up the queue that a process writes to once, since a lookup costs as much as a commit."""
+class _WriterCache:
+    """Cache of the queue that a process writes to, because a lookup costs as much as a commit."""
 
     def __init__(self) -> None:
-        self._known: tuple[int, Queue, ChangeContract] | None = None
+        self._cached: tuple[int, Queue, ChangeContract] | None = None
 
     def queue(self, store: str, name: str) -> tuple[Queue, ChangeContract]:
         # A forked process needs its own connection.
-        if self._known is None or self._known[0] != os.getpid():
+        if self._cached is None or self._cached[0] != os.getpid():
             queue = open_store(store).queue(name)
-            self._known = os.getpid(), queue, _contract_of(queue.record)
-        return self._known[1:]
+            self._cached = os.getpid(), queue, _contract_of(queue.record)
+        return self._cached[1:]
 
-    def __reduce__(self) -> tuple[type[_WriterLookup], tuple[()]]:
-        return _WriterLookup, ()
+    def __reduce__(self) -> tuple[type[_WriterCache], tuple[()]]:
+        return _WriterCache, ()
 
 
 @dataclass(frozen=True)
 class QueueFeed:
-    """Change rows in a queue, written in whole commits.
+    """A change feed in a queue, to which programs append whole commits.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class QueueFeed:
 
     queue: str
     store: str = field(repr=False)
-    _writer: _WriterLookup = field(default_factory=_WriterLookup, init=False, repr=False, compare=False)
+    _writer: _WriterCache = field(default_factory=_WriterCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -212,14 +212,14 @@ class QueueFeed:
         schema
             The data columns: a ``pyarrow.Schema`` or a PySpark ``StructType``.
         contract
-            The contract of the rows. Rows with the same row id share a partition if the row id has only plain
-            columns.
+            The contract of the rows. Rows with the same row id go to the same partition, if the row id has
+            only top-level columns that are not nested.
         store
             The URL of an existing store.
         partitions
             1 to 10,000.
         retention
-            How many rows to keep; everything by default.
+            How many rows to keep; all rows by default.
 
         Raises
         ------
@@ -230,7 +230,7 @@ class QueueFeed:
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data.names, what)
-        _check_fit(contract, data, what)
+        _check_contract(contract, data, what)
         open_store(store).create_queue(
             queue,
             pa.schema([*data, *METADATA_FIELDS]),
@@ -242,29 +242,29 @@ class QueueFeed:
         return feed
 
     def append_commit(self, version: int, timestamp: datetime, rows: Rows) -> AppendResult:
-        """Append one commit, all of it or nothing.
+        """Append a commit atomically.
 
         Parameters
         ----------
         version
-            A whole number from 0, above that of the newest commit.
+            An integer of at least 0, greater than the version of the newest commit.
         timestamp
-            When it happened, with a time zone; not before the newest commit.
+            The commit time, with a time zone; not earlier than that of the newest commit.
         rows
             Its change rows (a table, a batch, or dicts): the data columns and ``_change_type``.
 
         Raises
         ------
         CommitOutOfOrderError
-            When a version or a timestamp goes backwards; a writer that was killed finds its last commit with
-            ``newest``.
+            When the version or the timestamp is out of order. A writer that was killed finds its last commit
+            with ``newest``.
         SchemaMismatchError
-            When a row does not fit.
+            When a row does not match the schema.
         ChangelogContractViolationError
-            When a row has an unknown change type, or its row id is NULL: no reader could read past it.
-            Nothing is appended in any case.
+            When a row has an unknown change type, or a NULL in its row id, which would stop all readers.
+            After an error nothing is appended.
         """
-        moment = _check_commit(version, timestamp)
+        micros = _check_commit(version, timestamp)
         queue, contract = self._writer.queue(self.store, self.queue)
         table = queue.conformed(rows, _written_schema).combine_chunks()
         batch = (
@@ -272,14 +272,14 @@ class QueueFeed:
         )
         _check_changes(table, contract)
         commit = change_rows(
-            batch, queue.schema, change_type=batch.column(CHANGE_TYPE), version=version, timestamp=moment
+            batch, queue.schema, change_type=batch.column(CHANGE_TYPE), version=version, timestamp=micros
         )
-        rows = FeedRows(queue, pa.Table.from_batches([commit]), [version], [moment], [commit.num_rows])
+        rows = FeedRows(queue, pa.Table.from_batches([commit]), [version], [micros], [commit.num_rows])
         (appended,) = append_commits(queue.database, [rows])
         return AppendResult(appended.ranges)
 
     def newest(self, after: int) -> int:
-        """Return the version of the newest commit; ``after`` if none is above it."""
+        """Return the version of the newest commit; ``after`` if there is none after it."""
         return self.open().newest(after)
 
     @property
@@ -297,7 +297,7 @@ class QueueFeed:
         store = parts.one("store")
         if store is None:
             raise FeedUnavailableError(
-                f"the feed of queue {parts.target!r} needs its store: "
+                f"the URL of the feed of queue {parts.target!r} needs a store: "
                 f"queue:{parts.target}?store=sqlite:///penstock.db",
                 condition="FEED_UNAVAILABLE.STORE_MISSING",
             )
@@ -309,7 +309,7 @@ class QueueFeed:
 
 
 def _check_commit(version: object, timestamp: object) -> int:
-    """Return a commit's time in microseconds since 1970."""
+    """Check the version and time of a commit; return the time in microseconds since 1970."""
     if type(version) is not int or not 0 <= version < 2**63:
         raise InvalidInputError(f"a commit's version is a whole number from 0 to 2**63 - 1, not {version!r}")
     if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
@@ -320,32 +320,32 @@ def _check_commit(version: object, timestamp: object) -> int:
 def _contract_of(record: QueueRecord) -> ChangeContract:
     if record.contract is None:
         raise FeedUnavailableError(
-            f"queue {record.name!r} holds rows, not a change feed: create one with QueueFeed.create, or read "
-            "the queue with format('penstock') and use penstock.changes.post_process",
+            f"queue {record.name!r} is not a change feed: create a feed with QueueFeed.create, or read the "
+            "queue with format('penstock') and use penstock.changes.post_process",
             condition="FEED_UNAVAILABLE.NOT_A_FEED",
             queue=record.name,
         )
     what = f"the contract of queue {record.name!r}"
     stored = parse_record(record.contract, what, dict)
     try:
-        # Whatever its creator said: commits are appended whole, and micro-batches hold whole ones.
+        # Always true for a queue feed: commits are appended whole, and a micro-batch has whole commits.
         contract = ChangeContract(**stored | {"whole_commits": True})
-        _check_fit(contract, _data_columns(record.schema), "its queue")
+        _check_contract(contract, _data_columns(record.schema), "its queue")
     except (PenstockError, TypeError, ValueError) as error:
-        # Texts in it may be long.
+        # The record may contain long texts.
         why = error.message if isinstance(error, PenstockError) else brief(str(error))
         raise unreadable_record(what, ValueError(why)) from None
     return contract
 
 
-def _check_fit(contract: ChangeContract, data: pa.Schema, what: str) -> None:
-    """Refuse a contract that names columns which the data does not have."""
-    named = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
-    check_columns_exist(data, what, named)
+def _check_contract(contract: ChangeContract, data: pa.Schema, what: str) -> None:
+    """Refuse a contract with columns that the data does not have."""
+    columns = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
+    check_columns_exist(data, what, columns)
 
 
 def _data_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a feed's queue without the metadata columns, which it must have."""
+    """Return the data columns of a feed's queue; raise if a metadata column is missing."""
     for wanted in METADATA_FIELDS:
         if wanted.name not in schema.names or schema.field(wanted.name).type != wanted.type:
             raise ValueError(f"its queue has no column {wanted.name} of type {wanted.type}")
@@ -366,18 +366,19 @@ def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:
     if pc.any(unknown).as_py():
         change_type = rows[CHANGE_TYPE][pc.index(unknown, True).as_py()].as_py()
         raise ChangelogContractViolationError(
-            f"{CHANGE_TYPE} is {change_type!r}: give {', '.join(TYPES)}",
+            f"{CHANGE_TYPE} is {change_type!r}: set it to one of {', '.join(TYPES)}",
             condition="CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE",
         )
     names = () if contract.nullable_row_id else contract.row_id
-    null = next((name for name in names if name in rows.column_names and rows[name].null_count), None)
-    if null is not None:
+    null_column = next((name for name in names if name in rows.column_names and rows[name].null_count), None)
+    if null_column is not None:
         raise ChangelogContractViolationError(
-            f"{null} is NULL: give every row its row id", condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID"
+            f"{null_column} is NULL: set the row id of every row",
+            condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID",
         )
 
 
 def _key(data: pa.Schema, contract: ChangeContract) -> tuple[str, ...]:
-    """Return the key of the queue: the row id, if it has only plain columns."""
-    plain = all(name in data.names and not pat.is_nested(data.field(name).type) for name in contract.row_id)
-    return tuple(contract.row_id) if plain else ()
+    """Return the key of the queue: the row id, if it has only top-level columns that are not nested."""
+    is_flat = all(name in data.names and not pat.is_nested(data.field(name).type) for name in contract.row_id)
+    return tuple(contract.row_id) if is_flat else ()

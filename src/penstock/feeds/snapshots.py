@@ -31,7 +31,7 @@ from penstock.lake.parquet import nullable, readable
 from penstock.lake.storage import absolute, is_url, shown_path
 
 _UNFINISHED = "_temporary"
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 _DIGITS = re.compile(r"[0-9]+")
 
 
@@ -39,25 +39,25 @@ _DIGITS = re.compile(r"[0-9]+")
 class SnapshotFeed:
     """The changes from each snapshot of a table to the next one.
 
-    Every Parquet file of the folder, and every sub-folder with Parquet files in it, is a snapshot; names that
-    begin with ``_`` or ``.`` are left out, and so are folders in which Spark is still writing. The version of
-    a snapshot is the number in its name: 7 for ``orders-0007.parquet``, 20260131 for ``2026-01-31``. So it
-    stays when older snapshots are removed. All names have to be alike except for their digits, and several
-    numbers in a name need the same number of digits in every name, so that versions are ordered as the names
-    are.
+    Every Parquet file in the folder, and every subfolder with Parquet files, is a snapshot. Names that begin
+    with ``_`` or ``.`` are ignored, and so are folders that Spark is still writing. The version of a snapshot
+    is the number in its name: 7 for ``orders-0007.parquet``, 20260131 for ``2026-01-31``. Therefore versions
+    do not change when older snapshots are removed. All names have to be equal except for their digits. If a
+    name has several numbers, each needs the same number of digits in every name, so that versions have the
+    order of the names.
 
-    Version v has the rows of the snapshot before it as deletes and its own as inserts; carry-over removal
-    leaves the difference. The first snapshot is where the feed begins, and has no changes itself, unless it
-    is number 1: before number 1 the table was empty.
+    A version has the rows of the previous snapshot as deletes and its own rows as inserts; carry-over removal
+    leaves the difference. The feed begins at the first snapshot, which has no changes itself unless its
+    number is 1, because before number 1 the table was empty.
 
-    A snapshot must not change once it exists: write it under another name (``_new``), then rename it. Remove
-    the oldest ones first, and none that a query still has to compare with. A folder is known by its path: if
-    it is recreated for another table, a query needs a new checkpoint.
+    A snapshot must not change: write it under another name (``_new``), then rename it. Remove the oldest
+    snapshots first, and only those that no query still has to compare with the next one. A folder is
+    identified by its path: if you recreate it for another table, a query needs a new checkpoint.
 
     Parameters
     ----------
     path
-        The folder, or its URL in an object store that ``pyarrow.fs`` knows.
+        The folder, or its URL in an object store that ``pyarrow.fs`` supports.
     row_id
         The columns that identify rows; all columns if the table has no key.
     """
@@ -71,7 +71,7 @@ class SnapshotFeed:
     def __post_init__(self) -> None:
         if not self.row_id:
             raise InvalidChangelogSchemaError(
-                "the changes between snapshots need the columns that identify rows: "
+                "changes between snapshots need the columns that identify rows: "
                 f"{row_id_forms('snapshots', 'path', 'SnapshotFeed')}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
@@ -84,9 +84,9 @@ class SnapshotFeed:
         Raises
         ------
         InvalidUrlError
-            For another parameter.
+            For an unknown parameter.
         InvalidChangelogSchemaError
-            MISSING_ROW_ID.
+            When the row id is missing.
         """
         parts = FeedUrl.of(url)
         parts.require_known(("row_id",))
@@ -99,7 +99,7 @@ class SnapshotFeed:
 
     @property
     def name(self) -> str:
-        """The folder for messages, without a secret."""
+        """The folder for messages, without secrets."""
         return shown_path(self.path)
 
     def open(self, planned: PlannedRead | None = None) -> OpenSnapshotFeed:
@@ -160,7 +160,7 @@ class OpenSnapshotFeed(FileFeed):
         return snapshot
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """Yield the snapshots of a range, with the number of rows that are compared for each."""
+        """Yield the snapshots of a range, each with the number of rows to compare."""
         for commit in self._range(after, upto):
             count = self._count_rows(commit.version, [file for _, file in commit.files], rows)
             yield Commit(commit.version, commit.timestamp, count)
@@ -179,8 +179,8 @@ class OpenSnapshotFeed(FileFeed):
 
     def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
         return FeedUnavailableError(
-            f"{part.file.path} of {self.name} has another schema than the newest snapshot: {reason}. Begin "
-            f"after version {part.commit.version}, or rewrite the older snapshots",
+            f"the schema of {part.file.path} of {self.name} differs from the newest snapshot: {reason}. "
+            f"Begin after version {part.commit.version}, or rewrite the older snapshots",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
             version=part.commit.version,
         )
@@ -194,14 +194,14 @@ class OpenSnapshotFeed(FileFeed):
         for snapshot in self._folder.snapshots(names, in_range):
             if before is None and snapshot.version != 1:
                 raise self._lost(after)
-            yield self._between(before, snapshot)
+            yield self._changes_between(before, snapshot)
             before = snapshot
 
     def _lost(self, after: int) -> DataLostError:
         first, last = self.oldest() + 1, self.newest(-1)
-        left = f"changes are left for versions {first} to {last}" if first <= last else "no changes are left"
+        left = f"versions {first} to {last} can be read" if first <= last else "no changes can be read"
         return DataLostError(
-            f"the snapshot before version {after + 1}, with which its changes begin, is missing from "
+            f"the snapshot before version {after + 1}, from which its changes are computed, is missing from "
             f"{self.name}; {left}",
             condition="DATA_LOST.FILE_MISSING",
             after=after,
@@ -209,7 +209,7 @@ class OpenSnapshotFeed(FileFeed):
             last=last,
         )
 
-    def _between(self, before: Snapshot | None, snapshot: Snapshot) -> FileCommit:
+    def _changes_between(self, before: Snapshot | None, snapshot: Snapshot) -> FileCommit:
         old = before.files if before is not None else ()
         shared = self._folder.shared(old, snapshot.files)
         files = [(DELETE, file) for file in old if file.path not in shared]
@@ -219,16 +219,16 @@ class OpenSnapshotFeed(FileFeed):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One state of the table."""
+    """A snapshot of the table."""
 
     version: int
     timestamp: int
-    """When the last of its files was written; microseconds since 1970."""
+    """When its newest file was written, in microseconds since 1970."""
     files: tuple[DataFile, ...]
 
 
 class Folder:
-    """The snapshots of a folder; each is listed once, since it never changes."""
+    """The snapshots of a folder; each is listed once, because it never changes."""
 
     def __init__(self, path: str, shown: str) -> None:
         self._path = path
@@ -236,7 +236,7 @@ class Folder:
         self._listed: dict[int, Snapshot] = {}
 
     def names(self) -> dict[int, FileInfo]:
-        """List what may be snapshots, by version, in order."""
+        """List the entries of the folder that may be snapshots, ordered by version."""
         entries: dict[str, FileInfo] = {}
         for info in self._list(""):
             if info.base_name.startswith(("_", ".")):
@@ -250,7 +250,7 @@ class Folder:
         return {versions[name]: entries[name] for name in sorted(entries, key=versions.__getitem__)}
 
     def snapshots(self, names: dict[int, FileInfo], versions: Sequence[int]) -> Iterator[Snapshot]:
-        """Yield the complete snapshots of some versions, listed lazily."""
+        """Yield the complete snapshots among some versions, listed lazily."""
         for version in versions:
             snapshot = self._listed.get(version) or self._snapshot(version, names[version])
             if snapshot is not None:
@@ -266,7 +266,7 @@ class Folder:
         return Snapshot(version, written, tuple(DataFile(file.path, int(file.size)) for file in files))
 
     def _parquet_files(self, folder: str) -> list[FileInfo]:
-        """List the Parquet files of a folder; none while Spark is writing it."""
+        """List the Parquet files of a folder; return none while Spark is writing it."""
         files = []
         for info in self._list(folder, recursive=True):
             parts = info.path.removeprefix(folder).strip("/").split("/")
@@ -277,8 +277,8 @@ class Folder:
             if info.type == FileType.Directory:
                 if any("=" in part for part in parts):
                     raise FeedUnavailableError(
-                        f"{info.path} in {self._shown} is a partition, whose column is not in its files: "
-                        "write snapshots without partitions",
+                        f"{info.path} in {self._shown} is a partition, and its column is not stored in its "
+                        "files: write snapshots without partitions",
                         condition="FEED_UNAVAILABLE.PARTITIONED_SNAPSHOT",
                         path=info.path,
                     )
@@ -301,13 +301,13 @@ class Folder:
 
     @contextmanager
     def open(self, path: str, version: int) -> Iterator[pa.NativeFile]:
-        """Open a file that a version needs."""
+        """Open a file for reading a version."""
         with self._reading(path, version), self._files.open_input_file(path) as file:
             yield file
 
     @contextmanager
     def _reading(self, path: str, version: int | None = None) -> Iterator[None]:
-        """Translate errors: a missing file is lost data, an unreadable one an error of the feed."""
+        """Translate errors: a missing file means lost data, an unreadable file a feed that is unavailable."""
         what = f"{path} of {self._shown}"
         try:
             with readable(what):
@@ -315,7 +315,7 @@ class Folder:
         except FileNotFoundError:
             of = "" if version is None else f", which version {version} needs"
             raise DataLostError(
-                f"{what} is missing{of}: begin with a later version",
+                f"{what} is missing{of}: start from a later version",
                 condition="DATA_LOST.FILE_MISSING",
                 version=version,
             ) from None
@@ -347,25 +347,25 @@ class Folder:
 
 
 def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
-    """Return the version of each name: its digits as one number."""
+    """Return the version for each name: all of its digits as one number."""
     by_version: dict[int, str] = {}
-    shape: tuple[str, tuple[object, ...]] | None = None
+    first_pattern: tuple[str, tuple[object, ...]] | None = None
     for name in sorted(names):
         numbers = _DIGITS.findall(name)
         texts = tuple(_DIGITS.split(name.removesuffix(".parquet")))
-        # A single number may grow; several need fixed widths.
+        # A single number may have any width; several numbers need fixed widths.
         widths = tuple(map(len, numbers)) if len(numbers) > 1 else len(numbers)
         if not numbers:
             raise _ambiguous(where, f"{name!r} has no number", name)
-        if shape is None:
-            shape = name, (texts, widths)
-        if shape[1] != (texts, widths):
+        if first_pattern is None:
+            first_pattern = name, (texts, widths)
+        if first_pattern[1] != (texts, widths):
             raise _ambiguous(
-                where, f"{shape[0]!r} and {name!r} are not alike except for the same number of digits", name
+                where, f"{first_pattern[0]!r} and {name!r} are not equal apart from their digits", name
             )
         version = int("".join(numbers))
-        if len(str(version)) > _MOST_DIGITS:
-            raise _ambiguous(where, f"{name!r} has more than {_MOST_DIGITS} digits", name)
+        if len(str(version)) > _MAX_DIGITS:
+            raise _ambiguous(where, f"{name!r} has more than {_MAX_DIGITS} digits", name)
         if version in by_version:
             raise _ambiguous(where, f"{by_version[version]!r} and {name!r} are both version {version}", name)
         by_version[version] = name

@@ -15,7 +15,7 @@ from penstock.spark.options import parse_boolean
 if TYPE_CHECKING:
     from penstock.feeds.protocol import Feed
 
-# Imported on demand: each needs a library of its own.
+# Modules are imported on demand, because each kind needs its own library.
 _KINDS = {
     "queue": ("penstock.feeds.queue_feed", "QueueFeed"),
     "delta": ("penstock.feeds.delta", "DeltaFeed"),
@@ -32,7 +32,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class FeedUrl:
-    """A parsed feed URL; a parameter may occur several times."""
+    """A parsed feed URL; a parameter may have several values."""
 
     kind: str
     target: str = field(repr=False)
@@ -48,8 +48,8 @@ class FeedUrl:
         kind, colon, rest = str(text).partition(":")
         target, _, query = rest.partition("?")
         if not colon or not target:
-            # The URL is not shown: it may hold a password.
-            raise InvalidUrlError(f"a change feed is one of {_FORMS}")
+            # Do not show the URL, which may contain a password.
+            raise InvalidUrlError(f"the URL of a change feed is one of {_FORMS}")
         parameters = parse_qsl(query, keep_blank_values=True)
         return cls(kind.lower(), unquote(target), tuple(parameters))
 
@@ -57,11 +57,11 @@ class FeedUrl:
         return tuple(value for key, value in self.parameters if key == name)
 
     def one(self, name: str) -> str | None:
-        """Return the value of a parameter, the last one if it occurs twice."""
+        """Return the value of a parameter, the last one if there are several."""
         return (self.all(name) or (None,))[-1]
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter is true; false if it is absent."""
+        """Return the value of a boolean parameter; False if it is missing."""
         value = self.one(name) or "false"
         try:
             return parse_boolean(value)
@@ -72,7 +72,7 @@ class FeedUrl:
             ) from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
-        """Return the parameters with a prefix, without it."""
+        """Return the parameters whose names have a prefix, without the prefix."""
         return {
             name.removeprefix(prefix): value for name, value in self.parameters if name.startswith(prefix)
         }
@@ -91,21 +91,21 @@ class FeedUrl:
 
 
 def row_id_forms(kind: str, target: str, class_name: str) -> str:
-    """Return how to give the row id of a feed; ``target`` is its first parameter, such as ``path``."""
+    """Return advice on how to set row_id; ``target`` is the feed's first parameter, such as ``path``."""
     return f"{kind}:{target.upper()}?row_id=COLUMN as a URL, {class_name}({target}, row_id=…) in Python"
 
 
 def pairs(**parameters: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:
-    """Return parameters for a URL: several values become several parameters, None becomes none."""
-    named: list[tuple[str, str]] = []
+    """Return parameters for a URL: a sequence becomes several parameters, and None is left out."""
+    parameters_of_url: list[tuple[str, str]] = []
     for name, value in parameters.items():
         values = [value] if isinstance(value, str) else value or ()
-        named += [(name, text) for text in values]
-    return tuple(named)
+        parameters_of_url += [(name, text) for text in values]
+    return tuple(parameters_of_url)
 
 
 def prefixed(prefix: str, values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return a mapping as parameters with a prefix."""
+    """Return the items of a mapping as parameters whose names have a prefix."""
     return tuple((f"{prefix}{name}", value) for name, value in sorted(values.items()))
 
 
@@ -115,7 +115,7 @@ def parse(url: str, *, store: str | None = None) -> Feed:
     Parameters
     ----------
     store
-        The store of a queue feed whose URL does not name one.
+        The store of a queue feed whose URL has no store.
 
     Raises
     ------
@@ -127,8 +127,8 @@ def parse(url: str, *, store: str | None = None) -> Feed:
     parts = FeedUrl.of(url)
     if parts.kind not in _KINDS:
         raise InvalidUrlError(
-            f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A "
-            f"feed is one of {_FORMS}",
+            f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} The "
+            f"URL of a feed is one of {_FORMS}",
             condition="INVALID_URL.UNKNOWN_KIND",
         )
     if store is not None and parts.kind == "queue" and parts.one("store") is None:

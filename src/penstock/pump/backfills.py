@@ -179,7 +179,7 @@ class Backfills:
                 progress = replace(progress, expected=estimate.rows)
             self._progress[table] = progress
             self.sieves[table] = Backfill(
-                feed.server, planned.key, order, progress.after, progress.gaps, again=progress.again
+                feed.server, planned.key, order, progress.after, progress.gaps, reread=progress.again
             )
         self._reader: ChunkReader | None = None
         self._waiting: Future[None] | None = None

@@ -149,7 +149,7 @@ class Recovery:
             KeyOrder.of(server, table)
         state = state_of(server, settings.feed.publication, tables)
         # On another server the object ids and the numbers of columns are others.
-        known = state.remembering(plan.publication) if identity == plan.feed else state
+        known = state.with_dropped_columns(plan.publication) if identity == plan.feed else state
         readers = TableReaders(
             self.feed.settings, server, tables, known, together=False, changes=settings.schema_changes
         )
@@ -212,7 +212,7 @@ def _as_now(name: str, planned: Tables, now: Sequence[Table], domains: dict[int,
     for table in planned.tables:
         current = by_name.get(table.name)
         if current is None:
-            raise schema_changes.table_left(name, table)
+            raise schema_changes.removed_in_pump(name, table)
         if (current.keyed, set(current.key)) != (table.keyed, set(table.key)):
             raise schema_changes.key_changed(table, current.key).in_recovery(name)
         tables.append(_with_current_ids(table, current))

@@ -18,7 +18,7 @@ from penstock.feeds.postgres.catalog import Tables, load_tables
 from penstock.feeds.postgres.row_messages import source_of
 from penstock.feeds.postgres.server import Connection, Server, run
 from penstock.feeds.postgres.table_rows import (
-    hold,
+    lock_table,
     require_trusted_functions,
     texts_of,
     typed,
@@ -153,7 +153,7 @@ class SourceTable:
             require_trusted_functions(self.server, [self.table], self._trusted)
             with connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                hold(self.server, connection, self.table)
+                lock_table(self.server, connection, self.table)
                 result = work(connection)
                 (row,) = run(connection, "position")
                 return result, int(row.position)

@@ -374,7 +374,7 @@ def test_the_row_id_defaults_to_the_identifier_fields_and_then_to_all_columns(
 
 def test_a_column_with_a_name_reserved_by_the_feed_is_refused(lake: Lake) -> None:
     lake.table(schema=pa.schema([("id", pa.int64()), ("_commit_version", pa.int64())]))
-    with pytest.raises(InvalidChangelogSchemaError, match="rename it"):
+    with pytest.raises(InvalidChangelogSchemaError, match="rename the column"):
         lake.feed().open().describe()
 
 

@@ -64,7 +64,7 @@ def _with_nulls(columns: Any, field: pa.Field) -> pa.Array:
 
 def _as_they_come(columns: Any, field: pa.Field) -> pa.Array:
     """A column's values, without a name for those that its type cannot hold."""
-    return from_text(columns.kept_text(columns.places[field.name]), field.type)
+    return from_text(columns.selected_text(columns.places[field.name]), field.type)
 
 
 FAULTS = (
@@ -73,13 +73,13 @@ FAULTS = (
         (
             (Fit, "_other_key", _passes),
             (Lookahead, "_other_primary_key", _passes),
-            (lookahead, "other_identities", _finds_none),
+            (lookahead, "partition_key_errors", _finds_none),
             (rows.TableColumns, "values", _with_nulls),
         ),
     ),
     Fault(
         "a primary key that the log does not show is taken for the planned one",
-        ((unlogged, "_replaced_keys", _finds_none), (unlogged, "doubtful_keys", _finds_none)),
+        ((unlogged, "_replaced_keys", _finds_none), (unlogged, "ambiguous_keys", _finds_none)),
         ("identity", "key", "no_key", "rename_key"),
     ),
     Fault("a renamed or dropped column is missing", ((Fit, "_dropped", _passes),)),
@@ -89,14 +89,14 @@ FAULTS = (
         (
             (Fit, "_exchanged", _passes),
             (unlogged, "_replaced", _finds_none),
-            (unlogged, "doubtful_columns", _finds_none),
+            (unlogged, "ambiguous_columns", _finds_none),
         ),
         ("exchange", "rename"),
     ),
     Fault("an added column is left out", ((Fit, "_added", _passes),)),
     Fault(
         "a column that was replaced is taken for the earlier one",
-        ((unlogged, "_replaced", _finds_none), (unlogged, "doubtful_columns", _finds_none)),
+        ((unlogged, "_replaced", _finds_none), (unlogged, "ambiguous_columns", _finds_none)),
     ),
     Fault(
         "rows of a recreated table follow those of the earlier one",
@@ -115,7 +115,7 @@ FAULTS = (
     Fault("rows of an attached partition are missing", ((unlogged, "_partitions", _finds_none),)),
     Fault(
         "a partition that was attached and detached is not noticed",
-        ((unlogged, "passed_partitions", _finds_none),),
+        ((unlogged, "temporary_partitions", _finds_none),),
         ("attach", "detach", "partition"),
         ("partitioned",),
     ),

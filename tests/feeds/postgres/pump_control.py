@@ -205,7 +205,7 @@ class PumpControl:
     def _note(self, note: Callable[..., BackfillStep], backfills: Backfills, *given: Any) -> BackfillStep:
         step = note(backfills, *given)
         table = step.table
-        if step.progress is None and not backfills.sieves[table].again:
+        if step.progress is None and not backfills.sieves[table].reread:
             # One whose append fails is read once more.
             self.completed[backfills._name, table] = step.step.place.version
         return step

@@ -88,7 +88,9 @@ PUMP_FAULTS = (
         "0, 0)",
     ),
     PumpFault("a position without rows leaves no room for chunks", appender, "_ROOM", 0),
-    PumpFault("changes of rows that no chunk has had are not held back", Backfill, "holds", _holds_none),
+    PumpFault(
+        "changes of rows that no chunk has had are not held back", Backfill, "rows_to_hold", _holds_none
+    ),
     PumpFault(
         "held changes that are later than the chunk are lost",
         Backfill,
@@ -96,7 +98,7 @@ PUMP_FAULTS = (
         _has_none,
     ),
     PumpFault("held changes that chunks show are not forgotten", Backfill, "forget", _passes),
-    PumpFault("keys that lack values are not read again", Backfill, "_make_gap", _passes),
+    PumpFault("keys that lack values are not read again", Backfill, "_add_gap", _passes),
     _without(
         "a chunk is appended before the log has come as far",
         Backfills,
@@ -123,7 +125,9 @@ PUMP_FAULTS = (
         "chunk.table != readers.tables.by_name[table]",
     ),
     _without("a backfill begins while transactions are open", ChunkReader, "_wait", "seen.oldest < first"),
-    _without("rows that are read again replace newer ones", Backfill, "_unchanged", "not self._held", "True"),
+    _without(
+        "rows that are read again replace newer ones", Backfill, "_not_superseded", "not self._held", "True"
+    ),
     _without(
         "the progress of a backfill is not stored",
         PumpRun,
@@ -134,5 +138,5 @@ PUMP_FAULTS = (
     PumpFault("keys to read again are not stored", Backfills, "changes", lambda _: iter(())),
     PumpFault("a renamed column is taken for a dropped one", TableReaders, "_renames", lambda *_: False),
     PumpFault("changes that the log does not show are not refused", unlogged, "refuse", _passes),
-    PumpFault("what a refused commit has left is kept", TableReaders, "return_to", _passes),
+    PumpFault("what a refused commit has left is kept", TableReaders, "restore", _passes),
 )

@@ -307,7 +307,7 @@ def test_the_slot_advances_past_much_log_without_changes(
     source.make_slot()
     feed = source.open()
     start = feed.oldest()
-    monkeypatch.setattr("penstock.feeds.postgres.feed._QUIET", 100_000)
+    monkeypatch.setattr("penstock.feeds.postgres.feed._MAX_UNCHANGED_BYTES", 100_000)
     source.run(f"INSERT INTO {source.name}.unpublished SELECT generate_series(1, 5000)")
     newest = feed.newest(start)
     assert newest > start + 100_000

@@ -85,7 +85,7 @@ def test_the_password_is_not_shown() -> None:
         ("postgresql://h/db?publication=p&slot=s&lag_warning=much", r"URL.VALUE\].*lag_warning"),
         ("postgresql://h/db?publication=p&slot=s&type=price", r"URL.VALUE\].*text, double"),
         ("postgresql://h/db?publication=p&slot=s&type=price:int", "text, double"),
-        ("postgresql://h/db?publication=p&slot=s&skip=0/16", r"URL.VALUE\].*whole numbers"),
+        ("postgresql://h/db?publication=p&slot=s&skip=0/16", r"URL.VALUE\].*integers"),
         ("postgresql://h/db?publication=p&slot=s&invalid_values=skip", "fail, null"),
         ("postgresql:h/db", r"\[INVALID_URL\].*postgresql://"),
     ],

@@ -223,7 +223,7 @@ def test_a_manually_created_slot_is_read_from_its_position_if_requested(source: 
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (2)")
-    with pytest.raises(FeedUnavailableError, match="was created by hand"):
+    with pytest.raises(FeedUnavailableError, match="was created manually"):
         source.open(snapshot="initial").prepare()
     assert [row["id"] for row in everything(source.open(snapshot="none"))] == [2]
 

@@ -93,7 +93,7 @@ def check_repeated(rows: ChangeRows, places: Numbers, originals: Numbers) -> Non
             int(places[np.argmin(same)]),
             "the feed has two different changes of this row with the same version and sequence, so the "
             "second is not a repeated delivery: read the changes with deduplication_mode='none' to compare "
-            "them, and read each server or table with a feed of its own",
+            "them, and use a separate feed for each server or table",
         )
 
 

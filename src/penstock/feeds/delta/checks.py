@@ -1,4 +1,4 @@
-"""Refusal of Delta tables and versions that would be read incorrectly."""
+"""Checks that refuse Delta tables and versions that Penstock cannot read correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READER = 3
 """The newest reader version of the Delta protocol."""
 _FEATURES = frozenset(
     {
-        # Refused if they are used, not if they are merely enabled.
+        # Enabling these is accepted; versions that use them are refused.
         "columnMapping",
         "deletionVectors",
         "timestampNtz",
@@ -34,11 +34,11 @@ _FEATURES = frozenset(
     }
 )
 _VARIANT = "variantType"
-"""deltalake adds it to each table with deletion vectors."""
+"""Accepted without variant columns, because deltalake adds it to each table with deletion vectors."""
 
 
 def check_state(state: TableState, shown: str, version: int | None = None) -> None:
-    """Refuse a table, or one of its versions, that needs something unknown from its readers."""
+    """Refuse a table, or a version of it, that needs reader features that Penstock does not support."""
     which = f"the Delta table {shown}" if version is None else f"version {version} of the Delta table {shown}"
     reader, mapping = state.protocol.reader, state.metadata.column_mapping
     known = _FEATURES if _has_variants(state) else _FEATURES | {_VARIANT}
@@ -54,7 +54,7 @@ def check_state(state: TableState, shown: str, version: int | None = None) -> No
             version=version,
         )
     if mapping.lower() != "none":
-        # The columns have other names in the files.
+        # The names of columns in the files differ from those of the table.
         raise FeedUnavailableError(
             f"{which} uses column mapping by {mapping}, which Penstock does not support: run ALTER TABLE "
             "… DROP FEATURE columnMapping, and begin after the version that it writes; or copy the table",
@@ -71,7 +71,8 @@ def _has_variants(state: TableState) -> bool:
 def check_files(commit: CommitFile, before: TableState | None, table: TableState, shown: str) -> None:
     """Refuse files with deletion vectors, outside the table's folder, or without partition values.
 
-    Removed files are compared with the table ``before`` the commit, the others with the table after it.
+    Removed files have the partition columns of the table ``before`` the commit, other files those of
+    ``table``.
     """
     where = f"version {commit.version} of the Delta table {shown}"
     for kind, action in commit.needed:
@@ -94,18 +95,18 @@ def check_files(commit: CommitFile, before: TableState | None, table: TableState
             )
         if action.is_outside_table:
             raise FeedUnavailableError(
-                f"{where} has a file outside its folder, like a shallow clone: read the original table, or "
-                f"begin after that version (file {shown_path(action.path)})",
+                f"{where} has a file outside the table's folder, as in a shallow clone: read the original "
+                f"table, or begin after that version (file {shown_path(action.path)})",
                 condition="FEED_UNAVAILABLE.FILES_ELSEWHERE",
                 version=commit.version,
             )
 
 
 def replaced(shown: str, version: int) -> FeedUnavailableError:
-    """Return the error for a table that was replaced by another one."""
+    """Return the error for a table that was replaced by another table."""
     return FeedUnavailableError(
         f"version {version} of the Delta table {shown} belongs to another table at this path: the table was "
-        "removed, replaced or recreated. Start the query again, with a new checkpoint and an empty sink",
+        "removed, replaced or recreated. Start the query again with a new checkpoint and an empty sink",
         condition="FEED_UNAVAILABLE.TABLE_REPLACED",
         table=shown,
         version=version,
@@ -116,7 +117,7 @@ def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailableError:
     """Return the error for versions that rewrote files without recording which rows changed."""
     return FeedUnavailableError(
         f"{ranges(versions)} of the Delta table {shown} rewrote files while its change data feed was off, "
-        f"so changed rows cannot be distinguished: begin after version {versions[-1]}, or give the columns "
+        f"so changed rows cannot be identified: begin after version {versions[-1]}, or name the columns "
         f"that identify rows: {row_id_forms('delta', 'path', 'DeltaFeed')}",
         condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
         versions=list(versions),
@@ -138,7 +139,7 @@ def ranges(versions: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def data_schema(delta: str, shown: str) -> pa.Schema:
-    """Return the columns of a Delta schema; all are nullable, since older rows may have NULL."""
+    """Return the columns of a Delta schema, all nullable, because older rows may have NULL."""
     schema = library("deltalake").Schema
     try:
         data = canonical_schema(pa.schema(schema.from_json(delta).to_arrow()))
@@ -162,7 +163,7 @@ def partition_value(name: str, text: str | None, kind: pa.DataType) -> pa.Scalar
         return pa.scalar(_parsed(text, kind), kind)
     except (ValueError, ArithmeticError, pa.ArrowException):
         raise FeedUnavailableError(
-            f"the partition column {name!r} is {kind}, and the log has the invalid value {text!r} for it: "
+            f"the partition column {name!r} is {kind}, but the log has the invalid value {text!r} for it: "
             "begin after that version",
             condition="FEED_UNAVAILABLE.PARTITION_VALUE",
             column=name,

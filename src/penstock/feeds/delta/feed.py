@@ -47,25 +47,24 @@ class DeltaFeed:
 
     A version that was written with the change data feed on has the rows that the writer recorded. Without
     recorded rows (the feed was off, or the version is an overwrite or a ``RESTORE``), all rows of the files
-    that it removed are deletes and those of the files that it added are inserts; with ``row_id``, unchanged
-    rows are removed from these. ``OPTIMIZE`` and ``VACUUM`` change nothing.
+    that it removed are deletes, and all rows of the files that it added are inserts; with ``row_id``,
+    unchanged rows are dropped from these. ``OPTIMIZE`` and ``VACUUM`` have no change rows.
 
     Parameters
     ----------
     path
         The table's folder, or its URL in an object store.
     row_id
-        The columns that identify rows, needed if the table's change data feed is off; all columns if the
-        table has no key. With them, a read can start at any version, even one from before the feed was turned
-        on, and unchanged rows are removed.
-        Without them, it can start no earlier than the version that turned the feed on, and an overwrite gives
-        all rows (logged as ``rows_overwritten``).
+        The columns that identify rows, required if the table's change data feed is off; all columns if the
+        table has no key. With them, a read can start at any version, even before the feed was turned on, and
+        unchanged rows are dropped. Without them, a read cannot start before the version that turned the feed
+        on, and an overwrite has all rows as changes (logged as ``rows_overwritten``).
     storage_options
         deltalake's storage options, such as credentials.
     overwrites
-        Whether the shuffle that removes unchanged rows is always part of a query; needs ``row_id``. By
-        default it is part of a query if the table's log needs it when the query starts; a query that meets
-        its first such version later stops, and has to be started again.
+        Whether a query always shuffles rows to drop unchanged ones; requires ``row_id``. By default a query
+        does this if the table's log has a version that needs it when the query starts. If the first such
+        version is committed later, the query stops and has to be started again.
     """
 
     path: str
@@ -94,7 +93,7 @@ class DeltaFeed:
         Raises
         ------
         InvalidUrlError
-            For another parameter.
+            For an unknown parameter.
         """
         parts = FeedUrl.of(url)
         parts.require_known(("row_id", "overwrites"), ("storage.",))
@@ -110,7 +109,7 @@ class DeltaFeed:
 
     @property
     def name(self) -> str:
-        """The table's path for messages, without a secret."""
+        """The table's path for messages, without secrets."""
         return shown_path(self.path)
 
     def open(self, planned: PlannedRead | None = None) -> OpenDeltaFeed:
@@ -119,7 +118,7 @@ class DeltaFeed:
 
 
 class OpenDeltaFeed(FileFeed):
-    """A Delta table that is open in one process; its log is read when it is first needed."""
+    """A Delta table that is open in one process; its log is read on first use."""
 
     beginning = -1
 
@@ -128,8 +127,8 @@ class OpenDeltaFeed(FileFeed):
         self._storage = Storage(feed.path, feed.storage_options, feed.name)
         self._opened: Log | None = None
         self._described: tuple[int, str] | None = None
-        """The newest version when the table was described, and the table's id."""
-        self._logged: int | None = None
+        """The newest version at the last ``describe()``, and the table's id."""
+        self._logged_version: int | None = None
 
     def describe(self, after: int | None = None) -> Description:
         library("deltalake")
@@ -160,21 +159,21 @@ class OpenDeltaFeed(FileFeed):
     def _contract(
         self, metadata: Metadata, newest: int, columns: pa.Schema
     ) -> tuple[ChangeContract | None, bool]:
-        """Return the contract, and whether all rows are changes."""
+        """Return the contract, and whether every row is a change, so that no pass drops carry-over rows."""
         if self._feed.row_id is None:
             if metadata.feed and not self._feed.overwrites:
                 return None, True
-            why, instead = (
-                ("is overwritten, so unchanged rows have to be found", "")
+            why, alternative = (
+                ("has overwrites, so unchanged rows have to be dropped", "")
                 if metadata.feed
                 else (
-                    "has no change data feed, so the rows of its files have to be compared",
+                    "has no change data feed, so rows of its files have to be compared",
                     " Or turn the feed on for later versions: delta.enableChangeDataFeed=true",
                 )
             )
             raise InvalidChangelogSchemaError(
-                f"{self.table} {why}: give the columns that identify rows: "
-                f"{row_id_forms('delta', 'path', 'DeltaFeed')}.{instead}",
+                f"{self.table} {why}: name the columns that identify rows: "
+                f"{row_id_forms('delta', 'path', 'DeltaFeed')}.{alternative}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
         rewritten = (
@@ -197,7 +196,7 @@ class OpenDeltaFeed(FileFeed):
         return self._states(self._log.readable - 1, newest)
 
     def oldest(self) -> int:
-        """Return the version after which all files exist, with the change data feed where it is needed."""
+        """Return the version after which all files exist, and the feed was on if it is required."""
         newest = self._log.newest()
         refused = (
             {
@@ -212,7 +211,7 @@ class OpenDeltaFeed(FileFeed):
 
     def newest(self, after: int) -> int:
         newest = self._log.newest()
-        if newest < after == self._logged:
+        if newest < after == self._logged_version:
             raise history_changed(self.table, after, newest)
         return max(after, newest)
 
@@ -237,8 +236,8 @@ class OpenDeltaFeed(FileFeed):
             raise checks.no_feed(self.name, refused)
         if overwritten:
             log.warning(
-                "%s of %s overwrote rows, which all count as changes, even unchanged ones: set row_id to get "
-                "only the rows that differ",
+                "%s of %s overwrote rows, and all of these count as changes, even unchanged rows: set "
+                "row_id to read only the rows that differ",
                 checks.ranges(overwritten),
                 self.table,
                 extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
@@ -252,25 +251,25 @@ class OpenDeltaFeed(FileFeed):
         return cut(commits, rows_per_task)
 
     def _check_commit(self, commit: CommitFile, state: TableState) -> None:
-        """Refuse a version that cannot be read, or not by a query that was planned before it."""
+        """Refuse a version that cannot be read, or that belongs to another table than the planned one."""
         checks.check_state(state, self.name, commit.version)
         version, table = self._described or (commit.version, state.metadata.id)
         if commit.version > version and state.metadata.id != table:
             raise checks.replaced(self.name, commit.version)
         before = self._log.state(commit.version - 1)
         if before is not None and any(kind == "delete" for kind, _ in commit.needed):
-            # What it removes was written before it.
+            # The removed files were written in earlier versions.
             checks.check_state(before, self.name, commit.version)
         checks.check_files(commit, before, state, self.name)
 
     def _columns(self, version: int, state: TableState) -> tuple[Column, ...]:
-        """Return the columns of a version, which a query that was planned earlier has to know."""
+        """Return the columns of a version; raise for an unreadable schema only after the planned version."""
         try:
             return columns_of(checks.data_schema(state.metadata.schema, self.name))
         except PenstockError:
             if self._described is not None and version > self._described[0]:
                 raise
-            # The table has other columns now.
+            # The columns have changed since that version.
             return ()
 
     def _check(self, part: Slice, planned: Planned, columns: tuple[Column, ...]) -> None:
@@ -289,7 +288,7 @@ class OpenDeltaFeed(FileFeed):
     def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
         version = part.commit.version
         return FeedUnavailableError(
-            f"version {version} of {self.table} has files of another schema: {reason}. Begin with "
+            f"version {version} of {self.table} has files with another schema: {reason}. Begin with "
             f"starting_version={version + 1} and a new checkpoint, and load the earlier rows separately "
             f"(file {part.file.path})",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
@@ -324,8 +323,8 @@ class OpenDeltaFeed(FileFeed):
             return None
 
     def logged(self, upto: int) -> None:
-        """Note that a log that ends before this version is another history."""
-        self._logged = upto
+        """Record the logged version: a log that ends before it has another history."""
+        self._logged_version = upto
 
     def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, TableState]]:
         after, upto = max(after, -1), min(upto, self._log.newest())

@@ -43,7 +43,7 @@ def data_file(action: Json) -> DataFile:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The metadata of a table from a version on."""
+    """The metadata of a table, as a version has set it."""
 
     id: str
     schema: str
@@ -53,7 +53,7 @@ class Metadata:
 
     @classmethod
     def of(cls, action: Json) -> Metadata:
-        # A checkpoint has pairs, a commit file an object.
+        # In a checkpoint this is a list of pairs, in a commit file an object.
         configuration = dict(action.get("configuration") or {})
         return cls(
             action["id"], action["schemaString"], configuration, tuple(action.get("partitionColumns") or ())
@@ -61,7 +61,7 @@ class Metadata:
 
     @cached_property
     def feed(self) -> bool:
-        """Whether commits record the rows that they change."""
+        """Whether the change data feed is on: commits record the rows that they change."""
         return self.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
 
     @property
@@ -71,7 +71,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The reader version and features that a table needs."""
+    """The reader version and features that a table requires."""
 
     reader: int
     features: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class TableState:
-    """What a table is in a version."""
+    """The metadata and protocol of a table in a version."""
 
     metadata: Metadata
     protocol: Protocol
@@ -91,7 +91,7 @@ class TableState:
 
 @dataclass(frozen=True)
 class CommitFile:
-    """One commit, without files that it only rearranges (``dataChange`` is false)."""
+    """A commit, without the files that only rearrange rows (``dataChange`` is false)."""
 
     version: int
     timestamp: int
@@ -101,7 +101,7 @@ class CommitFile:
     added: tuple[DataFile, ...]
     removed: tuple[DataFile, ...]
     changed: tuple[DataFile, ...]
-    """Change data files; they hold all changes of the commit."""
+    """Change data files; if there are any, they have all changes of the commit."""
     digest: str
     """A digest of the commit file."""
 
@@ -123,9 +123,9 @@ class CommitFile:
 
 
 class Log:
-    """The commits of a table. They never change, so a limited number of them is cached.
+    """The commits of a table, which never change; a limited number of them is cached.
 
-    ``first`` and ``seen`` are the oldest and the newest version that were in the log when it was last listed.
+    ``first`` is the oldest version in the log when it was last listed, ``seen`` the newest known version.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -147,8 +147,9 @@ class Log:
         if not commits:
             raise not_a_table(self._storage.shown)
         self.seen = self.first = max(commits)
-        self._mark = commits[self.seen].size, commits[self.seen].mtime_ns
-        # A gap means a log that was cleaned up by hand: versions before it cannot be read to the end.
+        self._newest_file = commits[self.seen].size, commits[self.seen].mtime_ns
+        # A version is missing if files of the log were deleted manually; a read cannot continue across the
+        # gap.
         while self.first - 1 in commits:
             self.first -= 1
         self._readable: int | None = None
@@ -159,10 +160,10 @@ class Log:
 
     @property
     def readable(self) -> int:
-        """The first version from which on the log says what the table is.
+        """The first version that can be read: from it on, the log has the table's metadata and protocol.
 
-        Commits are deleted up to a day, not up to a checkpoint: the first ones that are left may depend on
-        one that is gone.
+        Delta deletes commits by age and not up to a checkpoint, so the oldest remaining commits may depend on
+        a deleted one.
         """
         if self._readable is None:
             commits = self.states(self.first - 1, self.seen)
@@ -171,41 +172,41 @@ class Log:
         return self._readable
 
     def _is_readable(self, commit: CommitFile, state: TableState | None) -> bool:
-        # What it removes is of the version before it.
+        # Removed files belong to the version before.
         before = not commit.changed and commit.removed and self.state(commit.version - 1) is None
         return state is not None and not before
 
     def newest(self) -> int:
         for _ in range(_PROBES):
             current, following = self._storage.info(_file(self.seen), _file(self.seen + 1))
-            if current.type != FileType.File or (current.size, current.mtime_ns) != self._mark:
+            if current.type != FileType.File or (current.size, current.mtime_ns) != self._newest_file:
                 raise FeedUnavailableError(
                     f"version {self.seen} of the Delta table {self._storage.shown} has changed: the table "
-                    "was removed or recreated. Start the query again, with a new checkpoint",
+                    "was removed or recreated. Start the query again with a new checkpoint",
                     condition="FEED_UNAVAILABLE.TABLE_REPLACED",
                     table=self._storage.shown,
                 )
             if following.type != FileType.File:
                 return self.seen
             self.seen += 1
-            self._mark = following.size, following.mtime_ns
+            self._newest_file = following.size, following.mtime_ns
         self._list()
         return self.seen
 
     def commit(self, version: int) -> CommitFile:
         if version not in self._commits:
-            self._keep(self._parsed(version))
+            self._cache_commit(self._load(version))
         self._commits.move_to_end(version)
         return self._commits[version]
 
-    def _parsed(self, version: int) -> CommitFile:
+    def _load(self, version: int) -> CommitFile:
         name = _file(version)
         try:
             return self._parse(version, self._storage.read(name))
         except FileNotFoundError:
             raise self.lost(version) from None
         except _INVALID as error:
-            raise self._broken(name, "commit file", version, error) from None
+            raise self._broken_log_error(name, "commit file", version, error) from None
 
     def _parse(self, version: int, content: bytes) -> CommitFile:
         """Parse a commit file (Delta protocol, "Change Data Files" and "Commit Provenance Information")."""
@@ -239,7 +240,7 @@ class Log:
             digest=blake2b(content, digest_size=16).hexdigest(),
         )
 
-    def _broken(self, name: str, what: str, version: int, error: Exception) -> FeedUnavailableError:
+    def _broken_log_error(self, name: str, what: str, version: int, error: Exception) -> FeedUnavailableError:
         return FeedUnavailableError(
             f"{name} of the Delta table {self._storage.shown} is not a valid {what} ({error!r}): restore it "
             "from a backup",
@@ -250,18 +251,18 @@ class Log:
     def lost(self, version: int) -> DataLostError:
         """Return the error for a commit that is no longer in the log."""
         self._list()
-        gone = "is no longer in its log"
-        what = gone if version < self.first else f"depends on a commit that {gone}"
+        missing = "is no longer in its log"
+        what = missing if version < self.first else f"depends on a commit that {missing}"
         return DataLostError(
             f"version {version} of the Delta table {self._storage.shown} {what}; versions "
-            f"{self.readable} to {self.seen} are left",
+            f"{self.readable} to {self.seen} can be read",
             condition="DATA_LOST.DELTA",
             version=version,
             first=self.readable,
             last=self.seen,
         )
 
-    def _keep(self, commit: CommitFile) -> None:
+    def _cache_commit(self, commit: CommitFile) -> None:
         self._kept_files += commit.files
         self._commits[commit.version] = commit
         while len(self._commits) > 1 and (
@@ -273,50 +274,50 @@ class Log:
         return self._read(range(after + 1, upto + 1))
 
     def backwards(self, version: int) -> Iterator[CommitFile]:
-        """Yield a commit and those before it, down to the first one."""
+        """Yield the commits from a version down to the first one."""
         return self._read(range(version, self.first - 1, -1))
 
     def _read(self, versions: range) -> Iterator[CommitFile]:
-        # Reads ahead, since most of the time is spent waiting for the storage.
+        # Read ahead, because most of the time is spent waiting for storage.
         position, ahead = 0, 1
         while position < len(versions):
-            some = versions[position : position + ahead]
-            unread = [version for version in some if version not in self._commits]
-            for commit in in_parallel(self._parsed, unread):
-                self._keep(commit)
-            for version in some:
+            page = versions[position : position + ahead]
+            unread = [version for version in page if version not in self._commits]
+            for commit in in_parallel(self._load, unread):
+                self._cache_commit(commit)
+            for version in page:
                 yield self.commit(version)
             position, ahead = position + ahead, min(ahead * 2, 32)
 
     def states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, TableState | None]]:
-        """Yield the commits of a range, each with the table's state; None if the log no longer has it."""
+        """Yield the commits of a range with the state of the table; None if the log no longer has it."""
         state = self.state(after)
         for commit in self.commits(after, upto):
             if state is None or commit.metadata is not None or commit.protocol is not None:
                 state = self.state(commit.version)
             else:
-                self._note(commit.version, state)
+                self._cache_state(commit.version, state)
             yield commit, state
 
     def state(self, version: int) -> TableState | None:
-        """Return what the table is in a version; None if the log no longer has it."""
+        """Return the state of the table in a version; None if the log no longer has it."""
         metadata: Metadata | None = None
         protocol: Protocol | None = None
-        for found in self._statements(version):
-            metadata, protocol = metadata or found[0], protocol or found[1]
+        for latest_metadata, latest_protocol in self._definitions(version):
+            metadata, protocol = metadata or latest_metadata, protocol or latest_protocol
             if metadata is not None and protocol is not None:
                 state = TableState(metadata, protocol)
-                self._note(version, state)
+                self._cache_state(version, state)
                 return state
         return None
 
-    def _note(self, version: int, state: TableState) -> None:
+    def _cache_state(self, version: int, state: TableState) -> None:
         self._states[version] = state
         if len(self._states) > _KEPT_STATES:
             self._states.popitem(last=False)
 
-    def _statements(self, version: int) -> Iterator[tuple[Metadata | None, Protocol | None]]:
-        """Yield what the log says about a version, the nearest first."""
+    def _definitions(self, version: int) -> Iterator[tuple[Metadata | None, Protocol | None]]:
+        """Yield metadata and protocols in the log that apply to a version, latest first."""
         for commit in self.backwards(version):
             yield commit.metadata, commit.protocol
             known = self._states.get(commit.version)
@@ -325,7 +326,7 @@ class Log:
         later = min((checkpoint for checkpoint in self._checkpoints if checkpoint > version), default=None)
         if later is None:
             return
-        # True for the version as well, unless a commit from there on has changed it.
+        # What a later checkpoint has also applies to this version, unless a commit in between changed it.
         new_metadata = new_protocol = False
         for commit in self.commits(version, later):
             new_metadata |= commit.metadata is not None
@@ -347,7 +348,7 @@ class Log:
                     if (action.get("protocol") or {}).get("minReaderVersion"):
                         protocol = Protocol.of(action["protocol"])
             except _INVALID as error:
-                raise self._broken(name, "checkpoint", version, error) from None
+                raise self._broken_log_error(name, "checkpoint", version, error) from None
             if metadata and protocol:
                 break
         return metadata, protocol
@@ -370,7 +371,7 @@ def _file(version: int) -> str:
 
 
 class RetentionHorizon:
-    """The oldest commits that still have all their files."""
+    """Finder of the oldest version from which on all commits still have their files."""
 
     def __init__(self, storage: Storage, log: Log) -> None:
         self._storage, self._log = storage, log
@@ -378,9 +379,9 @@ class RetentionHorizon:
         self._probe: tuple[str, ...] = ()
 
     def oldest(self, refused: Collection[int] = ()) -> int:
-        """Return the version after which all commits and their files exist, and none is refused."""
-        # VACUUM removes files in the order in which commits made them obsolete: the first ones tell if any
-        # are missing.
+        """Return the version after which all commits have their files, and none is in ``refused``."""
+        # VACUUM removes files in the order in which they became obsolete, so it is enough to check the oldest
+        # ones.
         if (
             self._oldest is None
             or self._oldest < self._log.readable - 1
@@ -395,7 +396,7 @@ class RetentionHorizon:
         self._probe = ()
         for commit in self._log.backwards(self._log.newest()):
             removed.update(action.path for action in commit.removed)
-            # Files of the current table are not vacuumed.
+            # VACUUM keeps files that the current version uses.
             obsolete = [
                 action.path
                 for kind, action in commit.needed
@@ -409,11 +410,11 @@ class RetentionHorizon:
         self._oldest = self._log.first - 1
 
     def lost(self, version: int, path: str) -> DataLostError:
-        """Return the error for a missing file, naming the versions that are left."""
+        """Return the error for a missing file, with the versions that can still be read."""
         self._oldest = None
         try:
             first, last = self.oldest() + 1, self._log.newest()
-            left = f"versions {first} to {last} are left" if first <= last else "no version is left"
+            left = f"versions {first} to {last} can be read" if first <= last else "no version can be read"
         except (DataLostError, FeedUnavailableError) as error:
             return DataLostError(
                 f"{path} of {self._storage.shown} is missing, and its table cannot be read: {error.message}",
@@ -421,7 +422,7 @@ class RetentionHorizon:
                 version=version,
             )
         return DataLostError(
-            f"version {version} of the Delta table {self._storage.shown} can no longer be read, since its "
+            f"version {version} of the Delta table {self._storage.shown} can no longer be read, because its "
             f"file {path} was vacuumed; {left}",
             condition="DATA_LOST.DELTA",
             version=version,

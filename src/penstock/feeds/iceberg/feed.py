@@ -19,29 +19,29 @@ _PROPERTY = "property."
 class IcebergFeed:
     """The changes of an Iceberg table of format 2 or 3, from each snapshot of its main branch.
 
-    A commit is a snapshot: its version is the sequence number, its timestamp the snapshot's. Rows of added
-    files are inserts; rows of removed files, and of deleted positions, are deletes. A copy-on-write table has
-    unchanged rows as a delete and an insert, which the passes drop; compactions change nothing.
+    Each snapshot is a commit: its version is the sequence number of the snapshot. Rows of added files are
+    inserts; rows of removed files and deleted positions are deletes. In a copy-on-write table, unchanged rows
+    are a delete and an insert, which the passes drop. Compactions have no change rows.
 
-    The columns are those of the table when the query starts, for older files too: Iceberg follows a column by
-    its id through renames, wider types and defaults. If rows are identified by the row lineage of format 3,
-    its two columns come last: ``_row_id``, a number that a row keeps through updates and compactions, and
-    ``_last_updated_sequence_number``, the version that last updated it. Versions from before the table had
-    format 3 are then not part of the feed.
+    The columns are those of the table when the query starts, also for older files: Iceberg identifies a
+    column by its id across renames, wider types and defaults. If rows are identified by the row lineage of
+    format 3, two columns are added at the end: ``_row_id``, a number that a row keeps in updates and
+    compactions, and ``_last_updated_sequence_number``, the version that last updated the row. The feed then
+    starts at the upgrade of the table to format 3.
 
     Parameters
     ----------
     table
-        The table with its namespace, as in ``shop.orders``.
+        The table's name with its namespace, such as ``shop.orders``.
     catalog
-        The catalog's name; pyiceberg looks up missing properties under it in its own configuration.
+        The catalog's name, under which pyiceberg looks up missing properties in its configuration.
     properties
-        The catalog's properties, such as ``{"uri": …, "warehouse": …}``. They may hold credentials.
+        The catalog's properties, such as ``{"uri": …, "warehouse": …}``. They may contain credentials.
     row_id
         The columns that identify rows. By default the row lineage of a table of format 3, or the table's
-        identifier fields, or else all columns except maps: then carry-overs are found, but updates are not.
-        Give the columns for a table of format 3 with a writer that does not keep the row lineage of rewritten
-        rows.
+        identifier fields, or else all columns except maps: then carry-over rows are dropped, but updates
+        are not detected. Set this for a table of format 3 if a writer does not keep the row lineage of
+        rewritten rows.
     """
 
     table: str

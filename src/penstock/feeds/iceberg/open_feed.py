@@ -39,7 +39,7 @@ from penstock.lake.storage import access_denied, is_denied, without_secrets
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """The table as it was described."""
+    """The table at the time of ``describe()``."""
 
     schema: Schema
     has_lineage: bool
@@ -47,7 +47,7 @@ class PlannedTable:
 
 
 class OpenIcebergFeed(OpenFeed):
-    """An Iceberg table that is open in one process; its schema stays as it was described."""
+    """An Iceberg table that is open in one process; reads keep the schema of ``describe()``."""
 
     beginning = 0
 
@@ -57,12 +57,12 @@ class OpenIcebergFeed(OpenFeed):
         self._table: Table | None = None
         self._planned: PlannedTable | None = None
         self._history: History | None = None
-        self._logged: int | None = None
+        self._logged_version: int | None = None
         """The version up to which Spark has logged the stream's commits."""
         self._had_parents: dict[int, bool] = {}
 
     def describe(self, after: int | None = None) -> Description:
-        """Describe the current table, even if it is another one of the same name."""
+        """Describe the current table, even if it was recreated."""
         self._table = self._planned = None
         self._load()
         table = self._planned_table()
@@ -82,7 +82,7 @@ class OpenIcebergFeed(OpenFeed):
         )
         columns = [*data, *(scan.FIELDS if by_lineage else ()), *METADATA_FIELDS]
         planned = Planned(table.version, len(table.schema.fields))
-        # The UUID stays when the table is renamed.
+        # A renamed table keeps its UUID.
         identity = f"iceberg:{self._current().metadata.table_uuid}"
         return Description(identity, pa.schema(columns), contract, planned.to_json())
 
@@ -91,14 +91,14 @@ class OpenIcebergFeed(OpenFeed):
         return history.oldest_with_lineage if self._by_lineage() else history.oldest
 
     def newest(self, after: int) -> int:
-        return self._refreshed_history().newest(after, self._logged)
+        return self._refreshed_history().newest(after, self._logged_version)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        for snapshot in self._history_upto(upto).between(after, upto, self._logged):
+        for snapshot in self._history_upto(upto).between(after, upto, self._logged_version):
             yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
-        snapshots = list(self._history_upto(upto).between(after, upto, self._logged))
+        snapshots = list(self._history_upto(upto).between(after, upto, self._logged_version))
         table = self._current()
         view = TableView(
             self.name,
@@ -119,15 +119,15 @@ class OpenIcebergFeed(OpenFeed):
         return None if snapshot is None else str(snapshot.snapshot_id)
 
     def logged(self, upto: int) -> None:
-        """Note that a history without this commit is another history; Iceberg keeps nothing for readers."""
-        self._logged = upto
+        """Record the logged version: a history without it is another history. Nothing has to be released."""
+        self._logged_version = upto
 
     def _by_lineage(self) -> bool:
-        """Whether rows are identified by row lineage; the same answer for as long as a query runs."""
+        """Whether rows are identified by row lineage; this does not change while a query runs."""
         return self._planned_table().has_lineage and self._feed.row_id in (None, (scan.ROW_ID,))
 
     def _has_key(self, data: pa.Schema, identifiers: Sequence[str]) -> bool:
-        """Whether less than all columns identify rows."""
+        """Whether rows are identified by row lineage or by some of the columns."""
         if self._feed.row_id is None or self._by_lineage():
             return self._by_lineage() or bool(identifiers)
         return not has_no_key(self._feed.row_id, data)
@@ -138,21 +138,21 @@ class OpenIcebergFeed(OpenFeed):
         columns = self._feed.row_id or identifiers or groupable
         if not columns:
             raise FeedUnavailableError(
-                f"{self.name} has only maps, which cannot identify rows: add a column that does",
+                f"{self.name} has only map columns, which cannot identify rows: add a column of another type",
                 condition="FEED_UNAVAILABLE.NO_ROW_ID",
             )
         return columns
 
     def _refreshed_history(self) -> History:
         self._load()
-        return self._known_history()
+        return self._cached_history()
 
     def _history_upto(self, upto: int) -> History:
-        """Return a history that reaches a version, from the cache if possible."""
+        """Return a history that includes a version, from the cache if possible."""
         history = self._history
         return self._refreshed_history() if history is None or history.last < upto else history
 
-    def _known_history(self) -> History:
+    def _cached_history(self) -> History:
         if self._history is None:
             self._history = History.of(self.name, self._current().metadata, self._had_parent)
         return self._history
@@ -161,7 +161,7 @@ class OpenIcebergFeed(OpenFeed):
         if self._planned is None:
             table = self._current()
             has_lineage = table.metadata.format_version >= scan.FORMAT_VERSION
-            self._planned = PlannedTable(table.schema(), has_lineage, self._known_history().last)
+            self._planned = PlannedTable(table.schema(), has_lineage, self._cached_history().last)
         return self._planned
 
     def _had_parent(self, snapshot: Snapshot) -> bool:
@@ -178,7 +178,7 @@ class OpenIcebergFeed(OpenFeed):
     def _load(self) -> Table:
         with self._translating("the catalog does not answer"):
             if self._catalog is None:
-                # A reader creates no tables in a database whose address was mistyped.
+                # Do not create catalog tables in a database, in case its address is wrong.
                 properties = {"init_catalog_tables": "false", **self._feed.properties}
                 self._catalog = open_catalog(self._feed.catalog, properties)
             table = self._catalog.load_table(self._feed.table)
@@ -189,20 +189,20 @@ class OpenIcebergFeed(OpenFeed):
     def _check(self, table: Table) -> None:
         if self._table is not None and table.metadata.table_uuid != self._table.metadata.table_uuid:
             raise DataLostError(
-                f"{self.name} was recreated while it was read: use a new checkpoint",
+                f"{self.name} was recreated while the query was running: start over with a new checkpoint",
                 condition="DATA_LOST.HISTORY_CHANGED",
             )
         if table.metadata.format_version < 2:
             raise FeedUnavailableError(
-                f"{self.name} has format 1, whose snapshots have no sequence numbers: upgrade it, such as "
-                "with table.transaction().upgrade_table_version(2).commit_transaction()",
+                f"{self.name} has format 1, whose snapshots have no sequence numbers: upgrade it, for "
+                "example with table.transaction().upgrade_table_version(2).commit_transaction()",
                 condition="FEED_UNAVAILABLE.FORMAT_VERSION",
                 found=table.metadata.format_version,
             )
 
     @property
     def _secrets(self) -> Sequence[Mapping[str, object]]:
-        """The properties whose values no message shows, as far as they are known."""
+        """Properties whose values must not appear in messages."""
         catalog = {} if self._catalog is None else client_secrets(self._catalog)
         return [self._feed.properties, catalog, {} if self._table is None else storage_secrets(self._table)]
 
@@ -214,8 +214,8 @@ class OpenIcebergFeed(OpenFeed):
             raise
         except (NoSuchTableError, NoSuchNamespaceError):
             raise FeedUnavailableError(
-                f"there is no {self.name} in the catalog {self._feed.catalog!r}: name it with its namespace, "
-                "as in namespace.table",
+                f"there is no {self.name} in the catalog {self._feed.catalog!r}: give its name with the "
+                "namespace, as in namespace.table",
                 condition="FEED_UNAVAILABLE.TABLE_NOT_FOUND",
                 table=self._feed.table,
                 catalog=self._feed.catalog,
@@ -227,7 +227,7 @@ class OpenIcebergFeed(OpenFeed):
                 if missing is DataLostError
                 else "FEED_UNAVAILABLE.CATALOG",
             ) from None
-        except Exception as error:  # Catalogs raise what their drivers raise.
+        except Exception as error:  # Catalogs raise errors of many libraries.
             reason = f"{what}: {without_secrets(error, *self._secrets)}"
             if is_denied(error):
                 raise access_denied(self.name, reason, "the catalog's properties") from None

@@ -1,8 +1,8 @@
-"""Planning of reads: the changes of each snapshot to its files, from its manifests, divided into tasks.
+"""Planning of reads: finds the files that each snapshot changed, and divides them into tasks.
 
 The rules are those of the table format (https://iceberg.apache.org/spec): the status and snapshot id of a
-manifest entry say whether a snapshot added or removed a file; a position delete applies to the data files of
-its partition whose sequence number is not above its own, and a deletion vector to the file that it names.
+manifest entry show whether a snapshot added or removed a file. A position delete file applies to the data
+files of its partition with the same or a lower sequence number, and a deletion vector to the file it names.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from penstock.lake.parquet import Piece, pieces
 
 
 class _DeleteFiles:
-    """Position delete files and deletion vectors, found by the data file whose rows they list."""
+    """Position delete files and deletion vectors, indexed by data file if they apply to only one."""
 
     def __init__(self) -> None:
-        self._of_one: dict[str, list[Entry]] = {}
-        self._of_several: list[Entry] = []
+        self._by_data_file: dict[str, list[Entry]] = {}
+        self._for_several_files: list[Entry] = []
 
     def __bool__(self) -> bool:
-        return bool(self._of_one or self._of_several)
+        return bool(self._by_data_file or self._for_several_files)
 
     def add(self, entry: Entry) -> None:
         only = _only_data_file(entry.file)
-        (self._of_several if only is None else self._of_one.setdefault(only, [])).append(entry)
+        (self._for_several_files if only is None else self._by_data_file.setdefault(only, [])).append(entry)
 
     def applying(self, data: Entry) -> tuple[DeleteFile, ...]:
-        """Return those that may apply to a data file; only their rows say whether they do."""
-        found = chain(self._of_one.get(data.file.file_path, ()), self._of_several)
-        return tuple(_delete_file(entry.file) for entry in found if _applies(entry, data))
+        """Return the delete files that may apply to a data file; some may list no position in it."""
+        deletes = chain(self._by_data_file.get(data.file.file_path, ()), self._for_several_files)
+        return tuple(_delete_file(entry.file) for entry in deletes if _applies(entry, data))
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class _Deletes:
     before: _DeleteFiles = field(default_factory=_DeleteFiles)
     after: _DeleteFiles = field(default_factory=_DeleteFiles)
     changed: _DeleteFiles = field(default_factory=_DeleteFiles)
-    """Those that are only in one of the two."""
+    """Delete files that the snapshot added or removed."""
 
 
 class Planner:
-    """Plans the tasks of a range."""
+    """Planner of the read tasks for a range of snapshots."""
 
     def __init__(self, name: str, table: Table, view: TableView, rows_per_task: int) -> None:
         self._name, self._io, self._specs = name, table.io, table.metadata.specs()
@@ -77,46 +77,52 @@ class Planner:
                 yield replace(rows, piece=piece), -(-rows.records // piece.of)
 
     def _files(self, change: Change) -> Iterator[FileRows]:
-        """Yield all files whose live rows the snapshot changed."""
+        """Yield the files with rows that the snapshot inserted or deleted."""
         snapshot = change.snapshot.snapshot_id
         all_manifests = manifests(self._io, change.snapshot)
         data = [manifest for manifest in all_manifests if manifest.content == ManifestContent.DATA]
-        own = self._own(change, [manifest for manifest in data if manifest.added_snapshot_id == snapshot])
-        removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
+        changed_entries = self._entries_of_snapshot(
+            change, [manifest for manifest in data if manifest.added_snapshot_id == snapshot]
+        )
+        removed = [entry for entry in changed_entries if entry.status == ManifestEntryStatus.DELETED]
         deletes = self._deletes(all_manifests, snapshot, needed=bool(removed))
-        for entry in own:
+        for entry in changed_entries:
             if entry.status == ManifestEntryStatus.ADDED:
                 yield self._rows(change, entry, INSERT, exclude=deletes.after.applying(entry))
         for entry in removed:
             yield self._rows(change, entry, DELETE, exclude=deletes.before.applying(entry))
         if deletes.changed:
-            yield from self._touched(change, data, {entry.file.file_path for entry in own}, deletes)
+            yield from self._files_with_changed_deletes(
+                change, data, {entry.file.file_path for entry in changed_entries}, deletes
+            )
 
-    def _own(self, change: Change, written: Sequence[Manifest]) -> list[Entry]:
-        """Return the entries that the snapshot added and removed, from the manifests that it wrote."""
+    def _entries_of_snapshot(self, change: Change, written: Sequence[Manifest]) -> list[Entry]:
+        """Return the entries that the snapshot added or removed, from the manifests that it wrote."""
         snapshot = change.snapshot.snapshot_id
         changed = [
             entry for entry in entries(self._io, *written) if entry.status != ManifestEntryStatus.EXISTING
         ]
-        own = [entry for entry in changed if entry.snapshot_id == snapshot]
-        # Up to 0.11 pyiceberg left a removed file the id of the snapshot that had added it.
-        doubtful = [
+        changed_entries = [entry for entry in changed if entry.snapshot_id == snapshot]
+        # pyiceberg up to 0.11 left the id of the snapshot that added a file in the entry that removes it.
+        unattributed = [
             entry
             for entry in changed
             if entry.snapshot_id != snapshot and entry.status == ManifestEntryStatus.DELETED
         ]
-        lacks_row_ids = self._view.lineage and any(entry.file.first_row_id is None for entry in own)
-        if change.parent is not None and (doubtful or lacks_row_ids):
+        lacks_row_ids = self._view.lineage and any(
+            entry.file.first_row_id is None for entry in changed_entries
+        )
+        if change.parent is not None and (unattributed or lacks_row_ids):
             before = self._live(change.parent)
-            own += [entry for entry in doubtful if entry.file.file_path in before]
-            for file in (entry.file for entry in own):
-                # The writer of a removed file may have left its row id out.
+            changed_entries += [entry for entry in unattributed if entry.file.file_path in before]
+            for file in (entry.file for entry in changed_entries):
+                # The writer may have left the row id out of the entry of a removed file.
                 if file.first_row_id is None and file.file_path in before:
                     file.first_row_id = before[file.file_path].first_row_id
-        return own
+        return changed_entries
 
     def _live(self, snapshot: Snapshot) -> dict[str, File]:
-        """Return the data files of a snapshot by path."""
+        """Return the live data files of a snapshot by path."""
         data = (
             manifest for manifest in manifests(self._io, snapshot) if manifest.content == ManifestContent.DATA
         )
@@ -126,13 +132,15 @@ class Planner:
             if entry.status != ManifestEntryStatus.DELETED
         }
 
-    def _touched(
-        self, change: Change, written: Sequence[Manifest], own: set[str], deletes: _Deletes
+    def _files_with_changed_deletes(
+        self, change: Change, written: Sequence[Manifest], changed_entries: set[str], deletes: _Deletes
     ) -> Iterator[FileRows]:
-        """Yield files that stay, whose deleted rows the snapshot changed."""
+        """Yield files that the snapshot kept, but in which it deleted or restored rows."""
         for entry in entries(self._io, *written):
-            stays = entry.status != ManifestEntryStatus.DELETED and entry.file.file_path not in own
-            if not stays or not deletes.changed.applying(entry):
+            is_kept = (
+                entry.status != ManifestEntryStatus.DELETED and entry.file.file_path not in changed_entries
+            )
+            if not is_kept or not deletes.changed.applying(entry):
                 continue
             before, after = deletes.before.applying(entry), deletes.after.applying(entry)
             yield self._rows(change, entry, DELETE, only=after, exclude=before)
@@ -140,11 +148,11 @@ class Planner:
                 yield self._rows(change, entry, INSERT, only=before, exclude=after)
 
     def _deletes(self, written: Sequence[Manifest], snapshot: int, *, needed: bool) -> _Deletes:
-        """Return the delete files before and after the snapshot; none if they cannot matter."""
+        """Return the delete files before and after the snapshot; none if they cannot affect its changes."""
         delete_manifests = [manifest for manifest in written if manifest.content == ManifestContent.DELETES]
         if not needed and all(manifest.added_snapshot_id != snapshot for manifest in delete_manifests):
             return _Deletes()
-        found = _Deletes()
+        deletes = _Deletes()
         for manifest in delete_manifests:
             for entry in entries(self._io, manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
@@ -153,18 +161,19 @@ class Planner:
                 self._check_delete(entry.file)
                 existed = removed or entry.snapshot_id != snapshot
                 if existed:
-                    found.before.add(entry)
+                    deletes.before.add(entry)
                 if not removed:
-                    found.after.add(entry)
+                    deletes.after.add(entry)
                 if removed or not existed:
-                    found.changed.add(entry)
-        return found
+                    deletes.changed.add(entry)
+        return deletes
 
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
             raise FeedUnavailableError(
-                f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: configure "
-                "the writer to use position deletes or copy-on-write, and start after the next compaction",
+                f"{self._name} has equality deletes, which Flink writes, and pyiceberg cannot read them: "
+                "configure the writer to use position deletes or copy-on-write, and start after the next "
+                "compaction",
                 condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
                 file=file.file_path,
             )
@@ -174,8 +183,8 @@ class Planner:
     def _check_format(self, file: File) -> None:
         if file.file_format != FileFormat.PARQUET:
             raise FeedUnavailableError(
-                f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set "
-                "write.format.default to parquet, and start after the commits that wrote others",
+                f"{self._name} has {file.file_format.value} files, but only Parquet is supported: set "
+                "write.format.default to parquet, and start after the last commit with other files",
                 condition="FEED_UNAVAILABLE.FILE_FORMAT",
                 file=file.file_path,
             )
@@ -193,8 +202,8 @@ class Planner:
         self._check_format(file)
         if self._view.lineage and file.first_row_id is None:
             raise FeedUnavailableError(
-                f"version {change.version} of {self._name} has rows without row lineage, from before the "
-                "table had format 3: start from a later one, or give the columns that identify rows: "
+                f"version {change.version} of {self._name} has rows without row lineage, from before its "
+                "upgrade to format 3: start from a later version, or name the columns that identify rows: "
                 f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
                 condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
                 version=change.version,
@@ -211,12 +220,12 @@ class Planner:
             only=only,
             first_row_id=file.first_row_id,
             updated=entry.sequence_number,
-            # A snapshot need not say its schema. Then the table's own shows whether columns have changed.
+            # A snapshot may have no schema id. Then the current schema is used to detect changed columns.
             columns=self._columns.get(change.snapshot.schema_id, self._newest_columns),
         )
 
     def _partition_constants(self, file: File) -> tuple[tuple[int, object], ...]:
-        """Return the columns that a file may lack, since its partition has their single value."""
+        """Return values of partition columns, which a file may not store."""
         fields = self._specs[file.spec_id].fields
         return tuple(
             (field.source_id, file.partition[index])
@@ -232,7 +241,7 @@ def _delete_file(file: File) -> DeleteFile:
 
 
 def _only_data_file(deletes: File) -> str | None:
-    """Return the data file whose rows a delete file lists; None if they may be of several."""
+    """Return the only data file that a delete file applies to; None if there may be several."""
     only: str | None = deletes.referenced_data_file
     return only_data_file(deletes) if only is None else only
 
@@ -247,11 +256,11 @@ def _applies(delete: Entry, data: Entry) -> bool:
     if only is not None:
         return only == data_file.file_path
     path = data_file.file_path.encode()
-    low, high = path_bounds(file)
-    return (low is None or low <= path) and (high is None or path <= high)
+    lower, upper = path_bounds(file)
+    return (lower is None or lower <= path) and (upper is None or path <= upper)
 
 
 def _is_same_partition(one: File, other: File) -> bool:
-    """Whether two files are of the same partition of one spec; NaN is a partition like any other."""
+    """Whether two files of one partition spec are in the same partition; NaN equals NaN here."""
     pairs = [(one.partition[place], other.partition[place]) for place in range(len(one.partition))]
     return all(left == right or (left != left and right != right) for left, right in pairs)

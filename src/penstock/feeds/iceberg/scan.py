@@ -1,8 +1,8 @@
-"""Reading of parts of Iceberg data files as change rows, with row lineage; runs on executors.
+"""Reading of parts of Iceberg data files as change rows, with row lineage, on executors.
 
-Row lineage, which tables have from format 3 on, is a number for each row and the version that last updated
-it. A file has both as columns if its rows were written earlier, such as by a copy-on-write update. Elsewhere,
-and where the columns are null, a row's number is that of the file's first row plus its position, and its
+Row lineage, a feature of format 3, is an id for each row and the version that last updated the row. A file
+has columns for both if it was rewritten, for example by a copy-on-write update. Otherwise, and where these
+columns are null, the id of a row is the first row id of the file plus the position of the row, and its
 version is the one that added the file (https://iceberg.apache.org/spec, "Row Lineage").
 """
 
@@ -72,8 +72,8 @@ def _vector(blob: bytes, path: str) -> Positions:
     """Decode a deletion vector."""
     length = int.from_bytes(blob[:_FRAME], "big")
     content, checksum = blob[_FRAME : _FRAME + length], blob[_FRAME + length : 2 * _FRAME + length]
-    whole = content[: len(_MAGIC)] == _MAGIC and zlib.crc32(content) == int.from_bytes(checksum, "big")
-    if not whole:
+    is_valid = content[: len(_MAGIC)] == _MAGIC and zlib.crc32(content) == int.from_bytes(checksum, "big")
+    if not is_valid:
         raise OSError(f"the deletion vector in {path} is damaged: its magic number or its checksum is wrong")
     deleted = BitMap64.deserialize(content[len(_MAGIC) :]).to_array()
     return np.frombuffer(deleted, np.uint64).astype(np.int64)
@@ -81,7 +81,7 @@ def _vector(blob: bytes, path: str) -> Positions:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as an executor needs it, with the credentials for its files."""
+    """The properties of a table that an executor needs, with the credentials for its files."""
 
     name: str
     io: FileIO
@@ -94,7 +94,7 @@ class TableView:
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a data file, or of one part of it, that a snapshot changed in one way."""
+    """The rows of a data file, or of a part of it, that a snapshot inserted or deleted."""
 
     version: int
     timestamp: int
@@ -103,22 +103,22 @@ class FileRows:
     records: int
     piece: Piece
     constants: tuple[tuple[int, object], ...]
-    """Values of columns that the file may lack, by field id."""
+    """Values of columns that the file may not store, by field id."""
     exclude: tuple[DeleteFile, ...]
-    """Delete files whose rows are left out."""
+    """Delete files whose positions are not read."""
     only: tuple[DeleteFile, ...] | None = None
-    """Delete files to whose rows the read is limited."""
+    """Delete files whose positions are the only ones to read; None to read all."""
     first_row_id: int | None = None
     """The row id of the file's first row."""
     updated: int | None = None
-    """The version that last updated the rows for which the file has none."""
+    """The version that last updated rows for which the file does not store it."""
     columns: tuple[Column, ...] = ()
     """The table's columns in that version."""
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one Spark task reads."""
+    """The files, or parts of files, that one Spark task reads."""
 
     table: TableView
     files: tuple[FileRows, ...]
@@ -135,13 +135,13 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         except FileNotFoundError:
             raise DataLostError(
                 f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is "
-                "missing: its snapshot was expired, or it was removed as an orphan. Start from a later "
-                "version, with a new checkpoint",
+                "missing: its snapshot was expired, or it was deleted as an orphan file. Start from a later "
+                "version with a new checkpoint",
                 condition="DATA_LOST.FILE_MISSING",
                 version=part.version,
                 file=part.path,
             ) from None
-        except Exception as error:  # File systems raise what their libraries raise.
+        except Exception as error:  # File systems raise errors of many libraries.
             reason = without_secrets(error, task.table.io.properties)
             if is_denied(error):
                 raise access_denied(task.table.name, reason, "the catalog's properties") from None
@@ -156,24 +156,24 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 def columns_of(fields: Iterable[NestedField]) -> tuple[Column, ...]:
     """Return the columns of a schema with their ids."""
-    return tuple(Column(field.name, _shape(field.field_type), field.field_id) for field in fields)
+    return tuple(Column(field.name, _type_text(field.field_type), field.field_id) for field in fields)
 
 
-def _shape(kind: IcebergType) -> str:
-    """Return a type with the ids of its fields; comments and nullability do not matter to a reader."""
+def _type_text(kind: IcebergType) -> str:
+    """Describe a type with the ids of its fields, without comments and nullability, for comparison."""
     if isinstance(kind, StructType):
-        fields = (f"{field.field_id}: {field.name}: {_shape(field.field_type)}" for field in kind.fields)
+        fields = (f"{field.field_id}: {field.name}: {_type_text(field.field_type)}" for field in kind.fields)
         return f"struct<{', '.join(fields)}>"
     if isinstance(kind, ListType):
-        return f"list<{kind.element_id}: {_shape(kind.element_type)}>"
+        return f"list<{kind.element_id}: {_type_text(kind.element_type)}>"
     if isinstance(kind, MapType):
-        key, value = _shape(kind.key_type), _shape(kind.value_type)
+        key, value = _type_text(kind.key_type), _type_text(kind.value_type)
         return f"map<{kind.key_id}: {key}, {kind.value_id}: {value}>"
     return str(kind)
 
 
 class _Scan:
-    """Reads parts of files into one schema."""
+    """Reader of parts of files in the schema of a read."""
 
     def __init__(self, table: TableView, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
@@ -181,13 +181,13 @@ class _Scan:
         computed = METADATA_NAMES.union(self._lineage)
         wanted = [name for name in schema.names if name not in computed]
         columns = {field.name: field for field in table.schema.fields}
-        absent = next((name for name in wanted if name not in columns), None)
-        if absent is not None:
+        missing = next((name for name in wanted if name not in columns), None)
+        if missing is not None:
             raise FeedUnavailableError(
-                f"{table.name} no longer has the column {absent!r}: it was dropped or renamed after the "
+                f"{table.name} no longer has the column {missing!r}: it was dropped or renamed after the "
                 "query was planned. Start the query again",
                 condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
-                column=absent,
+                column=missing,
             )
         self._projected = Schema(*(columns[name] for name in wanted))
         self._planned, self._read = Planned.of(schema), columns_of(self._projected.fields)
@@ -203,7 +203,8 @@ class _Scan:
             file = pq.ParquetFile(stream, pre_buffer=True)
             if file.metadata.num_rows != part.records:
                 raise OSError(
-                    f"it has {file.metadata.num_rows} rows, the table's metadata says {part.records}"
+                    f"it has {file.metadata.num_rows} rows, but {part.records} according to the table's "
+                    "metadata"
                 )
             for batch in self._batches(file, part, exclude, only):
                 yield change_rows(
@@ -219,38 +220,38 @@ class _Scan:
     ) -> Iterator[pa.RecordBatch]:
         physical = file.schema_arrow
         downcast = self._table.format_version <= 2
-        in_file = pyarrow_to_schema(
+        file_schema = pyarrow_to_schema(
             physical,
             self._table.name_mapping,
             downcast_ns_timestamp_to_us=downcast,
             format_version=self._table.format_version,
         )
-        stored = {field.field_id: field for field in in_file.fields}
+        stored = {field.field_id: field for field in file_schema.fields}
         names = {field_id: field.name for field_id, field in stored.items()}
         columns = [names[field.field_id] for field in self._projected.fields if field.field_id in names]
         lineage = {name: names.get(FIELD_IDS[name]) for name in self._lineage}
         constants = dict(part.constants)
         for start, batch in _part_batches(file, part, [*columns, *filter(None, lineage.values())]):
-            kept = _selected(batch.select(columns), start, exclude, only)
-            if not kept.num_rows:
+            selected = _selected(batch.select(columns), start, exclude, only)
+            if not selected.num_rows:
                 continue
             if self._projected.fields:
-                kept = pa.RecordBatch.from_arrays(
+                selected = pa.RecordBatch.from_arrays(
                     [
-                        current_column(kept, stored.get(field.field_id), field, constants)
+                        current_column(selected, stored.get(field.field_id), field, constants)
                         for field in self._projected.fields
                     ],
                     names=[field.name for field in self._projected.fields],
                 )
             numbers = _selected(self._row_lineage(batch, start, part, lineage), start, exclude, only)
             for field, column in zip(numbers.schema, numbers.columns, strict=True):
-                kept = kept.append_column(field, column)
-            yield kept
+                selected = selected.append_column(field, column)
+            yield selected
 
     def _row_lineage(
         self, batch: pa.RecordBatch, start: int, part: FileRows, stored: Mapping[str, str | None]
     ) -> pa.RecordBatch:
-        """Return the selected columns of row lineage."""
+        """Return the requested columns of row lineage."""
         first = (part.first_row_id or 0) + start
         inherited = {
             ROW_ID: pa.array(np.arange(first, first + batch.num_rows)),
@@ -263,7 +264,7 @@ class _Scan:
         return pa.RecordBatch.from_pydict(columns)
 
     def _deleted(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
-        """Return the positions in a data file that delete files list, in order."""
+        """Return the sorted positions in a data file that delete files list."""
         for file in files:
             if (file, path) not in self._positions:
                 self._positions[file, path] = positions(self._table.io, file, path)
@@ -291,9 +292,9 @@ def _selected(
     excluded = _within(exclude, start, batch.num_rows)
     if not len(excluded):
         return batch
-    kept = np.ones(batch.num_rows, np.bool_)
-    kept[excluded] = False
-    return batch.filter(pa.array(kept))
+    selected = np.ones(batch.num_rows, np.bool_)
+    selected[excluded] = False
+    return batch.filter(pa.array(selected))
 
 
 def _within(positions: Positions, start: int, rows: int) -> Positions:

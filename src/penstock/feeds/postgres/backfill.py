@@ -1,20 +1,22 @@
-"""Backfill: existing rows of a table, read in chunks while its changes come, each row exactly once.
+"""Backfill: reads the existing rows of a table in chunks while its changes arrive, each row exactly once.
 
-The idea is that of watermarks (Andreakis and Papapanagiotou, "DBLog: A Watermark Based Change-Data-Capture
-Framework", 2020), made exact by PostgreSQL's snapshots: a chunk of the table comes with the set of
-transactions whose rows it has, and each change in the log names its transaction. So for each change it is
-known whether a chunk has it already.
+The method is that of DBLog (Andreakis and Papapanagiotou, "DBLog: A Watermark Based Change-Data-Capture
+Framework", 2020), made exact with PostgreSQL's snapshots. Each chunk is read with the snapshot of its
+transaction, and each change in the log has a transaction id, which shows whether the chunk includes the
+change.
 
-- A change of a row that no chunk has had yet is held back. The chunk with that row comes later, and has it.
-- When a chunk is appended, the changes of its rows that were held back and that it does not have follow.
-- Later changes of its rows are appended as they come.
-- An update that changes a key may lack values of the row, those of TOAST columns that it leaves as they
-  are. If no chunk has had that row under its old key, it is read again under its new one.
+- A change of a row that no chunk has included yet is held back. A later chunk includes the row.
+- When a chunk is appended, the held changes of its rows that its snapshot does not include are appended after
+  it.
+- Later changes of these rows are appended immediately.
+- An update that changes the key may have no values for unchanged TOAST columns. If no chunk has included the
+  row under its old key, the row is read again under its new key. Until then its key is a gap.
 
-A table that is read again, whose rows are there already, has nothing held back. Of a chunk, those rows are
-left out that were changed by transactions which it does not show: the log had newer values. If it did not
-have all of them, since TOAST values were not changed, the row is read again with the next chunk. So is a row
-that was not read under its old key, and that an update without such values brings under a new one.
+If a table is reread, its rows are already in the queue, so no change is held back. Rows that were changed by
+transactions outside the snapshot are dropped from the chunk, because the log has newer values. If the log
+does not have all of their values, because of unchanged TOAST values, the row is read again with the next
+chunk. The same applies to a row that was not read under its old key and gets a new key in an update without
+these values.
 """
 
 from __future__ import annotations
@@ -37,49 +39,49 @@ from penstock.feeds.postgres.table_chunks import Chunk, Visible
 from penstock.feeds.protocol import INSTANT
 
 _SEPARATOR = "\0"
-"""Between the columns of a key: no text in PostgreSQL has this character."""
+"""Separates the columns of a key; text in PostgreSQL cannot contain this character."""
 
 
-class _Held(NamedTuple):
-    """Changes of rows, in the order of the log."""
+class _HeldChanges(NamedTuple):
+    """Changes of rows in log order."""
 
     rows: pa.RecordBatch | None
-    """None if the rows themselves were returned."""
+    """The rows that are held back; None if they were returned and only their keys are needed."""
     keyed: KeyedRows
 
-    def only(self, mask: Mask) -> _Held:
+    def filter(self, mask: Mask) -> _HeldChanges:
         if mask.all():
             return self
         rows = None if self.rows is None else self.rows.filter(pa.array(mask))
-        return _Held(rows, self.keyed.filter(mask))
+        return _HeldChanges(rows, self.keyed.filter(mask))
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """A row at or before the last one read whose values are not known, and which is to be read again."""
+    """A row at or before the last key read that has to be read again, because values of it are unknown."""
 
     key: Key
     transaction: int | None
-    """The one that made it; None if every later chunk shows it."""
+    """The transaction that wrote the row; None if every later snapshot includes it."""
 
 
 class Backfill:
-    """The backfill of a table, and the sieve of its :class:`RowReader`; not thread-safe.
+    """The backfill of a table, which holds back changes for its :class:`RowReader`; not thread-safe.
 
     Parameters
     ----------
     server
-        The server, which compares keys.
+        The server, for comparing keys.
     key
         The columns of the table's key.
     order
-        Their order.
+        The sort order of the key.
     after
-        The key up to which the rows are there; None if none are.
+        The key up to which rows have been read; None if none have been.
     gaps
-        Keys before that one whose rows are not there.
-    again
-        Whether the rows are there already, perhaps with other values.
+        Keys up to ``after`` whose rows still have to be read.
+    reread
+        Whether the rows are already in the queue, possibly with outdated values.
     """
 
     def __init__(
@@ -90,111 +92,113 @@ class Backfill:
         after: Key | None,
         gaps: Iterable[Key] = (),
         *,
-        again: bool,
+        reread: bool,
     ) -> None:
         self.key, self.order, self._server = key, order, server
-        self.after, self.again, self.is_complete = after, again, False
-        self._held: list[_Held] = []
+        self.after, self.reread, self.is_complete = after, reread, False
+        self._held: list[_HeldChanges] = []
         self._is_at_end = False
-        """Whether a chunk had the last row."""
+        """Whether a chunk has reached the end of the table."""
         self._gaps = {_SEPARATOR.join(gap): _Gap(gap, None) for gap in gaps}
 
     @property
     def gaps(self) -> list[Key]:
-        """Keys up to the last one read whose rows are not there, and are to be read with the next chunk.
+        """Keys up to the last key read whose rows have to be read with the next chunk.
 
-        An update may change the key of a row that was not read, without its unchanged TOAST values.
+        An update creates a gap if it changes the key of an unread row and has no values for its TOAST
+        columns.
         """
         return [gap.key for gap in self._gaps.values()]
 
-    def holds(self, rows: KeyedRows) -> Mask:
-        """Return the mask of the rows to hold back: those that a later chunk has."""
+    def rows_to_hold(self, rows: KeyedRows) -> Mask:
+        """Return the mask of the rows to hold back, because a later chunk includes them."""
         if self.is_complete:
             return np.zeros(len(rows.transactions), bool)
-        if self.again:
-            self._held.append(_Held(None, rows))
-            if (rows.needs >= 0).any():
-                joined = _joined(rows.keys)
-                unread = self._unread(rows.keys) | _is_in(joined, list(self._gaps))
-                self._hold_lacking(rows, joined, unread, _needed(rows, joined))
+        if self.reread:
+            self._held.append(_HeldChanges(None, rows))
+            if (rows.source_rows >= 0).any():
+                key_texts = _key_texts(rows.keys)
+                unread = self._unread(rows.keys) | _is_in(key_texts, list(self._gaps))
+                self._hold_incomplete(rows, key_texts, unread, _source_keys(rows, key_texts))
             return np.zeros(len(rows.transactions), bool)
         held = self.order.after(self._server, self.after, rows.keys)
-        if self._gaps or (rows.needs >= 0).any():
-            joined = _joined(rows.keys)
-            held |= _is_in(joined, list(self._gaps))
-            self._hold_lacking(rows, joined, held, _needed(rows, joined))
+        if self._gaps or (rows.source_rows >= 0).any():
+            key_texts = _key_texts(rows.keys)
+            held |= _is_in(key_texts, list(self._gaps))
+            self._hold_incomplete(rows, key_texts, held, _source_keys(rows, key_texts))
         return held
 
     def _unread(self, keys: Sequence[pa.StringArray]) -> Mask:
-        """Return the mask of the keys of a table that is read again which no chunk has had yet."""
+        """Return the mask of the keys that no chunk of a reread table has included yet."""
         if self._is_at_end:
             return np.zeros(len(keys[0]), bool)
         return self.order.after(self._server, self.after, keys)
 
-    def _hold_lacking(
-        self, rows: KeyedRows, joined: pa.StringArray, held: Mask, sources: Sequence[str] | None = None
+    def _hold_incomplete(
+        self, rows: KeyedRows, key_texts: pa.StringArray, held: Mask, sources: Sequence[str] | None = None
     ) -> None:
-        """Make gaps of rows that lack values, and hold what comes under their keys from there on.
+        """Add gaps for rows with missing values, and hold all changes of their keys from there on.
 
-        With ``sources``, the keys of the rows that they need, only of those that need a row which is held.
+        ``held`` is updated. ``sources`` has the key of the row that each of these rows takes its values from;
+        if it is given, only rows whose source row is held become gaps.
         """
-        lacking = np.flatnonzero(rows.needs >= 0)
-        keys = joined.take(pa.array(lacking)).to_pylist()
-        begins: dict[str, int] = {}
-        for number, place in enumerate(lacking.tolist()):
-            if held[place] or keys[number] in begins:
+        incomplete = np.flatnonzero(rows.source_rows >= 0)
+        keys = key_texts.take(pa.array(incomplete)).to_pylist()
+        first_places: dict[str, int] = {}
+        for number, place in enumerate(incomplete.tolist()):
+            if held[place] or keys[number] in first_places:
                 continue
             if sources is not None:
-                source = int(rows.needs[place])
-                if not held[source] and begins.get(sources[number], source + 1) > source:
+                source = int(rows.source_rows[place])
+                if not held[source] and first_places.get(sources[number], source + 1) > source:
                     continue
-            begins[keys[number]] = place
-            self._make_gap(rows, place)
-        if begins:
-            found = pc.index_in(joined, value_set=pa.array(list(begins), pa.string()))
-            starts = np.append(np.fromiter(begins.values(), np.int64, len(begins)), len(held))
-            first = starts[pc.fill_null(found, len(begins)).to_numpy(zero_copy_only=False)]
+            first_places[keys[number]] = place
+            self._add_gap(rows, place)
+        if first_places:
+            indexes = pc.index_in(key_texts, value_set=pa.array(list(first_places), pa.string()))
+            starts = np.append(np.fromiter(first_places.values(), np.int64, len(first_places)), len(held))
+            first = starts[pc.fill_null(indexes, len(first_places)).to_numpy(zero_copy_only=False)]
             held |= np.arange(len(held)) >= first
 
-    def _make_gap(self, rows: KeyedRows, place: int) -> None:
+    def _add_gap(self, rows: KeyedRows, place: int) -> None:
         key = tuple(texts[place].as_py() for texts in rows.keys)
         self._gaps[_SEPARATOR.join(key)] = _Gap(key, int(rows.transactions[place]))
 
     def hold(self, rows: pa.RecordBatch, keyed: KeyedRows) -> None:
-        """Keep changes until a chunk has them, or has their rows without them."""
-        self._held.append(_Held(rows, keyed))
+        """Hold back changes until a chunk includes them or their rows."""
+        self._held.append(_HeldChanges(rows, keyed))
 
-    def place(self) -> tuple[int, dict[str, _Gap]]:
-        """Return what to return to with :meth:`return_to`."""
+    def saved_state(self) -> tuple[int, dict[str, _Gap]]:
+        """Return the current state, for :meth:`restore`."""
         return len(self._held), dict(self._gaps)
 
-    def return_to(self, place: tuple[int, dict[str, _Gap]]) -> None:
-        """Forget what was held back since."""
-        del self._held[place[0] :]
-        self._gaps = dict(place[1])
+    def restore(self, state: tuple[int, dict[str, _Gap]]) -> None:
+        """Discard everything that was held back after a saved state."""
+        del self._held[state[0] :]
+        self._gaps = dict(state[1])
 
     def forget(self, visible: Visible) -> None:
-        """Forget changes that every later chunk shows, from what a transaction sees now."""
-        left = (each.only(~visible.shows(each.keyed.transactions)) for each in self._held)
+        """Discard held changes that are visible in a current snapshot, and so in every later chunk."""
+        left = (each.filter(~visible.shows(each.keyed.transactions)) for each in self._held)
         self._held = [each for each in left if len(each.keyed.transactions)]
 
     def complete(self, chunk: Chunk, version: int) -> list[pa.RecordBatch]:
-        """Return the rows of a chunk, with later changes of them, as those of a commit.
+        """Return the rows of a chunk and their later changes as the rows of one commit.
 
-        All changes in the log before the chunk's position have to be read, and those that it shows
-        forgotten. Rows after these are held back from then on.
+        All changes in the log before the chunk's position have to be read, and :meth:`forget` has to be
+        called with its snapshot. From then on, changes of rows after the chunk are held back.
         """
-        if self.again:
-            parts = [self._unchanged(chunk)]
-            self._fill(chunk)
-            self._note_lacking(chunk)
+        if self.reread:
+            parts = [self._not_superseded(chunk)]
+            self._close_gaps(chunk)
+            self._add_incomplete_gaps(chunk)
             self._is_at_end |= not chunk.more
             self.is_complete = self._is_at_end and not self._gaps
         else:
-            filled = self._fill(chunk)
-            lacks = any((each.keyed.needs >= 0).any() for each in self._held)
-            self.is_complete = not (chunk.more or self._gaps or lacks)
-            parts = [self._filled(chunk, filled), *self._later_changes(chunk)]
+            closed = self._close_gaps(chunk)
+            has_incomplete = any((each.keyed.source_rows >= 0).any() for each in self._held)
+            self.is_complete = not (chunk.more or self._gaps or has_incomplete)
+            parts = [self._without_open_gaps(chunk, closed), *self._later_changes(chunk)]
         self.after = chunk.last or self.after
         if self.is_complete:
             self._held = []
@@ -205,65 +209,65 @@ class Backfill:
                 sequence += part.num_rows
         return batches
 
-    def _note_lacking(self, chunk: Chunk) -> None:
-        """Make gaps of rows that a chunk was to bring, and whose later changes lack some of their values."""
+    def _add_incomplete_gaps(self, chunk: Chunk) -> None:
+        """Add gaps for rows of a chunk if later changes of them have missing values."""
         for each in self._held:
             keyed = each.keyed
-            if not keyed.lacks.any():
+            if not keyed.incomplete.any():
                 continue
-            mine = self._unread(keyed.keys)
+            in_chunk = self._unread(keyed.keys)
             if chunk.more:
-                mine &= ~self.order.after(self._server, chunk.last, keyed.keys)
-            mine |= _is_in(_joined(keyed.keys), list(map(_SEPARATOR.join, chunk.gaps)))
-            for place in np.flatnonzero(keyed.lacks & mine).tolist():
-                self._make_gap(keyed, place)
+                in_chunk &= ~self.order.after(self._server, chunk.last, keyed.keys)
+            in_chunk |= _is_in(_key_texts(keyed.keys), list(map(_SEPARATOR.join, chunk.gaps)))
+            for place in np.flatnonzero(keyed.incomplete & in_chunk).tolist():
+                self._add_gap(keyed, place)
 
-    def _fill(self, chunk: Chunk) -> list[str]:
-        """Close the gaps whose rows a chunk has, as they are now; return their keys as text."""
-        filled = []
+    def _close_gaps(self, chunk: Chunk) -> list[str]:
+        """Close the gaps whose current rows a chunk includes; return their keys as text."""
+        closed = []
         for key in map(_SEPARATOR.join, chunk.gaps):
             gap = self._gaps.get(key)
             if gap is None:
                 continue
             if gap.transaction is None or chunk.visible.shows(np.array([gap.transaction])).all():
-                filled.append(key)
+                closed.append(key)
                 del self._gaps[key]
-        return filled
+        return closed
 
-    def _filled(self, chunk: Chunk, filled: Sequence[str]) -> pa.RecordBatch | None:
-        """Return the rows of a chunk without those of gaps that stay."""
+    def _without_open_gaps(self, chunk: Chunk, closed: Sequence[str]) -> pa.RecordBatch | None:
+        """Return the rows of a chunk without rows of gaps that remain open."""
         if chunk.rows is None or not chunk.gaps:
             return chunk.rows
         keep = np.arange(chunk.rows.num_rows) < chunk.count
-        keep |= _is_in(_joined(chunk.keys), filled)
+        keep |= _is_in(_key_texts(chunk.keys), closed)
         return chunk.rows.filter(pa.array(keep))
 
     def _later_changes(self, chunk: Chunk) -> list[pa.RecordBatch]:
-        """Return the held changes of rows that a chunk has, and keep the others."""
+        """Return the held changes of rows that a chunk includes, and keep holding the others."""
         bound = chunk.last or self.after
-        found, kept = [], []
+        returned, still_held = [], []
         for each in self._held:
             held = (
                 np.zeros(len(each.keyed.transactions), bool)
                 if self.is_complete
-                else self._not_had(each.keyed, bound)
+                else self._must_hold(each.keyed, bound)
             )
-            found.append(each.only(~held).rows)
+            returned.append(each.filter(~held).rows)
             if held.any():
-                kept.append(each.only(held))
-        self._held = kept
-        return [rows for rows in found if rows is not None]
+                still_held.append(each.filter(held))
+        self._held = still_held
+        return [rows for rows in returned if rows is not None]
 
-    def _not_had(self, rows: KeyedRows, bound: Key | None) -> Mask:
-        """Return the mask of the changes of rows that no chunk has had, or that are to be read again."""
+    def _must_hold(self, rows: KeyedRows, bound: Key | None) -> Mask:
+        """Return the mask of the changes of rows that no chunk has included yet, or that are gaps."""
         held = self.order.after(self._server, bound, rows.keys)
-        joined = _joined(rows.keys)
-        held |= _is_in(joined, list(self._gaps))
-        self._hold_lacking(rows, joined, held)
+        key_texts = _key_texts(rows.keys)
+        held |= _is_in(key_texts, list(self._gaps))
+        self._hold_incomplete(rows, key_texts, held)
         return held
 
-    def _unchanged(self, chunk: Chunk) -> pa.RecordBatch | None:
-        """Return the rows of a chunk of which the log has not had newer values, as updates."""
+    def _not_superseded(self, chunk: Chunk) -> pa.RecordBatch | None:
+        """Return the rows of a chunk for which the log had no newer values, as updates."""
         rows = chunk.rows
         if rows is None:
             return None
@@ -271,18 +275,18 @@ class Backfill:
         rows = rows.set_column(place, rows.schema.field(place), pa.repeat(POSTIMAGE, rows.num_rows))
         if not self._held:
             return rows
-        changed = pa.concat_arrays([_joined(each.keyed.keys) for each in self._held])
-        return rows.filter(pc.invert(pc.is_in(_joined(chunk.keys), value_set=changed)))
+        changed = pa.concat_arrays([_key_texts(each.keyed.keys) for each in self._held])
+        return rows.filter(pc.invert(pc.is_in(_key_texts(chunk.keys), value_set=changed)))
 
 
-def _joined(keys: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Return keys of several columns as one text each."""
+def _key_texts(keys: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Join the columns of each key into one text."""
     return keys[0] if len(keys) == 1 else pc.binary_join_element_wise(*keys, _SEPARATOR)
 
 
-def _needed(rows: KeyedRows, joined: pa.StringArray) -> list[str]:
-    """Return the keys of the rows that others need, in the order of those."""
-    keys: list[str] = joined.take(pa.array(rows.needs[rows.needs >= 0])).to_pylist()
+def _source_keys(rows: KeyedRows, key_texts: pa.StringArray) -> list[str]:
+    """Return the keys of the source rows, for each row with missing values."""
+    keys: list[str] = key_texts.take(pa.array(rows.source_rows[rows.source_rows >= 0])).to_pylist()
     return keys
 
 
@@ -292,7 +296,7 @@ def _is_in(texts: pa.StringArray, values: Sequence[str]) -> Mask:
 
 
 def as_commit(rows: pa.RecordBatch, version: int, timestamp: int, sequence: int) -> pa.RecordBatch:
-    """Return rows as those of a commit, from a place in it on."""
+    """Set the version, time and consecutive sequence numbers of a commit in rows."""
     count = rows.num_rows
     values = {
         COMMIT_VERSION: pa.repeat(pa.scalar(version, pa.int64()), count),

@@ -1,4 +1,4 @@
-"""The tables of a publication: their columns in Arrow, and the keys that identify their rows."""
+"""The tables of a publication: their columns as Arrow types, and the keys that identify their rows."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from penstock.feeds.protocol import METADATA_FIELDS
 from penstock.json_text import Json, parse_json
 
 SEQUENCE, UNCHANGED_COLUMNS, TABLE, KEY = "_commit_sequence", "_unchanged", "_table", "_key"
-_ADDED = (
+_FEED_COLUMNS = (
     pa.field(SEQUENCE, pa.int64(), nullable=False),
     pa.field(UNCHANGED_COLUMNS, pa.list_(pa.field("element", pa.string()))),
     *METADATA_FIELDS,
 )
-_NAMES = (pa.field(TABLE, pa.string(), nullable=False), pa.field(KEY, pa.string(), nullable=False))
+_TABLE_AND_KEY = (pa.field(TABLE, pa.string(), nullable=False), pa.field(KEY, pa.string(), nullable=False))
 SNAPSHOT_SCHEMA = "penstock_snapshots"
 _FIRST_USER_TYPE = 16_384
-"""Types below this object id are built in."""
+"""Types with a lower object id are built in."""
 BaseType = tuple[int, int]
-"""A column's type with domains resolved: the type's object id, and its modifier."""
+"""A column's type with domains resolved: the object id of the type, and its modifier."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the publication as a query is planned with it."""
+    """A table of the publication, as a query is planned with it."""
 
     relation: Relation
     bases: tuple[BaseType, ...]
-    """The columns' types, domains resolved."""
+    """The types of the columns, with domains resolved."""
     key: tuple[str, ...]
-    """The columns that identify rows; all of them without a key, if the replica identity is full."""
+    """The columns that identify rows; all columns if there is no key and the replica identity is full."""
     keyed: bool
     """Whether the table has a key, whose columns are never null."""
     filter: str | None = None
     """The publication's row filter."""
     partitioned: bool = False
     read_as: tuple[tuple[str, str], ...] = ()
-    """Columns that are read as text or double."""
+    """Columns to read as text or double, by name."""
 
     @classmethod
     def from_json(cls, value: Json) -> Table:
@@ -83,19 +83,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a feed as a query is planned with them."""
+    """The tables of a feed, as a query is planned with them."""
 
     tables: tuple[Table, ...]
     several: bool
     """Whether rows of all tables share one schema, with a struct for each table."""
     changes_rows: bool
-    """Whether updates or deletes are published; otherwise rows need no key."""
+    """Whether updates or deletes are published; if not, rows need no key."""
     chosen: bool = False
-    """Whether the feed names its tables, rather than reading all of the publication."""
+    """Whether the feed reads named tables, instead of all tables of the publication."""
     domains: Mapping[int, BaseType] = field(default_factory=dict, hash=False)
-    """The base types of the domains among the columns' types."""
+    """The base types of the domains that columns use."""
     some_columns: bool = False
-    """Whether the reader named the columns, so that other columns may come and go."""
+    """Whether the reader selected columns, so that other columns may be added or dropped."""
 
     @cached_property
     def by_oid(self) -> dict[int, Table]:
@@ -106,7 +106,7 @@ class Tables:
         return {table.name: table for table in self.tables}
 
     def struct_names(self) -> list[str]:
-        """Return the name of each table's struct column: the table's, with the schema if two are equal."""
+        """Return the name of each table's struct column: its name, with the schema if that is not unique."""
         plain = [table.relation.table for table in self.tables]
         return [
             name if plain.count(name) == 1 else f"{table.relation.schema}_{name}"
@@ -114,20 +114,20 @@ class Tables:
         ]
 
     def columns(self) -> dict[str, Table]:
-        """Return the tables by struct column."""
+        """Return the tables by the name of their struct column."""
         return dict(zip(self.struct_names(), self.tables, strict=True))
 
     def schema(self) -> pa.Schema:
         if not self.several:
-            return pa.schema([*self.tables[0].fields(), *_ADDED])
+            return pa.schema([*self.tables[0].fields(), *_FEED_COLUMNS])
         structs = []
         for name, table in zip(self.struct_names(), self.tables, strict=True):
             fields = [field.with_nullable(True) for field in table.fields()]
             structs.append(pa.field(name, pa.struct(fields)))
-        return pa.schema([*_NAMES, *structs, *_ADDED])
+        return pa.schema([*_TABLE_AND_KEY, *structs, *_FEED_COLUMNS])
 
     def selected_columns(self, schema: Iterable[pa.Field]) -> dict[str, Collection[str]]:
-        """Return the columns of the tables that a read with some fields has, by table."""
+        """Return the columns that a read with these fields selects, by table."""
         fields = {field.name: field for field in schema}
         if not self.several:
             return {self.tables[0].name: set(fields)}
@@ -138,7 +138,7 @@ class Tables:
         }
 
     def contract(self) -> ChangeContract | None:
-        """Return the contract of the feed; None if a table has no key."""
+        """Return the contract of the feed; None if the rows of a table cannot be identified."""
         row_id: tuple[str, ...] = (TABLE, KEY) if self.several else self.tables[0].key
         if not row_id or not all(table.key for table in self.tables):
             return None
@@ -156,7 +156,7 @@ class Tables:
         return self.domains.get(column.type, (column.type, column.modifier))
 
     def _logged_table(self, relation: Relation, now: Table | None) -> Table:
-        """Return the table of a logged relation; ``now`` is the same table in the catalog, if it is there."""
+        """Return the table of a logged relation; ``now`` is the same table in the catalog, if it exists."""
         key, keyed = identity_key(relation, now)
         return Table(
             relation,
@@ -168,10 +168,11 @@ class Tables:
         )
 
     def as_logged(self, relations: Iterable[Relation]) -> Tables:
-        """Return the tables as the log has them, from the relations of unread rows in its order.
+        """Return the tables as defined in the log, from the relations of unread rows in log order.
 
-        A table has the form of its first unread row; without one, that of the catalog. Of tables that had one
-        name in turn, only the first is read: the query ends before rows of the next.
+        A table has the columns of its first unread row, or those of the catalog if there is no unread row. If
+        several tables had the same name one after the other, only the first is read: the query ends before
+        rows of the next one.
         """
         first: dict[str | int, Relation] = {}
         for relation in relations:
@@ -183,7 +184,7 @@ class Tables:
             self._logged_table(first[table.name], table) if table.name in first else table
             for table in self.tables
         ]
-        # Tables that have left the publication since, with unread rows.
+        # Tables with unread rows that have been removed from the publication.
         removed = [
             self._logged_table(relation, None) for key, relation in first.items() if isinstance(key, int)
         ]
@@ -193,23 +194,23 @@ class Tables:
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
     def reading_as(self, server: Statements, types: Mapping[str, str]) -> Tables:
-        """Return the tables with some columns, named with or without their table, read as text or double."""
-        left = set(types)
+        """Return the tables with columns to read as text or double, named with or without their table."""
+        unused = set(types)
         tables = []
         for table in self.tables:
             read_as = []
             for column in table.relation.columns:
                 names = (f"{table.name}.{column.name}", f"{table.relation.table}.{column.name}", column.name)
-                left -= set(names)
+                unused -= set(names)
                 kind = next((types[name] for name in names if name in types), None)
                 if kind is not None:
                     read_as.append((column.name, kind))
             tables.append(replace(table, read_as=tuple(read_as)))
-        if left:
+        if unused:
             raise server.unavailable(
                 "COLUMN_UNKNOWN",
-                f"types names the column {min(left)!r}, which no table has: remove or correct it",
-                column=min(left),
+                f"types has the column {min(unused)!r}, which no table has: remove or correct it",
+                column=min(unused),
             )
         return replace(self, tables=tuple(tables))
 
@@ -228,12 +229,12 @@ class Tables:
 def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...], bool]:
     """Return the columns that identify a relation's rows, and whether they are a key.
 
-    With replica identity full only the catalog says which columns are the primary key.
+    With replica identity full, only the catalog has the primary key.
     """
     names = relation.names
     if relation.identifying and relation.identity != "f":
         return relation.identifying, True
-    # Without a replica identity there are only inserts, and any key will do.
+    # Without a replica identity there are only inserts, so any key can be used.
     if now is not None and now.keyed and set(now.key) <= set(names):
         return now.key, True
     if now is not None and now.key and not now.keyed:
@@ -242,13 +243,13 @@ def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...]
 
 
 def load_tables(server: Statements, publication: str, chosen: Sequence[str] | None) -> Tables:
-    """Load the tables of a publication from the catalog, all or the chosen ones."""
+    """Load the tables of a publication from the catalog: the chosen ones, or all if ``chosen`` is None."""
     rows = server.fetch("publication", publication=publication)
     if not rows:
         raise missing_publication(server, publication)
     tables, domains = published(server, publication)
     if chosen is not None:
-        tables = [_named(server, publication, tables, name) for name in chosen]
+        tables = [_find_table(server, publication, tables, name) for name in chosen]
     if not tables:
         raise server.unavailable(
             "NO_TABLES",
@@ -259,9 +260,9 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
         if changes_rows and not table.key:
             raise server.unavailable(
                 "NO_REPLICA_IDENTITY",
-                f"nothing identifies the rows of {table.name}: give it a primary key (a column list of the "
-                f"publication needs its columns), or alter table {table.name} replica identity full; or "
-                "publish inserts only",
+                f"no columns identify the rows of {table.name}: add a primary key (a column list of the "
+                f"publication has to include its columns), or alter table {table.name} replica identity "
+                "full; or publish inserts only",
                 table=table.name,
             )
     loaded = Tables(tuple(tables), len(tables) > 1, changes_rows, chosen is not None, domains)
@@ -270,14 +271,14 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
 
 
 def published(server: Statements, publication: str) -> tuple[list[Table], dict[int, BaseType]]:
-    """Load the tables of a publication, and the base types of the domains in them."""
+    """Load the tables of a publication, and the base types of the domains that they use."""
     rows = server.fetch("columns", publication=publication)
     domains = domains_of(server, {row.type for row in rows})
     return [_table(list(group), domains) for _, group in groupby(rows, key=lambda row: row.oid)], domains
 
 
 def domains_of(server: Statements, types: Collection[int]) -> dict[int, BaseType]:
-    """Load the base types of the domains among some types."""
+    """Load the base types of the domains among the given types."""
     oids = sorted(oid for oid in types if oid >= _FIRST_USER_TYPE)
     rows = server.fetch("domains", oids=oids) if oids else ()
     return {row.oid: (row.type, row.modifier) for row in rows}
@@ -294,24 +295,26 @@ def missing_publication(server: Statements, publication: str) -> FeedUnavailable
 
 def _table(rows: Sequence[Row], domains: Mapping[int, BaseType]) -> Table:
     first = rows[0]
-    full, usable = first.identity == "f", first.identity != "n"
-    columns = tuple(Column(row.name, row.type, row.modifier, full or (usable and row.key)) for row in rows)
+    is_full, has_identity = first.identity == "f", first.identity != "n"
+    columns = tuple(
+        Column(row.name, row.type, row.modifier, is_full or (has_identity and row.key)) for row in rows
+    )
     relation = Relation(first.oid, first.schema, first.table, columns, first.identity)
-    primary = tuple(row.name for row in rows if row.key) if usable else ()
+    primary = tuple(row.name for row in rows if row.key) if has_identity else ()
     if len(primary) != first.key_columns:
-        # A part of a key does not identify rows.
+        # Some key columns are not published, and the others do not identify rows.
         primary = ()
     return Table(
         relation,
         tuple(domains.get(row.type, (row.type, row.modifier)) for row in rows),
-        primary or (relation.names if full else ()),
+        primary or (relation.names if is_full else ()),
         keyed=bool(primary),
         filter=first.rowfilter,
         partitioned=first.kind == "p",
     )
 
 
-def _named(server: Statements, publication: str, tables: Sequence[Table], name: str) -> Table:
+def _find_table(server: Statements, publication: str, tables: Sequence[Table], name: str) -> Table:
     exact = [table for table in tables if table.name == name]
     matches = exact or [table for table in tables if table.relation.table == name]
     if len(matches) == 1:
@@ -320,24 +323,24 @@ def _named(server: Statements, publication: str, tables: Sequence[Table], name: 
     if matches:
         raise server.unavailable(
             "TABLE_AMBIGUOUS",
-            f"the table {name!r} is in several schemas: name its schema, as in {matches[0].name!r}",
+            f"the table {name!r} exists in several schemas: add its schema, as in {matches[0].name!r}",
         )
     raise server.unavailable(
         "TABLE_NOT_PUBLISHED",
-        f"the publication {in_quotes(publication)} does not have the table {in_quotes(name)}."
-        f"{did_you_mean(name, names)} It has {', '.join(names) or 'none'}; alter publication {publication} "
-        f"add table {name}",
+        f"the publication {in_quotes(publication)} does not have the table "
+        f"{in_quotes(name)}.{did_you_mean(name, names)} It has {', '.join(names) or 'none'}; to add the "
+        f"table, alter publication {publication} add table {name}",
         table=name,
     )
 
 
 def check_names(server: Statements, tables: Tables) -> None:
-    """Refuse two columns with the same name."""
+    """Refuse tables whose read would have two columns with the same name, ignoring case."""
     names = [name.lower() for name in tables.schema().names]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise server.unavailable(
             "RESERVED_COLUMN",
-            f"two columns would be named {duplicate!r}, apart from upper and lower case: rename the table's",
+            f"two columns would be named {duplicate!r}, ignoring case: rename the column of the table",
             column=duplicate,
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres import catalog
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Tables
-from penstock.feeds.postgres.lookahead import Lookahead, other_identities
+from penstock.feeds.postgres.lookahead import Lookahead, partition_key_errors
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.postgres.rows import RowReader
@@ -24,88 +24,91 @@ from penstock.feeds.postgres.times_of_log import TimesOfLog
 from penstock.feeds.protocol import Commit, Description, OpenFeed, PlannedRead
 from penstock.json_text import Json
 
-_QUIET = 16 << 20
-"""Bytes of log without a change after which an empty micro-batch advances the slot."""
+_MAX_UNCHANGED_BYTES = 16 << 20
+"""Bytes of log without changes after which an empty micro-batch advances the slot."""
 _ATTEMPTS = 3
 _PLANNING_MESSAGES = 100_000
-"""Messages of the log to search for the tables' definitions; later changes are noticed when they are read."""
+"""Messages of the log to search for table definitions; later changes are detected when they are read."""
 
 
 @dataclass(frozen=True)
 class PostgresFeed(FeedSettings):
     """The changes of the tables of a PostgreSQL publication, through a logical replication slot.
 
-    A transaction is a commit: its version is the log position (LSN) of its commit record, its timestamp the
-    server's. Changes can be read again until Spark has logged them; then the slot advances.
+    Each transaction is a commit: its version is the log position (LSN) of its commit record, and its
+    timestamp is the server's commit time. Changes can be read again until Spark has logged them; then the
+    slot advances.
 
-    One table comes with its columns. Several come in one form: ``_table`` ("schema.table"), ``_key`` (the key
-    as JSON), and a struct for each table, which is null in the rows of other tables. ``tables`` with one name
-    selects one table of a publication. ``_commit_sequence`` orders the rows of a commit. ``_unchanged`` names
-    the columns of a row with unchanged TOAST values: a long value that an update did not touch is not in the
-    log, unless the table's replica identity is full.
+    A feed of one table has the table's columns. A feed of several tables has ``_table`` ("schema.table"),
+    ``_key`` (the key as JSON), and a struct for each table, which is null in the rows of other tables. To
+    read one table of a publication, set ``tables`` to its name. ``_commit_sequence`` orders the rows of a
+    commit. ``_unchanged`` lists the columns of a row with unchanged TOAST values: a long value that an update
+    did not modify is not in the log, unless the table's replica identity is full.
 
-    With the default replica identity an update has no pre-image, and a delete has only the key. An update
+    With the default replica identity, an update has no pre-image, and a delete has only the key. An update
     that changes the key is a delete directly followed by an insert, whose unchanged TOAST values are those of
-    the deleted row. A table without a key needs ``replica identity full``; all its columns together identify
-    a row.
+    the deleted row. A table without a key needs ``replica identity full``; all of its columns together
+    identify a row.
 
     Types: boolean, smallint to bigint, real, double, numeric(p, s) up to 38 digits, date, timestamp with and
-    without time zone, and bytea as Arrow has them; domains as their base type; everything else (numeric
-    without a precision, time, interval, uuid, json, enums, arrays, …) as PostgreSQL's text. Infinite dates
-    and times become the first and the last that Spark has; other dates before year 1 or after 9999, and NaN
-    in a numeric with a precision, are an error: see ``types`` and ``invalid_values``.
+    without time zone, and bytea have the corresponding Arrow type. A domain has its base type. All other
+    types (numeric without a precision, time, interval, uuid, json, enums, arrays, …) are PostgreSQL's text.
+    Infinite dates and times become the first and the last ones in Spark. Other dates before year 1 or after
+    9999, and NaN in a numeric with a precision, are an error: see ``types`` and ``invalid_values``.
 
     Parameters
     ----------
     url
-        libpq's URL of the database; its query may have the other parameters, ``table`` several times.
+        The URL of the database, as for libpq. Its query may contain the other parameters; ``table`` may be
+        repeated.
     publication
         The publication: ``create publication … for table …``.
     slot
-        The replication slot: lower-case letters, digits and underscores. A slot is for one query. By default
-        ``penstock_`` and the publication's name, where that name has only such letters.
+        The name of the replication slot: lower-case letters, digits and underscores. Each query needs its own
+        slot. By default ``penstock_`` and the publication's name, if the name has only these characters.
     tables
-        Some tables of the publication, as "schema.table" or "table"; all when None.
+        Tables of the publication to read, as "schema.table" or "table"; None for all.
     snapshot
-        ``initial``: a streaming query with a new checkpoint creates the slot, and the existing rows come
-        first, as inserts of one commit. They are copied inside the database, into the schema
-        ``penstock_snapshots``, until they are logged. If the slot has been read already, or was created by
-        hand, a query with a new checkpoint is refused, since it would miss rows. ``none``: the slot has to
-        exist; a query reads what it still has.
+        ``initial``: a streaming query with a new checkpoint creates the slot, and first reads the existing
+        rows, as inserts of one commit. They are copied inside the database into the schema
+        ``penstock_snapshots``, and the copy is dropped when they are logged. If the slot has already been
+        read, or was created manually, a query with a new checkpoint is refused, because it would miss rows.
+        ``none``: the slot has to exist, and a query reads the changes that it still has.
     truncate
-        What to do with TRUNCATE of a table: ``fail`` the query, or ``skip`` it, so that the copy keeps the
-        rows.
+        What to do if a table is truncated: ``fail`` the query, or ``skip`` the TRUNCATE, so that the copy
+        keeps the rows.
     accept
-        Changes of the tables that are not in their log, which the copy may therefore lack: as named by the
-        error that stops the query.
+        Changes to accept although they are not in the log, so that the copy may lack them. The error that
+        stops the query has the values to pass.
     types
-        Columns to read as ``text`` or as ``double`` rather than as their own type: ``{"price": "text"}``, or
-        with the table if several have such a column, ``{"orders.price": "double"}``. Text has every value.
+        Columns to read as ``text`` or ``double`` instead of their own type: ``{"price": "text"}``, or with
+        the table if several tables have the column, ``{"orders.price": "double"}``. Text can represent every
+        value.
     invalid_values
-        What to do with a value that the type of its column cannot hold, such as NaN in a numeric with a
-        precision: ``fail`` the query, or ``null``, which replaces it with NULL and logs the number of such
-        values.
+        What to do with a value that the type of its column cannot represent, such as NaN in a numeric with a
+        precision: ``fail`` the query, or ``null``, which replaces it with NULL and logs the number of
+        replaced values.
     skip
-        Commits to leave out, by their versions; the copy lacks their rows from then on.
+        Versions of commits to skip; the copy will lack their rows.
     lag_warning
-        Bytes of log that the slot may keep on the server's disk before a warning is logged; 0 for no warning.
+        Bytes of log that the slot may retain on the server before a warning is logged; 0 for no warning.
     transaction_warning
-        Seconds that a transaction on the server may be open before a warning is logged and added to the
-        progress of the query, since the slot keeps all log that is written meanwhile; 0 for no warning.
+        Seconds that a transaction may be open on the server before a warning is logged and added to the
+        progress of the query, because the slot retains the log from its start on; 0 for no warning.
     slot_wait
         Seconds to wait for another reader to release the slot.
     trusted_owners
-        Roles whose code may run with the rights of the feed's role; in a URL, ``owner`` several times. The
-        initial copy runs functions in indexes, extended statistics and partition keys of the tables, and is
-        refused if one belongs to another role than these, the feed's own, superusers and the database's
-        owner.
+        Roles whose functions may run with the privileges of the feed's role; in a URL, repeat ``owner``. The
+        initial copy runs functions in indexes, extended statistics and partition keys of the tables. It is
+        refused if one of them is owned by a role other than these, the feed's own role, superusers and the
+        owner of the database.
 
     Raises
     ------
     InvalidUrlError
-        For a parameter that is wrong, missing or unknown.
+        For a parameter that is invalid, missing or unknown.
     MissingDependencyError
-        Without psycopg.
+        When psycopg is not installed.
     """
 
     @classmethod
@@ -114,36 +117,36 @@ class PostgresFeed(FeedSettings):
         return cls(url)
 
     def open(self, planned: PlannedRead | None = None) -> OpenPostgresFeed:
-        """Open the feed in this process; close it when done."""
+        """Open the feed in this process; the caller closes it."""
         return OpenPostgresFeed(self, planned)
 
     def prepare(self) -> int:
-        """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
+        """Return the version after which a new query starts; create the slot if ``snapshot="initial"``."""
         with closing(self.open()) as feed:
             return feed.prepare()
 
     def lag(self) -> SlotLag:
-        """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
+        """Return how much log the slot retains, how much is unconfirmed, and the oldest open transaction."""
         with closing(self.open()) as feed:
             return feed.lag()
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Commits of the log, or a piece of the snapshot."""
+    """Task that reads commits from the log, or a piece of the snapshot."""
 
     tables: Tables
     first: int
-    """The commit with which the range of all tasks begins."""
+    """The first commit of the range of all tasks."""
     after: int
     upto: int
     piece: SnapshotPiece | None = None
 
 
 class OpenPostgresFeed(OpenFeed):
-    """A feed that is open in one process.
+    """A PostgreSQL feed that is open in one process.
 
-    Without a plan it reads the tables as they are when they are first looked at.
+    Without a plan, it reads the tables as they are defined on first use.
     """
 
     def __init__(self, settings: FeedSettings, planned: PlannedRead | None = None) -> None:
@@ -162,25 +165,25 @@ class OpenPostgresFeed(OpenFeed):
         self._planned = planned
         self._tables: Tables | None = None
         self._lookahead: Lookahead | None = None
-        self._quiet: tuple[int, int] | None = None
-        """The range that was last found to have no changes."""
+        self._range_without_changes: tuple[int, int] | None = None
+        """The last range that was found to have no changes."""
         self._flushed = 0
         self._searched: tuple[int, int] | None = None
-        """The version, and the end of the log, with which the lookahead last found nothing."""
+        """The version and the end of the log at the last lookahead that found no commits to read."""
         self._times = TimesOfLog()
-        self._known_upto = 0, 0
-        """The end that was found last, and the version up to which there are no commits after it."""
+        self._known_end = 0, 0
+        """The end that was last returned, and the version up to which no commits follow it."""
         if planned is not None and planned.plan is not None:
-            self._use(Tables.from_json(planned.plan))
+            self._set_tables(Tables.from_json(planned.plan))
 
     def close(self) -> None:
         self.server.close()
 
     def describe(self, after: int | None = None) -> Description:
-        """Describe the tables as the rows to be read were written: those after a version, or all."""
+        """Describe the tables as defined in the log after a version, or from the oldest unread row on."""
         self.slot.check_server()
         if self._tables is None or self._planned is None:
-            self._use(self._tables_after(after))
+            self._set_tables(self._tables_after(after))
         if self.settings.snapshot == "none":
             self.slot.state()
         tables = self.known_tables()
@@ -193,34 +196,34 @@ class OpenPostgresFeed(OpenFeed):
         state, snapshot = self.slot.state(), self.snapshots.find()
         oldest = self._oldest(state, snapshot)
         if snapshot is None or oldest >= snapshot.version:
-            raise self.slot.used(oldest)
+            raise self.slot.already_read(oldest)
         return oldest
 
     def oldest(self) -> int:
         return self._oldest(self.slot.state(), self.snapshots.find())
 
     def newest(self, after: int) -> int:
-        """Return the end of the log, if there are changes above ``after``."""
+        """Return the end of the log if there are changes after ``after``; otherwise ``after``."""
         self.known_tables()
         state, snapshot = self.slot.state(), self.snapshots.find()
-        # Later commits begin at the end of the log or after it.
+        # Later commits start at or after the end of the log.
         self._flushed, upto = state.flushed, state.flushed - 1
-        self._times.note(state.written - 1, state.now)
-        found = self._found(after, upto, state, snapshot)
-        self._known_upto = found, max(found, upto)
-        return found
+        self._times.record(state.written - 1, state.now)
+        end = self._end_with_changes(after, upto, state, snapshot)
+        self._known_end = end, max(end, upto)
+        return end
 
-    def _found(self, after: int, upto: int, state: SlotState, snapshot: Snapshot | None) -> int:
+    def _end_with_changes(self, after: int, upto: int, state: SlotState, snapshot: Snapshot | None) -> int:
         if snapshot is not None and after < snapshot.version:
             return max(upto, snapshot.version)
         if after < self._oldest(state, snapshot):
-            # Reading the range reports that commits are gone.
+            # The read of the range raises the error for commits that are gone.
             return max(upto, after)
-        if upto <= after or self._quiet == (after, upto):
+        if upto <= after or self._range_without_changes == (after, upto):
             return after
-        if self.slot.has_changes(after, upto) or upto - after > _QUIET:
+        if self.slot.has_changes(after, upto) or upto - after > _MAX_UNCHANGED_BYTES:
             return upto
-        self._quiet = after, upto
+        self._range_without_changes = after, upto
         return after
 
     def stream_start(self) -> Json:
@@ -230,11 +233,11 @@ class OpenPostgresFeed(OpenFeed):
         return state_of(self.server, self.settings.publication, self.known_tables()).to_json()
 
     def stream_end(self, after: int, state: Json | None) -> int:
-        """Return the version up to which a stream may read now: see :class:`Lookahead`."""
+        """Return the version up to which a stream can read now; see :class:`Lookahead`."""
         upto = self.newest(after)
         searched = after, self._flushed
         if state is not None and upto == after and searched == self._searched:
-            # Nothing at all was written since.
+            # Nothing has been written since.
             return after
         if self._lookahead is None:
             columns = None if self._planned is None else self._planned.columns
@@ -244,11 +247,11 @@ class OpenPostgresFeed(OpenFeed):
         end = self._lookahead.end(start, upto, state, rows_before=start > after)
         self._searched = searched if end == after else None
         if end < upto:
-            self._known_upto = end, end
+            self._known_end = end, end
         return end
 
     def finalized_until(self, upto: int) -> int | None:
-        end, known = self._known_upto
+        end, known = self._known_end
         return self._times.before(known if upto == end else upto)
 
     def stream_state(self, upto: int, state: Json | None) -> Json | None:
@@ -264,7 +267,7 @@ class OpenPostgresFeed(OpenFeed):
         yield from self.slot.commits(after, upto, rows)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
-        """Return one task for the log, since a slot has one reader, and several for the snapshot."""
+        """Return several tasks for the snapshot, but only one for the log, because a slot has one reader."""
         tables = self.known_tables()
         snapshot = self.snapshots.find()
         self.require(after, self.slot.state(), snapshot)
@@ -283,14 +286,14 @@ class OpenPostgresFeed(OpenFeed):
         return tasks
 
     def _require_partition_keys(self, tables: Tables, after: int, upto: int) -> None:
-        """Refuse rows of partitions that do not log their table's key, unless a stream has looked ahead."""
+        """Refuse rows of partitions that do not log their table's key, unless a lookahead checks this."""
         if self._lookahead is None and any(table.partitioned for table in tables.tables):
             relations = self.slot.relations(after, upto, skipped=self.settings.skip or ())
-            for _, error in other_identities(self.settings.name, self.server, tables, relations):
+            for _, error in partition_key_errors(self.settings.name, self.server, tables, relations):
                 raise error
 
     def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a task; after a broken connection it resumes after the last row."""
+        """Read the rows of a task; if the connection is lost, resume after the last row."""
         piece = task.piece
         rows = RowReader(self.settings, task.tables, schema, task.first, from_log=piece is None)
         for attempt in range(_ATTEMPTS):
@@ -312,7 +315,7 @@ class OpenPostgresFeed(OpenFeed):
         if snapshot is not None:
             if upto < snapshot.version:
                 return
-            # Before the slot advances: a snapshot belongs to a slot that has not.
+            # Drop the snapshot first: it is only valid for a slot that has not advanced.
             self.snapshots.drop()
         self.slot.advance(upto)
 
@@ -332,14 +335,14 @@ class OpenPostgresFeed(OpenFeed):
         return self.slot.messages(task.upto)
 
     def known_tables(self) -> Tables:
-        """Return the tables as they are read; without a plan, as the oldest unread rows were written."""
+        """Return the tables as they are read; without a plan, as defined at the oldest unread row."""
         if self._tables is None:
-            self._use(self._tables_after(None))
+            self._set_tables(self._tables_after(None))
         assert self._tables is not None
         return self._tables
 
     def _tables_after(self, after: int | None) -> Tables:
-        """Return the tables for a read that begins after a version, or with the oldest one."""
+        """Return the tables for a read that begins after a version, or at the oldest one."""
         tables = catalog.load_tables(self.server, self.settings.publication, self.settings.tables)
         state = self.slot.find()
         if state is None or not state.ready:
@@ -365,7 +368,7 @@ class OpenPostgresFeed(OpenFeed):
         return tables.reading_as(self.server, self.settings.types or {})
 
     def _check_plan(self, session: Session) -> Json:
-        """Check the tables in the session that copies them; return the state of the publication."""
+        """Check the planned tables in the session that copies them; return the state of the publication."""
         tables = self.known_tables()
         current, _ = catalog.published(session, self.settings.publication)
         fit = Fit(tables, {table.name: table.relation.names for table in tables.tables})
@@ -375,14 +378,14 @@ class OpenPostgresFeed(OpenFeed):
                 raise change.before_start(self.name)
         return state_of(session, self.settings.publication, tables).to_json()
 
-    def _use(self, tables: Tables) -> None:
+    def _set_tables(self, tables: Tables) -> None:
         some_columns = self._planned is not None and self._planned.some_columns
         self._tables = replace(tables, some_columns=some_columns)
         self._lookahead = None
         self.slot.choose(tables)
 
     def identity(self) -> str:
-        """Return what identifies the feed, without a secret."""
+        """Return the identity of the feed, without secrets."""
         try:
             system = self.server.fetch("system")[0].system_identifier
         except ServerGone:
@@ -400,7 +403,7 @@ class OpenPostgresFeed(OpenFeed):
         return confirmed
 
     def require(self, after: int, state: SlotState, snapshot: Snapshot | None) -> None:
-        """Refuse to read after a commit if later ones are gone."""
+        """Refuse to read after a version if some of the following commits are gone."""
         oldest = self._oldest(state, snapshot)
         if after < oldest:
             raise DataLostError(

@@ -1,4 +1,4 @@
-"""The order of a table's key, as the server compares it."""
+"""The sort order of a table's key, as the server compares values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.feeds.postgres.pgoutput import Mask
 from penstock.feeds.postgres.server import Connection, Row, Server, Statements, quoted
 
 Key: TypeAlias = tuple[str, ...]
-"""The text of a key's columns."""
-_WHOLE_NUMBERS = {20, 21, 23}
+"""The values of a key's columns, as text."""
+_INTEGER_TYPES = {20, 21, 23}
 
 
 class _KeyColumn(NamedTuple):
@@ -25,21 +25,21 @@ class _KeyColumn(NamedTuple):
     collation: str | None
 
     def value(self, text: str) -> str:
-        """Return the SQL of a value in its text form, as the column compares it."""
+        """Return SQL that compares a value in its text form like the column."""
         collate = "" if self.collation is None else f" COLLATE {self.collation}"
         return f"({text}::{self.type}{collate})"
 
 
 class KeyOrder:
-    """The order of a table's key.
+    """The sort order of a table's key.
 
-    Only the server knows the order of text, which depends on collations.
+    The order of text depends on collations, so only the server can compare it.
     """
 
     def __init__(self, table: Table, columns: Sequence[_KeyColumn]) -> None:
         self._columns = columns
         bases = dict(zip(table.relation.names, table.bases, strict=True))
-        self._whole_number = len(table.key) == 1 and bases[table.key[0]][0] in _WHOLE_NUMBERS
+        self._is_integer = len(table.key) == 1 and bases[table.key[0]][0] in _INTEGER_TYPES
 
     @classmethod
     def of(cls, server: Statements, table: Table) -> KeyOrder:
@@ -48,13 +48,13 @@ class KeyOrder:
         Raises
         ------
         FeedUnavailableError
-            When the table has no key, or one whose order is not known.
+            When the table has no key, or a key column whose order is unknown.
         """
         if not table.keyed:
             raise server.unavailable(
                 "NO_KEY_TO_READ_BY",
-                f"the rows of {table.name} cannot be read while they change, since it has no primary key: "
-                "give it one, or take it out of the publication; or start the pump with "
+                f"the rows of {table.name} cannot be read while they change, because it has no primary key: "
+                "add a primary key, or remove the table from the publication; or start the pump with "
                 "schema_changes='ignore' (--schema-changes ignore)",
                 table=table.name,
             )
@@ -63,14 +63,16 @@ class KeyOrder:
         for name in table.key:
             if name not in found:
                 raise server.unavailable(
-                    "KEY_CHANGED", f"{table.name} has no column {in_quotes(name)} any more", table=table.name
+                    "KEY_CHANGED",
+                    f"{table.name} no longer has the column {in_quotes(name)}",
+                    table=table.name,
                 )
             if not found[name].comparable:
                 raise server.unavailable(
                     "NO_KEY_TO_READ_BY",
-                    f"the rows of {table.name} cannot be read while they change, since the type of "
-                    f"{in_quotes(name)} in its key, {found[name].type}, is neither built in nor an enum: "
-                    "take it out of the publication; or start the pump with schema_changes='ignore' "
+                    f"the rows of {table.name} cannot be read while they change, because the type of its key "
+                    f"column {in_quotes(name)}, {found[name].type}, is neither built in nor an enum: remove "
+                    "the table from the publication; or start the pump with schema_changes='ignore' "
                     "(--schema-changes ignore)",
                     table=table.name,
                     column=name,
@@ -78,7 +80,7 @@ class KeyOrder:
         return cls(table, [_KeyColumn(name, found[name].type, found[name].collation) for name in table.key])
 
     def clauses(self, connection: Connection, after: Key | None, filtered: str | None, limit: int) -> str:
-        """Return the clauses of a query for the rows after a key, in the order of keys."""
+        """Return the SQL clauses that select the rows after a key, in key order."""
         names = ", ".join(quoted(column.name) for column in self._columns)
         conditions = [f"({filtered})"] if filtered else []
         if after is not None:
@@ -87,7 +89,7 @@ class KeyOrder:
         return f"{where} ORDER BY {names} LIMIT {limit}"
 
     def clauses_of(self, connection: Connection, keys: Sequence[Key], filtered: str | None) -> str:
-        """Return the clauses of a query for the rows with some keys."""
+        """Return the SQL clauses that select the rows with the given keys."""
         names = ", ".join(quoted(column.name) for column in self._columns)
         condition = f" AND ({filtered})" if filtered else ""
         values = ", ".join(f"({self._values(connection, key)})" for key in keys)
@@ -102,11 +104,11 @@ class KeyOrder:
         )
 
     def after(self, server: Server, bound: Key | None, keys: Sequence[pa.StringArray]) -> Mask:
-        """Return the mask of the keys, one array for each column, that come after one; all without one."""
+        """Return the mask of the keys (one array for each column) after ``bound``; all if it is None."""
         count = len(keys[0])
         if bound is None or not count:
             return np.ones(count, bool)
-        if self._whole_number:
+        if self._is_integer:
             numbers = keys[0].cast(pa.int64())
             found: Mask = pc.greater(numbers, int(bound[0])).to_numpy(zero_copy_only=False)
             return found

@@ -1,7 +1,7 @@
-"""Decoder of ``pgoutput`` messages (protocol version 1, values as text), many at once.
+"""Vectorized decoder of ``pgoutput`` messages (protocol version 1, values as text).
 
 The format is described in the PostgreSQL manual, "Logical Replication Message Formats". A buffer of messages
-is decoded column by column: each step decodes one column of all rows together.
+is decoded column by column, for all rows at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEW, OLD, KEY = b"NOK"
 TEXT, NULL, UNCHANGED = b"tnu"
 _EPOCH = 946_684_800_000_000
 """Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
-_MOST_BYTES = 2**31 - 64
+_MAX_BYTES = 2**31 - 64
 _IN_IDENTITY = 1
 Item = TypeVar("Item", bound=np.generic)
 Integers: TypeAlias = NDArray[np.int64]
@@ -38,15 +38,15 @@ class Column:
 
     name: str
     type: int
-    """The type's object id."""
+    """The object id of the type."""
     modifier: int = -1
     key: bool = False
-    """Whether it belongs to the replica identity; with ``full``, each column does."""
+    """Whether the column belongs to the replica identity; with ``full``, all columns do."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A table as the following rows were written."""
+    """A table, as described by a Relation message for the rows after it."""
 
     oid: int
     schema: str
@@ -61,12 +61,12 @@ class Relation:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns."""
+        """The names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @cached_property
     def identifying(self) -> tuple[str, ...]:
-        """The names of the columns of its replica identity."""
+        """The names of the columns in the replica identity."""
         return tuple(column.name for column in self.columns if column.key)
 
     @classmethod
@@ -104,12 +104,12 @@ def truncated_relations(message: bytes) -> list[int]:
 
 
 class Buffer:
-    """Concatenated messages, with access to integers at any offset."""
+    """Concatenated messages, with vectorized access to integers at any offset."""
 
     def __init__(self, messages: Sequence[bytes]) -> None:
-        # The padding lets an integer be read at any offset of the last message.
+        # With this padding, an integer can be read at any offset of the last message.
         self.data = b"".join((*messages, bytes(8)))
-        if len(self.data) > _MOST_BYTES:
+        if len(self.data) > _MAX_BYTES:
             raise ChangelogContractViolationError(
                 f"{len(messages)} messages have {len(self.data)} bytes in total"
             )
@@ -132,14 +132,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Relations that a transaction has truncated."""
+    """A TRUNCATE of relations in a transaction."""
 
     relations: list[Relation]
     version: int
 
 
 class Values(NamedTuple):
-    """One column of some tuples: the kind of each value, and its offsets in the buffer."""
+    """One column of tuples: the kind of each value, and its start and end in the buffer."""
 
     kinds: Bytes
     starts: Integers
@@ -147,10 +147,10 @@ class Values(NamedTuple):
 
 
 class Changes:
-    """The tuples of one relation in the order of the log; an update with an old tuple has two.
+    """The tuples of one relation in log order; an update with an old tuple has two.
 
-    ``place`` orders the tuples of all relations of a buffer; ``partner`` is the index of a new tuple's old
-    tuple, or -1.
+    ``place`` orders the tuples of all relations in a buffer. ``partner`` is the index of the old tuple for a
+    new tuple, or -1.
     """
 
     def __init__(self, buffer: Buffer, relation: Relation, starts: Integers) -> None:
@@ -169,7 +169,7 @@ class Changes:
         self._paired = paired
         self.place = self.version = self.timestamp = self.sequence = np.zeros(0, np.int64)
         self.transaction = self.version
-        """The lower 32 bits of the transaction's id."""
+        """The lower 32 bits of the transaction ids."""
 
     def __len__(self) -> int:
         return len(self.message)
@@ -180,12 +180,12 @@ class Changes:
         first, ends = self._walk(self._starts + 6, width)
         if not len(self._second):
             return first
-        # The old tuple is followed by one more marker.
+        # Another marker follows the old tuple.
         second, _ = self._walk(ends[self._paired] + 1, width)
         return [self._interleaved(one, other) for one, other in zip(first, second, strict=True)]
 
     def _walk(self, place: Integers, width: int) -> tuple[list[Values], Integers]:
-        """Locate the columns of tuples that begin at some offsets; return them and the ends of the tuples."""
+        """Locate the columns of tuples that start at the given offsets; return them and the tuples' ends."""
         place = place + 2
         columns = []
         for _ in range(width):
@@ -202,9 +202,9 @@ class Changes:
 
     def _interleaved(self, one: Values, other: Values) -> Values:
         def interleaved(left: NDArray[Item], right: NDArray[Item]) -> NDArray[Item]:
-            both = np.empty(len(self), left.dtype)
-            both[self._first], both[self._second] = left, right
-            return both
+            interleaved_values = np.empty(len(self), left.dtype)
+            interleaved_values[self._first], interleaved_values[self._second] = left, right
+            return interleaved_values
 
         return Values(
             interleaved(one.kinds, other.kinds),
@@ -213,12 +213,12 @@ class Changes:
         )
 
     def text(self, column: int) -> pa.StringArray:
-        """Return a column as text; unchanged values come from the old tuple, or are null."""
+        """Return a column as text; unchanged TOAST values are taken from the old tuple, or null."""
         values = self._columns[column]
-        # Every second element is a value; the elements between are the gaps.
+        # Every second element of the array is a value; the others are the bytes between values.
         bounds = np.empty(2 * len(self), np.int32)
         bounds[0::2], bounds[1::2] = values.starts, values.ends
-        spread = pa.Array.from_buffers(
+        parts = pa.Array.from_buffers(
             pa.string(),
             max(len(bounds) - 1, 0),
             [None, pa.py_buffer(bounds), pa.py_buffer(self._buffer.data)],
@@ -226,28 +226,28 @@ class Changes:
         rows = np.arange(len(self), dtype=np.int32)
         known = values.kinds == TEXT
         if not known.all():
-            filled = self._filled(values)
-            rows = np.where(filled, self.partner, rows).astype(np.int32)
-            known = known | filled
-        return spread.take(pa.array(rows * np.int32(2), mask=None if known.all() else ~known))
+            in_old_tuple = self._in_old_tuple(values)
+            rows = np.where(in_old_tuple, self.partner, rows).astype(np.int32)
+            known = known | in_old_tuple
+        return parts.take(pa.array(rows * np.int32(2), mask=None if known.all() else ~known))
 
     def unchanged(self, column: int) -> Mask:
-        """Return the mask of unchanged TOAST values that the old tuple does not have either."""
+        """Return the mask of unchanged TOAST values that are not in the old tuple either."""
         values = self._columns[column]
-        unchanged: Mask = (values.kinds == UNCHANGED) & ~self._filled(values)
+        unchanged: Mask = (values.kinds == UNCHANGED) & ~self._in_old_tuple(values)
         return unchanged
 
-    def _filled(self, values: Values) -> Mask:
+    def _in_old_tuple(self, values: Values) -> Mask:
         partner = values.kinds[self.partner]
-        filled: Mask = (values.kinds == UNCHANGED) & (self.partner >= 0) & (partner == TEXT)
-        return filled
+        in_old_tuple: Mask = (values.kinds == UNCHANGED) & (self.partner >= 0) & (partner == TEXT)
+        return in_old_tuple
 
 
 class Decoder:
-    """Decodes a range of a slot's transactions, without skipped ones; keeps track of their relations.
+    """Decoder of a range of a slot's transactions, without skipped ones. It keeps the current relations.
 
-    ``wanted`` is called with each relation and the transaction of its first row. It says whether the rows are
-    decoded, and raises if they cannot be read. Other rows are not counted in the order of a transaction.
+    ``wanted`` is called with each relation and the transaction of its first row. It returns whether to decode
+    the rows, and raises if they cannot be read. Rows that are not decoded have no sequence number.
     """
 
     def __init__(
@@ -259,12 +259,12 @@ class Decoder:
         self._version = self._timestamp = self._transaction = self._sequence = 0
 
     def begin(self, version: int, timestamp: int, sequence: int, relation: Relation) -> None:
-        """Begin inside a transaction: a snapshot's rows have no Begin and Relation messages."""
+        """Begin inside a transaction, for rows of a snapshot, which have no Begin and Relation messages."""
         self._version, self._timestamp, self._sequence = version, timestamp, sequence
         self._relations[relation.oid] = relation
 
     def fork(self) -> Decoder:
-        """Return a decoder that is where this one is."""
+        """Return a copy of the decoder in its current state."""
         other = Decoder(self._after, self._upto, self._wanted)
         other._skipped, other._relations = self._skipped, dict(self._relations)
         other._version, other._timestamp = self._version, self._timestamp
@@ -274,16 +274,16 @@ class Decoder:
 
     @property
     def version(self) -> int:
-        """The last transaction that has begun."""
+        """The last transaction that began."""
         return self._version
 
     @property
     def rows(self) -> int:
-        """How many tuples of that transaction are decoded, with those that it may turn out not to need."""
+        """Number of decoded tuples of that transaction, including old tuples that are not rows."""
         return self._sequence
 
     def decode(self, messages: Sequence[bytes]) -> Iterator[list[Changes] | Truncation]:
-        """Yield changes, in parts in which each relation has one form, and the truncations between them."""
+        """Yield changes in parts without a change of a relation, and the truncations between the parts."""
         buffer = Buffer(messages)
         kinds = buffer.bytes[buffer.starts]
         start = 0
@@ -312,26 +312,26 @@ class Decoder:
         starts, kinds = buffer.starts[low:high], all_kinds[low:high]
         begins = np.flatnonzero(kinds == BEGIN)
         versions = np.r_[self._version, buffer.int64(starts[begins] + 1)]
-        stamps = np.r_[self._timestamp, buffer.int64(starts[begins] + 9) + _EPOCH]
+        timestamps = np.r_[self._timestamp, buffer.int64(starts[begins] + 9) + _EPOCH]
         numbers = np.r_[self._transaction, buffer.int32(starts[begins] + 17) & 0xFFFFFFFF]
-        self._version, self._timestamp = int(versions[-1]), int(stamps[-1])
+        self._version, self._timestamp = int(versions[-1]), int(timestamps[-1])
         self._transaction = int(numbers[-1])
         rows = np.flatnonzero((kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE))
         transaction = np.searchsorted(begins, rows)
         in_range = self._in_range(versions)[transaction]
         rows, transaction = rows[in_range], transaction[in_range]
-        oids, firsts, which = np.unique(
+        oids, firsts, relation_index = np.unique(
             buffer.int32(starts[rows] + 1) & 0xFFFFFFFF, return_index=True, return_inverse=True
         )
         relations = [self._relation(oid) for oid in oids.tolist()]
         versions_of_first = versions[transaction[firsts]].tolist()
         wanted = np.array(list(map(self._wanted, relations, versions_of_first)), bool)
         if not wanted.all():
-            keep = wanted[which]
-            rows, transaction, which = rows[keep], transaction[keep], which[keep]
+            keep = wanted[relation_index]
+            rows, transaction, relation_index = rows[keep], transaction[keep], relation_index[keep]
         by_relation = []
         for group in np.flatnonzero(wanted).tolist():
-            places = np.flatnonzero(which == group)
+            places = np.flatnonzero(relation_index == group)
             by_relation.append((Changes(buffer, relations[group], starts[rows[places]]), places))
         width = np.ones(len(rows), np.int64)
         for changes, places in by_relation:
@@ -339,26 +339,26 @@ class Decoder:
         last = np.cumsum(width)
         sequence = self._sequences(transaction, last - width, len(begins), int(width.sum()))
         for changes, places in by_relation:
-            # A message's second tuple directly follows its first.
+            # The second tuple of a message directly follows the first one.
             second = (changes.partner >= 0).astype(np.int64)
             message = places[changes.message]
             changes.place = (last - width)[message] + second
             changes.sequence = sequence[message] + second
             changes.version = versions[transaction[message]]
-            changes.timestamp = stamps[transaction[message]]
+            changes.timestamp = timestamps[transaction[message]]
             changes.transaction = numbers[transaction[message]]
         return [changes for changes, _ in by_relation]
 
     def _relation(self, oid: int) -> Relation:
         if oid not in self._relations:
             raise ChangelogContractViolationError(
-                f"pgoutput sent a row of relation {oid} before the relation"
+                f"pgoutput sent a row of relation {oid} before its Relation message"
             )
         return self._relations[oid]
 
-    def _sequences(self, transaction: Integers, first: Integers, begun: int, total: int) -> Integers:
-        """Return each message's position in its transaction, continued from the previous buffer."""
-        base = np.full(begun + 1, total, np.int64)
+    def _sequences(self, transaction: Integers, first: Integers, begin_count: int, total: int) -> Integers:
+        """Return the position of each message in its transaction, continued from the previous buffer."""
+        base = np.full(begin_count + 1, total, np.int64)
         starts = np.flatnonzero(np.r_[True, transaction[1:] != transaction[:-1]]) if len(first) else first
         base[transaction[starts]] = first[starts]
         base[0] = -self._sequence

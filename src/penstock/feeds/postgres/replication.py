@@ -1,7 +1,7 @@
-"""The messages of a slot as the server sends them: PostgreSQL's streaming replication protocol.
+"""Client for PostgreSQL's streaming replication protocol: receives the messages of a slot.
 
 The format is described in the PostgreSQL manual, "Streaming Replication Protocol". Only one reader can stream
-from a slot at a time, and SQL functions cannot read or advance it meanwhile.
+from a slot at a time, and meanwhile SQL functions cannot read or advance the slot.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 
 _DATA, _KEEPALIVE = b"wk"
 _DATA_HEAD = struct.Struct(">QQq")
-"""Of a data message: its start, the end of the log on the server, and the server's time."""
+"""Header of a data message: its start, the end of the server's log, and the server's time."""
 _KEEPALIVE_BODY = struct.Struct(">QqB")
-"""The position up to which everything was sent, the server's time, and whether it wants a reply."""
+"""The position up to which all messages were sent, the server's time, and whether a reply is requested."""
 _STATUS = struct.Struct(">cQQQqB")
 _EPOCH = 946_684_800
 """Seconds from 1970 to 2000, the epoch of PostgreSQL."""
 _REPLY_SECONDS = 5.0
-"""The longest time between two replies: a server that gets none for wal_sender_timeout (by default a minute)
+"""Maximum time between two replies. A server without a reply for wal_sender_timeout (one minute by default)
 closes the connection.
 """
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 @dataclass
 class Received:
-    """Messages of the log."""
+    """Messages that have been received."""
 
     messages: list[bytes]
-    whole: int
-    """How many of the messages belong to transactions that are complete."""
+    complete_messages: int
+    """The number of messages that belong to complete transactions."""
     complete: int | None
-    """Everything before this position was sent; None if the server has not said."""
+    """All messages before this position have been received; None if the server has not reported it."""
     bytes: int = 0
-    """The size of the messages."""
+    """The total size of the messages."""
 
 
 class ReplicationStream:
-    """A connection that receives a slot's transactions, in the order of their commits; not thread-safe.
+    """A connection that receives the transactions of a slot, in commit order; not thread-safe.
 
-    ``start`` is the position from which on commits are sent; the server begins later if the slot has been
-    advanced further. ``application`` is what the server shows as the name of the application.
+    The server sends commits from the position ``start`` on, or from a later one if the slot has been advanced
+    further. ``application`` is the application name of the connection.
     """
 
     def __init__(self, server: Server, slot: str, publication: str, start: int, application: str) -> None:
         self._server = server
         self._confirmed = start
         self._connection = server.with_retries(
-            lambda: _started(server, slot, publication, start, application)
+            lambda: _start_streaming(server, slot, publication, start, application)
         )
         self._pgconn: PGconn = self._connection.pgconn
         self._replied_at = time.monotonic()
@@ -68,7 +68,7 @@ class ReplicationStream:
             self._connection.close()
 
     def read(self, wait: float) -> Received:
-        """Return the messages that have arrived, waiting at most that many seconds for the first one.
+        """Return the messages that have arrived, waiting at most ``wait`` seconds for the first one.
 
         Raises
         ------
@@ -77,38 +77,38 @@ class ReplicationStream:
         """
         received = Received([], 0, None)
         with self._server.translating():
-            self._take(received)
+            self._take_messages(received)
             if not received.bytes and received.complete is None:
-                # Rows may be decrypted already, so that the socket has none.
+                # With TLS, data may already be decrypted, so that the socket has none to read.
                 self._pgconn.consume_input()
-                self._take(received)
+                self._take_messages(received)
             if not received.bytes and received.complete is None:
-                self._await(wait)
-                self._take(received)
+                self._wait_for_data(wait)
+                self._take_messages(received)
             if time.monotonic() - self._replied_at >= _REPLY_SECONDS:
                 self._reply()
         return received
 
     def confirm(self, position: int) -> None:
-        """Let the server remove the log before a position; what was committed before it is safe elsewhere."""
+        """Confirm that all commits before a position are stored, so that the server may remove the log."""
         if position > self._confirmed:
             self._confirmed = position
             with self._server.translating():
                 self._reply()
 
-    def _await(self, wait: float) -> None:
+    def _wait_for_data(self, wait: float) -> None:
         due = max(0.0, self._replied_at + _REPLY_SECONDS - time.monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(self._pgconn.socket, selectors.EVENT_READ)
             if selector.select(min(wait, due)):
                 self._pgconn.consume_input()
 
-    def _take(self, received: Received) -> None:
-        """Take what has arrived, up to a few megabytes."""
-        pgconn, size, wanted = self._pgconn, 0, False
-        take, messages = pgconn.get_copy_data, received.messages
-        while size < _MOST_BYTES:
-            length, data = take(1)
+    def _take_messages(self, received: Received) -> None:
+        """Take the messages that have arrived, up to a few megabytes."""
+        pgconn, size, reply_requested = self._pgconn, 0, False
+        get_data, messages = pgconn.get_copy_data, received.messages
+        while size < _MAX_BYTES:
+            length, data = get_data(1)
             if length > 0:
                 kind = data[0]
                 if kind == _DATA:
@@ -116,15 +116,15 @@ class ReplicationStream:
                     messages.append(message)
                     size += length
                     if message[0] == COMMIT:
-                        received.whole = len(messages)
+                        received.complete_messages = len(messages)
                 elif kind == _KEEPALIVE:
                     received.complete, _, reply = _KEEPALIVE_BODY.unpack_from(data, 1)
-                    wanted |= bool(reply)
+                    reply_requested |= bool(reply)
             elif length == 0:
                 break
             else:
                 self._end()
-        if wanted:
+        if reply_requested:
             self._reply()
         received.bytes += size
 
@@ -132,7 +132,7 @@ class ReplicationStream:
         result = self._pgconn.get_result()
         if result is not None and result.error_message:
             raise self._server.psycopg.errors.error_from_result(result)
-        raise ServerGone(f"{self._server.name}: the server has ended the replication")
+        raise ServerGone(f"{self._server.name}: the server has ended the replication stream")
 
     def _reply(self) -> None:
         now = int((time.time() - _EPOCH) * 1_000_000)
@@ -142,8 +142,8 @@ class ReplicationStream:
         self._replied_at = time.monotonic()
 
 
-def _started(server: Server, slot: str, publication: str, start: int, application: str) -> Connection:
-    """Return a connection on which the server sends the slot's transactions."""
+def _start_streaming(server: Server, slot: str, publication: str, start: int, application: str) -> Connection:
+    """Return a connection on which the server streams the slot's transactions."""
     names = quoted(publication).replace("'", "''")
     command = (
         f"START_REPLICATION SLOT {quoted(slot)} LOGICAL {lsn(start)} "

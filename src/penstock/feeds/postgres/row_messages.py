@@ -1,4 +1,4 @@
-"""Queries that return rows of a table as the Insert messages that a slot would have sent for them."""
+"""Queries that return the rows of a table as Insert messages, like those that a slot sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.feeds.postgres.server import quoted
 
 
 def source_of(table: Table) -> str:
-    """Return the table as a query's FROM names it: without the rows of tables that inherit from it."""
+    """Return the table for a FROM clause, without rows of tables that inherit from it."""
     return qualified(table) if table.partitioned else f"ONLY {qualified(table)}"
 
 
@@ -22,16 +22,17 @@ def qualified(table: Table) -> str:
 def row_messages(table: Table, clauses: str, *, first: str = "", without: Collection[str] = ()) -> str:
     """Return a query for rows of a table as messages.
 
-    concat() uses a type's output function, which a cast to text does not always do.
+    The query uses concat(), which always calls the type's output function; a cast to text does not always do
+    so.
 
     Parameters
     ----------
     clauses
-        What follows the query's FROM: which rows, and in which order.
+        The SQL clauses after FROM, which select and order the rows.
     first
-        What each row begins with, before the message in the column ``change``.
+        SQL of columns to put before the column ``change`` with the message.
     without
-        Columns that the table does not have any more, which are NULL.
+        Columns that the table no longer has, which are read as NULL.
     """
     columns = table.relation.columns
     head = struct.pack(">BIBh", INSERT, table.relation.oid, NEW, len(columns))
@@ -40,7 +41,7 @@ def row_messages(table: Table, clauses: str, *, first: str = "", without: Collec
         f"coalesce('\\x{TEXT:02x}'::bytea || int4send(octet_length(c{place})) || c{place}, '\\x{NULL:02x}')"
         for place in range(len(columns))
     ]
-    # Without OFFSET each text would be computed twice.
+    # OFFSET 0 prevents PostgreSQL from computing each text twice.
     inner = f"SELECT {', '.join(texts) or 'NULL'} FROM {source_of(table)}{clauses} OFFSET 0"
     change = " || ".join([f"'\\x{head.hex()}'::bytea", *values])
     return f"SELECT {first}{change} AS change FROM ({inner}) AS rows"
@@ -50,5 +51,5 @@ def _text(column: str, without: Collection[str]) -> str:
     if column in without:
         return "NULL::bytea"
     name = quoted(column)
-    # A composite value IS NULL, too, if all its fields are.
+    # IS NULL is not used, because it is also true for a composite value whose fields are all NULL.
     return f"CASE WHEN {name} IS NOT DISTINCT FROM NULL THEN NULL ELSE convert_to(concat({name}), 'UTF8') END"

@@ -1,4 +1,4 @@
-"""Reading of decoded changes as change rows in a read's schema."""
+"""Conversion of decoded changes to change rows in the schema of a read."""
 
 from __future__ import annotations
 
@@ -35,50 +35,50 @@ from penstock.feeds.protocol import INSTANT
 
 log = logging.getLogger("penstock.feeds")
 _TYPES = pa.array(TYPES)
-_WHOLE_NUMBERS = {20, 21, 23, 26}
-"""Types whose text is JSON already."""
+_INTEGER_TYPES = {20, 21, 23, 26}
+"""Types whose text form is valid JSON."""
 
 
 class KeyedRows(NamedTuple):
-    """What a sieve sees of some rows, in the order of the log."""
+    """The keys of some rows, in log order, for deciding which rows to hold back."""
 
     keys: Sequence[pa.StringArray]
-    """The text of their keys, an array for each column."""
+    """The keys as text, one array for each key column."""
     transactions: Integers
-    """The lower 32 bits of the ids of their transactions."""
-    needs: Integers
-    """The index of the row with another key that has the values which a row lacks; -1 if it lacks none.
+    """The lower 32 bits of the transaction ids."""
+    source_rows: Integers
+    """For each row, the index of the row with another key that has its missing values, or -1.
 
-    Those are unchanged TOAST values, where an update changes the key.
+    An update that changes the key may have no values for unchanged TOAST columns; the deleted row has them.
     """
-    lacks: Mask
-    """Which rows have unchanged TOAST values that the log does not have."""
+    incomplete: Mask
+    """The mask of rows with unchanged TOAST values that are not in the log."""
 
     def filter(self, mask: Mask) -> KeyedRows:
-        """Return some of the rows; what they need is not among them."""
+        """Return the rows in a mask; their ``source_rows`` still are indexes of the unfiltered rows."""
         chosen = pa.array(mask)
         keys = [key.filter(chosen) for key in self.keys]
-        return KeyedRows(keys, self.transactions[mask], self.needs[mask], self.lacks[mask])
+        return KeyedRows(keys, self.transactions[mask], self.source_rows[mask], self.incomplete[mask])
 
 
-class RowSieve(Protocol):
-    """Keeps rows of a table from being returned."""
+class RowHolder(Protocol):
+    """Holds back rows of a table, so that a reader does not return them yet."""
 
     key: Sequence[str]
-    """The columns that identify the table's rows."""
+    """The key columns of the table."""
 
-    def holds(self, rows: KeyedRows) -> Mask:
-        """Return the mask of the rows to keep back."""
+    def rows_to_hold(self, rows: KeyedRows) -> Mask:
+        """Return the mask of the rows to hold back."""
 
     def hold(self, rows: pa.RecordBatch, keyed: KeyedRows) -> None:
-        """Take the rows that are kept back."""
+        """Take the rows that are held back."""
 
 
 class RowReader:
-    """Reads the rows of one task, and resumes after the last one that it has returned.
+    """Reader of the rows of one task, which can resume after the last row that it has returned.
 
-    ``first`` is the commit with which the range begins, for messages; only commits of the log (``from_log``),
-    not the snapshot's, can be left out. A ``sieve`` is for a feed of one table.
+    ``first`` is the first commit of the range, for messages. Only commits from the log (``from_log``) can be
+    skipped, not those of the snapshot. A ``holder`` requires a feed of one table.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class RowReader:
         first: int,
         *,
         from_log: bool,
-        sieve: RowSieve | None = None,
+        holder: RowHolder | None = None,
     ) -> None:
-        self._sieve = sieve
+        self._holder = holder
         self._settings, self._tables, self.schema = settings, tables, schema
         self._name, self._first, self._from_log = settings.name, first, from_log
-        # The position of the last row, from which to resume after a broken connection.
+        # Columns with the position of the last row, for resuming after a lost connection.
         position = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
         planned = tables.schema()
         self._columns = pa.schema([*schema, *(planned.field(name) for name in position)])
@@ -103,13 +103,13 @@ class RowReader:
         self.fit = Fit(tables, tables.selected_columns(self._columns), settings.accept or ())
         self._table_of: dict[Relation, Table | None] = {}
         self._invalid: Counter[tuple[str, str]] = Counter()
-        """How many values were replaced with null, by table and column."""
+        """Number of values that were replaced with null, by table and column."""
 
     def decoder(self, after: int, upto: int) -> Decoder:
         return Decoder(after, upto, self.wants, skipped_commits(self._settings, after, upto))
 
     def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of messages, except those that were given before."""
+        """Yield the rows of messages, except rows that were returned before."""
         for messages in chunks:
             for part in decoder.decode(messages):
                 if isinstance(part, Truncation):
@@ -118,12 +118,12 @@ class RowReader:
                     yield rows
 
     def check_truncation(self, truncation: Truncation) -> None:
-        """Refuse a TRUNCATE of a table that is read, unless it is to be skipped."""
+        """Refuse a TRUNCATE of a table that is read, unless the settings skip it."""
         if error := schema_changes.truncated(self._settings, self.fit, truncation):
             raise error
 
     def rows_of(self, part: Sequence[Changes]) -> pa.RecordBatch | None:
-        """Return the rows of changes of the tables, in the order of the log; None without any."""
+        """Return the rows of changes of one or more tables, in log order; None if there are none."""
         rows = self._batch(part)
         if rows is None:
             return None
@@ -132,17 +132,17 @@ class RowReader:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The commit of the last row that was read, and its place there."""
+        """The commit of the last row that was read, and the position of the row in it."""
         return self._last
 
     def resume_after(self, version: int, sequence: int) -> None:
-        """Leave out rows up to a place in a commit, which were read before."""
+        """Skip rows up to a position in a commit, which were read before."""
         self._last = (version, sequence)
 
     def report_invalid(self) -> None:
         for (table, column), count in self._invalid.items():
             log.warning(
-                "%s of %s has %d values that its type cannot hold; they are read as NULL",
+                "%s of %s has %d values that its type cannot represent; they are read as NULL",
                 column,
                 table,
                 count,
@@ -151,7 +151,7 @@ class RowReader:
         self._invalid.clear()
 
     def wants(self, relation: Relation, version: int) -> bool:
-        """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
+        """Whether the feed reads the rows of a relation; raise if they do not match the plan."""
         if relation not in self._table_of:
             table = self.fit.reads(relation)
             if isinstance(table, SchemaChange):
@@ -160,7 +160,7 @@ class RowReader:
         return self._table_of[relation] is not None
 
     def _batch(self, part: Sequence[Changes]) -> pa.RecordBatch | None:
-        """Return the rows of the changes of several tables, in the order of the log."""
+        """Return the rows of the changes of several tables, in log order."""
         rows_and_places = [self._rows(changes) for changes in part]
         batches = [rows for rows, _ in rows_and_places if rows.num_rows]
         if len(batches) <= 1:
@@ -179,33 +179,33 @@ class RowReader:
             keep &= (changes.version > version) | (
                 (changes.version == version) & (changes.sequence > sequence)
             )
-        if self._sieve is not None:
-            keep &= ~self._held(self._sieve, table, columns, kinds, keep)
-        return self._kept_rows(table, columns, kinds, keep), columns.kept(changes.place)
+        if self._holder is not None:
+            keep &= ~self._hold_back(self._holder, table, columns, kinds, keep)
+        return self._selected_rows(table, columns, kinds, keep), columns.selected(changes.place)
 
-    def _kept_rows(
+    def _selected_rows(
         self, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
     ) -> pa.RecordBatch:
         columns.keep = None if keep.all() else keep
         arrays = [self._array(field, table, columns, kinds) for field in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._columns)
 
-    def _held(
-        self, sieve: RowSieve, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
+    def _hold_back(
+        self, holder: RowHolder, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
     ) -> Mask:
-        """Hand rows to the sieve that holds them; return their mask."""
-        rows, lacks = np.flatnonzero(keep), columns.lacks()
+        """Pass the rows to hold back to the holder; return their mask."""
+        rows, incomplete = np.flatnonzero(keep), columns.incomplete()
         keyed = KeyedRows(
-            [columns.text(columns.places[name]).take(pa.array(rows)) for name in sieve.key],
+            [columns.text(columns.places[name]).take(pa.array(rows)) for name in holder.key],
             columns.changes.transaction[rows],
-            columns.needs(kinds, rows, lacks),
-            lacks[rows],
+            columns.source_rows(kinds, rows, incomplete),
+            incomplete[rows],
         )
         held = np.zeros(len(keep), bool)
-        mine = sieve.holds(keyed)
-        if mine.any():
-            held[rows[mine]] = True
-            sieve.hold(self._kept_rows(table, columns, kinds, held), keyed.filter(mine))
+        to_hold = holder.rows_to_hold(keyed)
+        if to_hold.any():
+            held[rows[to_hold]] = True
+            holder.hold(self._selected_rows(table, columns, kinds, held), keyed.filter(to_hold))
         return held
 
     def _array(
@@ -213,13 +213,13 @@ class RowReader:
     ) -> pa.Array:
         changes = columns.changes
         if field.name == CHANGE_TYPE:
-            return _TYPES.take(pa.array(columns.kept(kinds)))
+            return _TYPES.take(pa.array(columns.selected(kinds)))
         if field.name == COMMIT_VERSION:
-            return pa.array(columns.kept(changes.version))
+            return pa.array(columns.selected(changes.version))
         if field.name == COMMIT_TIMESTAMP:
-            return pa.array(columns.kept(changes.timestamp)).view(INSTANT)
+            return pa.array(columns.selected(changes.timestamp)).view(INSTANT)
         if field.name == SEQUENCE:
-            return pa.array(columns.kept(changes.sequence))
+            return pa.array(columns.selected(changes.sequence))
         if field.name == UNCHANGED_COLUMNS:
             return columns.unchanged().cast(field.type)
         if not self._tables.several:
@@ -235,7 +235,7 @@ class RowReader:
         )
 
     def replaces_invalid(self, table: Table, field: pa.Field, count: int) -> bool:
-        """Whether values that the type of a column cannot hold are read as null; then they are counted."""
+        """Whether values that a column's type cannot represent are read as null; if so, count them."""
         if self._settings.invalid_values != "null" or not field.nullable:
             return False
         self._invalid[table.name, field.name] += count
@@ -244,12 +244,13 @@ class RowReader:
     def invalid_value(
         self, table: Table, field: pa.Field, value: str | None, version: int, why: str
     ) -> FeedUnavailableError:
-        """Return the error for a value that the type of its column cannot hold."""
-        skip = f"; or leave the commit out, skip=[{version}]" if self._from_log else ""
+        """Return the error for a value that the type of its column cannot represent."""
+        skip = f"; or skip the commit with skip=[{version}]" if self._from_log else ""
         return FeedUnavailableError(
             f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which "
-            f"{field.type} cannot hold{why}. Read the column as text, types={{{field.name!r}: 'text'}} (a "
-            f"pump: with other queues); or replace the value with NULL, invalid_values='null'{skip}",
+            f"{field.type} cannot represent{why}. Read the column as text with "
+            f"types={{{field.name!r}: 'text'}} (a pump needs other queues then); or replace the value with "
+            f"NULL with invalid_values='null'{skip}",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
             column=field.name,
@@ -257,9 +258,9 @@ class RowReader:
         )
 
     def missing_key(self, table: Table, column: str) -> FeedUnavailableError:
-        """Return the error for a row that came without a column of its key."""
+        """Return the error for a row without a value for a key column."""
         return FeedUnavailableError(
-            f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows: a "
+            f"{self._name}: a change of {table.name} has no value of the key column {column!r}, because a "
             "partition has another replica identity. Run alter table … replica identity default for each "
             f"partition, and {START_OVER}",
             condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
@@ -269,11 +270,11 @@ class RowReader:
 
 
 def skipped_commits(settings: FeedSettings, after: int, upto: int) -> list[int]:
-    """Return the commits of a range that are left out, and log them."""
+    """Return the commits of a range to skip, and log them."""
     skipped = [version for version in settings.skip or () if after < version <= upto]
     if skipped:
         log.warning(
-            "the rows of commits %s are left out because of skip",
+            "the rows of commits %s are skipped, as set in skip",
             skipped,
             extra={"action": "commits_skipped", "slot": settings.slot, "versions": skipped},
         )
@@ -281,7 +282,7 @@ def skipped_commits(settings: FeedSettings, after: int, upto: int) -> list[int]:
 
 
 class TableColumns:
-    """The columns of some changes of one table."""
+    """The columns of changes of one table."""
 
     def __init__(self, rows: RowReader, table: Table, changes: Changes) -> None:
         self._rows, self._table, self.changes = rows, table, changes
@@ -293,13 +294,14 @@ class TableColumns:
     def count(self) -> int:
         return len(self.changes) if self.keep is None else int(self.keep.sum())
 
-    def kept(self, values: NDArray[Item]) -> NDArray[Item]:
+    def selected(self, values: NDArray[Item]) -> NDArray[Item]:
         return values if self.keep is None else values[self.keep]
 
     def kinds(self) -> tuple[NDArray[np.int8], Mask]:
-        """Return the change type of each tuple, and the mask of those that are rows.
+        """Return the change type of each tuple, and the mask of the tuples that are rows.
 
-        An update that changes the key is a delete and an insert. An old key that is the same is no row.
+        An update that changes the key is a delete and an insert. An old tuple with only the key is not a row
+        if the key is unchanged.
         """
         changes = self.changes
         kind = changes.kind[changes.message]
@@ -310,33 +312,33 @@ class TableColumns:
         keep = np.ones(len(changes), bool)
         if len(after):
             before = changes.partner[after]
-            moved = self._differs(before, after)
-            kinds[before] = np.where(moved, IS_DELETE, IS_PREIMAGE)
-            kinds[after] = np.where(moved, IS_INSERT, IS_POSTIMAGE)
-            keep[before] = moved | (changes.marker[changes.message[before]] == pgoutput.OLD)
+            key_changed = self._differs(before, after)
+            kinds[before] = np.where(key_changed, IS_DELETE, IS_PREIMAGE)
+            kinds[after] = np.where(key_changed, IS_INSERT, IS_POSTIMAGE)
+            keep[before] = key_changed | (changes.marker[changes.message[before]] == pgoutput.OLD)
         return kinds, keep
 
-    def lacks(self) -> Mask:
-        """Return the mask of the tuples with unchanged TOAST values that their old tuple does not have."""
-        lacks = np.zeros(len(self.changes), bool)
+    def incomplete(self) -> Mask:
+        """Return the mask of tuples with unchanged TOAST values that are not in their old tuple either."""
+        incomplete = np.zeros(len(self.changes), bool)
         for column in self._table.relation.columns:
             if column.name in self.places:
-                lacks |= self.changes.unchanged(self.places[column.name])
-        return lacks
+                incomplete |= self.changes.unchanged(self.places[column.name])
+        return incomplete
 
-    def needs(self, kinds: NDArray[np.int8], rows: Integers, lacks: Mask) -> Integers:
-        """Return for each of some tuples the index among them of the one with the values that it lacks.
+    def source_rows(self, kinds: NDArray[np.int8], rows: Integers, incomplete: Mask) -> Integers:
+        """Return for each row the index of the row in ``rows`` that has its missing values, or -1.
 
-        That is the deleted row of an update that changes the key and no TOAST value; -1 for others.
+        An update that changes the key and no TOAST value has a deleted row, which has these values.
         """
-        needs = np.full(len(rows), -1)
-        moved = np.flatnonzero((kinds[rows] == IS_INSERT) & (self.changes.partner[rows] >= 0))
-        moved = moved[lacks[rows[moved]]]
-        needs[moved] = np.searchsorted(rows, self.changes.partner[rows[moved]])
-        return needs
+        source_rows = np.full(len(rows), -1)
+        key_changed = np.flatnonzero((kinds[rows] == IS_INSERT) & (self.changes.partner[rows] >= 0))
+        key_changed = key_changed[incomplete[rows[key_changed]]]
+        source_rows[key_changed] = np.searchsorted(rows, self.changes.partner[rows[key_changed]])
+        return source_rows
 
     def _differs(self, before: Integers, after: Integers) -> Mask:
-        """Return the mask of the pairs of tuples whose keys differ."""
+        """Return the mask of pairs of tuples with different keys."""
         differs = np.zeros(len(before), bool)
         for name in self._table.key:
             text = self.text(self.places[name])
@@ -352,8 +354,8 @@ class TableColumns:
         return self._text[column]
 
     def values(self, field: pa.Field) -> pa.Array:
-        """Return a column in the type of the read."""
-        text = self.kept_text(self.places[field.name])
+        """Return a column, converted to the type of the read."""
+        text = self.selected_text(self.places[field.name])
         try:
             values = from_text(text, field.type)
         except pa.ArrowInvalid as error:
@@ -363,25 +365,25 @@ class TableColumns:
         return values
 
     def _without_invalid(self, text: pa.StringArray, field: pa.Field, why: str) -> pa.StringArray:
-        """Replace values that the column's type cannot hold with null; raise unless that is configured."""
+        """Replace values that the type cannot represent with null; raise unless the settings allow this."""
         valid = pc.fill_null(fits_type(text, field.type), True)
         invalid = np.flatnonzero(~valid.to_numpy(zero_copy_only=False))
         if not len(invalid) or not self._rows.replaces_invalid(self._table, field, len(invalid)):
             first = int(invalid[0]) if len(invalid) else None
-            version = int(self.kept(self.changes.version)[first or 0])
+            version = int(self.selected(self.changes.version)[first or 0])
             value = None if first is None else text[first].as_py()[:100]
             why = "" if len(invalid) else f" ({why[:200]})"
             raise self._rows.invalid_value(self._table, field, value, version, why)
         return pc.if_else(valid, text, pa.scalar(None, pa.string()))
 
-    def kept_text(self, place: int) -> pa.StringArray:
+    def selected_text(self, place: int) -> pa.StringArray:
         text = self.text(place)
         return text if self.keep is None else text.filter(pa.array(self.keep))
 
     def unchanged(self) -> pa.ListArray:
-        """Return the names of each row's columns with unchanged TOAST values; null if it has none."""
+        """Return for each row the names of its columns with unchanged TOAST values; null for no columns."""
         masks = {
-            column.name: self.kept(self.changes.unchanged(self.places[column.name]))
+            column.name: self.selected(self.changes.unchanged(self.places[column.name]))
             for column in self._table.relation.columns
             if column.name in self.places
         }
@@ -399,10 +401,10 @@ class TableColumns:
         parts: list[pa.Array | str] = []
         for name in self._table.key:
             place = self.places[name]
-            text = self.kept_text(place)
+            text = self.selected_text(place)
             if self._table.keyed and text.null_count:
                 raise self._rows.missing_key(self._table, name)
-            if self.changes.relation.columns[place].type not in _WHOLE_NUMBERS:
+            if self.changes.relation.columns[place].type not in _INTEGER_TYPES:
                 text = json_strings(text)
             label = json_strings(pa.array([name]))[0].as_py()
             parts += ["," if parts else "{", f"{label}:", pc.fill_null(text, "null")]

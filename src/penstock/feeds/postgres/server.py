@@ -29,7 +29,7 @@ Connection: TypeAlias = "psycopg.Connection[Row]"
 _ATTEMPTS = 6
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 20_000
 _FETCH_ROWS = 2_000
-"""Fetched at once: few, since later rows may be larger than the first ones."""
+"""Rows to fetch at once; few, because later rows may be larger than the first ones."""
 _FIRST_ROWS = 100
 _PID = re.compile(r"PID (\d+)")
 _DROPPED = re.compile(r"could not open relation with OID|cache lookup failed for")
@@ -42,25 +42,25 @@ def statements() -> dict[str, str]:
 
 
 class SlotInUse(FeedUnavailableError):
-    """Another reader uses the slot."""
+    """Another reader is using the slot."""
 
     condition = "FEED_UNAVAILABLE.SLOT_IN_USE"
 
 
 class ServerGone(FeedUnavailableError):
-    """The server does not answer, or closed the connection; raised after retries with back-off."""
+    """The server does not respond, or closed the connection; raised after retries with back-off."""
 
     condition = "FEED_UNAVAILABLE.SERVER"
 
 
-class _DroppedMeanwhile(FeedUnavailableError):
-    """A statement met a table that was dropped while it ran; raised after retries."""
+class _TableDroppedDuringQuery(FeedUnavailableError):
+    """A statement used a table that was dropped while it ran; raised after retries."""
 
     condition = "FEED_UNAVAILABLE.QUERY"
 
 
 class Statements(Protocol):
-    """Runs the feed's statements."""
+    """Executor of the feed's statements."""
 
     def fetch(self, statement: str, /, **parameters: object) -> list[Row]: ...
 
@@ -68,7 +68,7 @@ class Statements(Protocol):
 
 
 class Session:
-    """Runs the feed's statements on one connection, in its transaction."""
+    """Executor of the feed's statements on one connection, in its transaction."""
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self._server, self._connection = server, connection
@@ -81,7 +81,7 @@ class Session:
 
 
 class Server:
-    """The connections of one process to a server; ``wait`` is how many seconds to wait for the slot."""
+    """The connections of one process to a server; ``wait`` is the time to wait for the slot, in seconds."""
 
     def __init__(self, url: StoreUrl, name: str, wait: float) -> None:
         self._url, self.name, self._wait = url, name, wait
@@ -96,7 +96,7 @@ class Server:
         connection = connect(self._url, self.name, row_factory=namedtuple_row, **options)
         try:
             connection.prepare_threshold = None
-            # A replication connection has no prepared statements.
+            # Replication connections do not support the extended query protocol.
             result = connection.pgconn.exec_(statements()["settings"].replace("%%", "%").encode())
             if result.status != self.psycopg.pq.ExecStatus.TUPLES_OK:
                 raise self.psycopg.OperationalError(result.get_error_message())
@@ -109,13 +109,13 @@ class Server:
         return self.on_connection(lambda connection: run(connection, statement, **parameters))
 
     def on_connection(self, work: Callable[[Connection], T]) -> T:
-        """Run work on the shared connection, which is reopened when it broke, with retries."""
+        """Run work on the shared connection with retries; reopen the connection if it was lost."""
         with self._lock:
             return self.with_retries(lambda: work(self._shared()))
 
     def with_retries(self, work: Callable[[], T]) -> T:
-        """Run work, and retry it after a pause while the server does not answer, the slot is in use, or
-        tables are dropped meanwhile.
+        """Run work; retry it with pauses if the server does not respond, the slot is in use, or a table is
+        dropped at the same time.
         """
         deadline = time.monotonic() + self._wait
         attempt = 0
@@ -123,7 +123,7 @@ class Server:
             try:
                 with self.translating():
                     return work()
-            except (ServerGone, _DroppedMeanwhile) as error:
+            except (ServerGone, _TableDroppedDuringQuery) as error:
                 attempt += 1
                 if isinstance(error, ServerGone):
                     self.close()
@@ -137,12 +137,12 @@ class Server:
             time.sleep(pause * random.uniform(0.8, 1.2))
 
     def chunks(self, query: str, parameters: Json | None = None) -> Generator[list[bytes], None, None]:
-        """Fetch the single column of a query in chunks of a few megabytes, through a separate connection."""
+        """Fetch the only column of a query in chunks of a few megabytes, over a separate connection."""
         with self._server_cursor(query, parameters, _FIRST_ROWS, binary=True) as (cursor, rows):
             yield from chunks_of(cursor, rows)
 
     def rows(self, statement: str, /, **parameters: object) -> Generator[Row, None, None]:
-        """Fetch the rows of a named statement lazily, through a separate connection."""
+        """Fetch the rows of a named statement lazily, over a separate connection."""
         with self._server_cursor(statements()[statement], parameters, 5_000) as (cursor, rows):
             while rows:
                 yield from rows
@@ -152,7 +152,7 @@ class Server:
     def _server_cursor(
         self, query: str, parameters: Json | None, rows: int, *, binary: bool = False
     ) -> Iterator[tuple[psycopg.ServerCursor[Row], list[Row]]]:
-        """Open a server-side cursor and fetch its first rows: then the slot is free again."""
+        """Open a server-side cursor and fetch its first rows, after which it no longer uses the slot."""
 
         def open_cursor() -> tuple[Connection, psycopg.ServerCursor[Row], list[Row]]:
             connection = self.connect()
@@ -204,9 +204,9 @@ class Server:
             match = _PID.search(text)
             pid = match[1] if match else "unknown"
             return SlotInUse(
-                f"{self.name}: another reader uses the slot (server process {pid}), and a slot has one at a "
-                f"time. Stop the other query, or give each its own slot; select pg_terminate_backend({pid}) "
-                "ends the process",
+                f"{self.name}: another reader is using the slot (server process {pid}), and a slot has only "
+                "one reader at a time. Stop the other query, or use one slot for each query; select "
+                f"pg_terminate_backend({pid}) ends the process",
                 pid=pid,
             )
         if state == "42501":
@@ -225,20 +225,22 @@ class Server:
             return self.lost_slot(text)
         if state == "53400" and "replication slots" in text:
             return self.unavailable(
-                "SLOTS", f"{text}: drop a slot that nobody reads, or raise max_replication_slots"
+                "SLOTS", f"{text}: drop an unused slot, or increase max_replication_slots"
             )
         if failure is Failure.NO_DATABASE:
             return self.unavailable("DATABASE", text)
         if failure is Failure.LOCKED:
             return SlotInUse(
-                f"{self.name}: another session holds a lock on the slot's snapshot for too long ({text}): "
+                f"{self.name}: another session has held a lock on the slot's snapshot for too long ({text}): "
                 "find it with pg_blocking_pids and end it, or wait",
                 condition="FEED_UNAVAILABLE.SNAPSHOT_LOCKED",
             )
         if failure is Failure.UNAVAILABLE:
-            return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")
+            return ServerGone(
+                f"{self.name}: the server is down or busy ({text}): restart the query later, and it resumes"
+            )
         if state == "XX000" and _DROPPED.search(text):
-            return _DroppedMeanwhile(f"{self.name}: {text}")
+            return _TableDroppedDuringQuery(f"{self.name}: {text}")
         return self.unavailable("QUERY", text)
 
     def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:
@@ -249,7 +251,7 @@ class Server:
     def lost_slot(self, why: str) -> DataLostError:
         """Return the error for a slot whose log the server has removed."""
         return DataLostError(
-            f"{self.name}: the server has removed log that the slot needs ({why}); see "
+            f"{self.name}: the server has removed log that the slot needs ({why}), see "
             f"max_slot_wal_keep_size. Drop the slot with pg_drop_replication_slot, and {START_OVER}",
             condition="DATA_LOST.SLOT_INVALIDATED",
         )
@@ -262,7 +264,7 @@ WAL_LEVEL = (
 
 
 def chunks_of(cursor: psycopg.ServerCursor[Row], rows: list[Row]) -> Iterator[list[bytes]]:
-    """Yield the single column of a cursor in chunks of a few megabytes, from the first fetched rows on."""
+    """Yield the only column of a cursor in chunks of a few megabytes; ``rows`` are its first rows."""
     chunk: list[bytes] = []
     size = 0
     while rows:
@@ -270,15 +272,15 @@ def chunks_of(cursor: psycopg.ServerCursor[Row], rows: list[Row]) -> Iterator[li
         bytes_fetched = sum(map(len, fetched))
         chunk, size = chunk + fetched, size + bytes_fetched
         if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
-            yield from _halved(chunk, size)
+            yield from _split_chunk(chunk, size)
             chunk, size = [], 0
         count = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
         rows = cursor.fetchmany(max(1, min(_FETCH_ROWS, count)))
-    yield from _halved(chunk, size)
+    yield from _split_chunk(chunk, size)
 
 
 def first_chunk(connection: Connection, query: str) -> tuple[list[bytes], bool]:
-    """Return the single column of a query up to a few megabytes, and whether there is more.
+    """Return the only column of a query up to a few megabytes, and whether there are more rows.
 
     The connection has to be in a transaction.
     """
@@ -293,17 +295,17 @@ def first_chunk(connection: Connection, query: str) -> tuple[list[bytes], bool]:
 START_OVER = (
     "start over with a new slot, a new checkpoint and an empty sink (a pump: `penstock pump recover`)"
 )
-"""What helps when rows are missing, in a sentence."""
+"""What to do if rows are missing, as part of a sentence."""
 
 
-def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:
-    """Split a chunk that is much too large, down to single messages."""
+def _split_chunk(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:
+    """Split a chunk that is much too large into halves, down to single messages."""
     if size <= 4 * _CHUNK_BYTES or len(chunk) <= 1:
         if chunk:
             yield chunk
         return
     for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
-        yield from _halved(part, sum(map(len, part)))
+        yield from _split_chunk(part, sum(map(len, part)))
 
 
 def run(connection: Connection, statement: str, /, **parameters: object) -> list[Row]:
@@ -312,7 +314,7 @@ def run(connection: Connection, statement: str, /, **parameters: object) -> list
 
 
 def lsn(position: int) -> str:
-    """Format a position in the log as PostgreSQL does."""
+    """Format a log position as an LSN."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 

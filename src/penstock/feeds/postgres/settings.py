@@ -1,4 +1,4 @@
-"""Settings of a PostgreSQL feed, and their URL form: libpq's URL with the feed's own parameters."""
+"""Settings of a PostgreSQL feed, and their URL form: a libpq URL with the feed's parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.feeds.postgres.values import AS_TYPES
 from penstock.store.postgres.connection import driver
 from penstock.store.url import CONNECTION_OPTIONS, StoreUrl, parse_url
 
-OWN_PARAMETERS = (
+FEED_PARAMETERS = (
     "publication", "slot", "table", "snapshot", "truncate", "accept", "type", "invalid_values", "skip",
     "lag_warning", "transaction_warning", "slot_wait", "owner",
 )  # fmt: skip
@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, str | int | float] = {
 
 @dataclass(frozen=True)
 class FeedSettings:
-    """The settings of a feed, completed from its URL and checked; the user's class documents them."""
+    """The settings of a feed, completed from its URL and checked; see :class:`PostgresFeed`."""
 
     url: str = field(repr=False)
     publication: str = ""
@@ -51,49 +51,49 @@ class FeedSettings:
     trusted_owners: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        server, own = split(self.url)
-        convert_fields(self, **self._completed(own))
+        server, feed_parameters = split(self.url)
+        convert_fields(self, **self._completed(feed_parameters))
         self._check()
         convert_fields(self, url=self._joined(server))
 
     @cached_property
     def server(self) -> StoreUrl:
-        """The URL of the database alone."""
+        """The URL of the database, without the feed's parameters."""
         return split(self.url)[0]
 
     @property
     def name(self) -> str:
         return f"{self.server}, slot {self.slot!r}"
 
-    def _completed(self, own: Mapping[str, list[str]]) -> dict[str, object]:
-        """Return the settings with those that only the URL has, and with the defaults."""
-        tables = own.get("table", ()) if self.tables is None else self.tables
-        accepted = own.get("accept", ()) if self.accept is None else self.accept
+    def _completed(self, feed_parameters: Mapping[str, list[str]]) -> dict[str, object]:
+        """Return all settings: those that were passed, those in the URL, and the defaults."""
+        tables = feed_parameters.get("table", ()) if self.tables is None else self.tables
+        accepted = feed_parameters.get("accept", ()) if self.accept is None else self.accept
         settings: dict[str, object] = {
             "tables": column_names("tables", tables) or None,
             "accept": column_names("accept", accepted) or None,
-            "trusted_owners": self._role_names(own.get("owner", ())),
-            "types": self._types_by_column(own.get("type", ())),
-            "skip": self._skipped_versions(own.get("skip", ())),
+            "trusted_owners": self._role_names(feed_parameters.get("owner", ())),
+            "types": self._types_by_column(feed_parameters.get("type", ())),
+            "skip": self._skipped_versions(feed_parameters.get("skip", ())),
         }
         for name in ("publication", "slot"):
             require(name, getattr(self, name), str | None, "text")
-            settings[name] = getattr(self, name) or own.get(name, [""])[-1]
-        by_default = f"penstock_{settings['publication']}"
-        if not settings["slot"] and settings["publication"] and _SLOT.fullmatch(by_default):
-            settings["slot"] = by_default
+            settings[name] = getattr(self, name) or feed_parameters.get(name, [""])[-1]
+        default_slot = f"penstock_{settings['publication']}"
+        if not settings["slot"] and settings["publication"] and _SLOT.fullmatch(default_slot):
+            settings["slot"] = default_slot
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
-            value = own.get(name, [default])[-1] if value in ("", None) else value
+            value = feed_parameters.get(name, [default])[-1] if value in ("", None) else value
             settings[name] = _parsed(name, value, type(default))
         return settings
 
     def _role_names(self, in_url: Sequence[str]) -> tuple[str, ...] | None:
-        wanted = "a list of roles such as ['app']"
-        require("trusted_owners", self.trusted_owners, Sequence | None, wanted)
+        expected = "a list of roles such as ['app']"
+        require("trusted_owners", self.trusted_owners, Sequence | None, expected)
         roles = in_url if self.trusted_owners is None else self.trusted_owners
         if isinstance(roles, str) or not all(isinstance(role, str) and role for role in roles):
-            raise refusal("trusted_owners", roles, wanted)
+            raise refusal("trusted_owners", roles, expected)
         return tuple(roles) or None
 
     def _types_by_column(self, in_url: Sequence[str]) -> dict[str, str] | None:
@@ -104,26 +104,26 @@ class FeedSettings:
         for column, kind in types.items():
             if kind not in AS_TYPES or not column:
                 raise InvalidUrlError(
-                    f"types: the column {column!r} as {kind!r}: a column is read as one of "
-                    f"{', '.join(AS_TYPES)}; in a URL, type=COLUMN:text",
+                    f"types has {kind!r} for the column {column!r}: use one of {', '.join(AS_TYPES)}; in a "
+                    "URL, type=COLUMN:text",
                     condition="INVALID_URL.VALUE",
                     parameter="types",
                 )
         return types or None
 
     def _skipped_versions(self, in_url: Sequence[str]) -> tuple[int, ...] | None:
-        wanted = "a list of versions such as [34488752]"
-        require("skip", self.skip, Sequence | None, wanted)
+        expected = "a list of versions such as [34488752]"
+        require("skip", self.skip, Sequence | None, expected)
         try:
             versions = [int(text) for text in in_url] if self.skip is None else self.skip
         except ValueError:
             raise InvalidUrlError(
-                f"skip={list(in_url)!r}: give the versions of commits, which are whole numbers",
+                f"skip={list(in_url)!r}: give versions of commits, which are integers",
                 condition="INVALID_URL.VALUE",
                 parameter="skip",
             ) from None
         if not all(type(version) is int for version in versions):
-            raise refusal("skip", self.skip, wanted)
+            raise refusal("skip", self.skip, expected)
         return tuple(sorted(set(versions))) or None
 
     def _check(self) -> None:
@@ -134,9 +134,9 @@ class FeedSettings:
                 parameter="publication",
             )
         if not self.slot:
-            # Changing its letters could give two publications the same slot.
+            # Replacing characters could give two publications the same slot.
             raise InvalidUrlError(
-                f"no slot can be named after the publication {self.publication!r}: give slot=NAME, of "
+                f"the publication's name {self.publication!r} cannot be used for a slot: set slot=NAME, with "
                 "lower-case letters, digits and underscores",
                 condition="INVALID_URL.MISSING_PART",
                 parameter="slot",
@@ -157,7 +157,7 @@ class FeedSettings:
                 )
 
     def _joined(self, server: StoreUrl) -> str:
-        """Return the URL that has all settings."""
+        """Return the URL with all settings."""
         parameters = [(name, server.options[name]) for name in CONNECTION_OPTIONS if name in server.options]
         parameters += [("publication", self.publication), ("slot", self.slot)]
         parameters += [("table", table) for table in self.tables or ()]
@@ -173,30 +173,33 @@ class FeedSettings:
 
 
 def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
-    """Split a feed's URL into the URL of the database and the feed's own parameters."""
+    """Split a feed's URL into the URL of the database and the feed's parameters."""
     if not isinstance(url, str) or not url.lower().startswith(("postgresql://", "postgres://")):
-        # Not shown: it may hold a password.
+        # Do not show the URL, which may contain a password.
         raise InvalidUrlError("a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME")
     _, _, rest = url.partition("://")
     head, _, query = rest.partition("?")
     parameters = parse_qsl(query, keep_blank_values=True)
     _require_known([name for name, _ in parameters])
-    own: dict[str, list[str]] = {}
+    feed_parameters: dict[str, list[str]] = {}
     for name, value in parameters:
-        if name in OWN_PARAMETERS:
-            own.setdefault(name, []).append(value)
-    libpq = [(name, value) for name, value in parameters if name not in OWN_PARAMETERS]
-    return parse_url(f"postgresql://{head}{'?' if libpq else ''}{urlencode(libpq, quote_via=quote)}"), own
+        if name in FEED_PARAMETERS:
+            feed_parameters.setdefault(name, []).append(value)
+    libpq = [(name, value) for name, value in parameters if name not in FEED_PARAMETERS]
+    return parse_url(
+        f"postgresql://{head}{'?' if libpq else ''}{urlencode(libpq, quote_via=quote)}"
+    ), feed_parameters
 
 
 def _require_known(names: Sequence[str]) -> None:
     libpq = [option.keyword.decode() for option in driver("a postgresql feed").pq.Conninfo.get_defaults()]
-    own = [*OWN_PARAMETERS, *CONNECTION_OPTIONS]
+    feed_parameters = [*FEED_PARAMETERS, *CONNECTION_OPTIONS]
     for name in names:
-        if name not in own and name not in libpq:
+        if name not in feed_parameters and name not in libpq:
             raise InvalidUrlError(
-                f"a postgresql feed has no parameter {in_quotes(name)}."
-                f"{did_you_mean(name, [*own, *libpq])} It has {', '.join(own)}, and those of libpq",
+                "a postgresql feed has no parameter "
+                f"{in_quotes(name)}.{did_you_mean(name, [*feed_parameters, *libpq])} It has "
+                f"{', '.join(feed_parameters)}, and the parameters of libpq",
                 condition="INVALID_URL.UNKNOWN_PARAMETER",
                 parameter=name,
             )

@@ -1,8 +1,8 @@
 """The initial snapshot: the rows that existed when the slot was created, as its first commit.
 
-A slot is created together with a snapshot of the database, which shows all rows that the slot will not
-deliver. They are copied inside the server, as the messages that the slot would have sent for their inserts: a
-repeated micro-batch reads the same rows again, however the tables have changed. The copy is dropped when
+The server creates a slot together with a snapshot of the database, which has all rows that the slot will not
+send. They are copied inside the server, as the Insert messages that the slot would have sent for them, so
+that a replay of a micro-batch reads the same rows even if the tables have changed. The copy is dropped when
 Spark has logged it.
 """
 
@@ -21,7 +21,7 @@ from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.row_messages import row_messages
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
-from penstock.feeds.postgres.table_rows import hold, require_trusted_functions
+from penstock.feeds.postgres.table_rows import lock_table, require_trusted_functions
 from penstock.json_text import Json
 from penstock.store.postgres.connection import CREATED_MEANWHILE
 from penstock.store.postgres.trusted_owners import find_foreign_owner
@@ -30,8 +30,8 @@ from penstock.store.statements import bind
 log = logging.getLogger("penstock.feeds")
 _SLOTS = "slots"
 _LOCK_WAIT = 60.0
-_TRIES = 5
 """Seconds to wait for another process that creates, drops or reads the snapshot."""
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Copy:
     """The copied rows of one table."""
 
     place: str
-    """The table in penstock_snapshots that holds them."""
+    """The table in penstock_snapshots that has the rows."""
     relation: Relation
     rows: int
 
@@ -53,18 +53,18 @@ class Snapshot:
     """The copies of all tables."""
 
     version: int
-    """The position at which the slot begins, less one: below the version of every later commit."""
+    """The position at which the slot starts, minus one: less than the version of every later commit."""
     timestamp: int
     copies: tuple[Copy, ...]
     publication: Json
-    """The state of the publication at that moment."""
+    """The state of the publication when the snapshot was created."""
 
     @property
     def rows(self) -> int:
         return sum(copy.rows for copy in self.copies)
 
     def pieces(self, rows_per_task: int) -> list[SnapshotPiece]:
-        """Divide the copies into pieces of that many rows."""
+        """Divide the copies into pieces of ``rows_per_task`` rows."""
         pieces, before, size = [], 0, max(1, rows_per_task)
         for copy in self.copies:
             for first in range(0, copy.rows, size):
@@ -90,9 +90,9 @@ class SnapshotPiece:
 class Snapshots:
     """The snapshot of a slot, in the schema penstock_snapshots.
 
-    A role that may not see it is refused if it is ``required``; otherwise the snapshot is ignored.
-    ``oldest_transaction`` finds what the creation of a slot waits for. The ``trusted`` roles may own the
-    schema, and functions that run when the tables are copied.
+    If the role has no privileges for the schema, the snapshot is ignored, or the role is refused if it is
+    ``required``. ``oldest_transaction`` returns the transaction that the creation of a slot waits for. The
+    ``trusted`` roles may own the schema, and functions that run when the tables are copied.
     """
 
     def __init__(
@@ -106,29 +106,29 @@ class Snapshots:
     ) -> None:
         self._server, self._slot, self._required, self._trusted = server, slot, required, trusted
         self._oldest_transaction = oldest_transaction
-        self._is_read = False
+        self._is_logged = False
 
     def find(self) -> Snapshot | None:
-        """Return the slot's snapshot; None if it has none, or it is logged already."""
-        if self._is_read:
+        """Return the slot's snapshot; None if there is none, or if it has already been logged."""
+        if self._is_logged:
             return None
         row = self._row()
         if row is None or row.state != "complete":
-            self._is_read = row is not None and row.state == "read"
+            self._is_logged = row is not None and row.state == "read"
             return None
         copies = tuple(map(Copy.from_json, row.tables))
         return Snapshot(row.consistent_point - 1, row.copied_at, copies, row.publication)
 
     def create(self, tables: Sequence[Table], check: Callable[[Session], Json]) -> None:
-        """Create the slot and its snapshot, unless the slot exists; one process at a time.
+        """Create the slot and its snapshot if the slot does not exist; only one process does this at a time.
 
-        What a killed process left half done is cleaned up first.
+        An incomplete snapshot of a killed process is removed first.
 
         Parameters
         ----------
         check
-            Called in the snapshot's transaction: refuses tables that are not as planned, and returns the
-            state of the publication.
+            Function that is called in the snapshot's transaction. It refuses tables that differ from the
+            plan, and returns the state of the publication.
         """
         if self._exists(self._row()):
             return
@@ -136,31 +136,31 @@ class Snapshots:
             row = self._row()
             if self._exists(row):
                 return
-            half_done = self._slot.find() is not None
-            # A slot that is left behind by a refusal would keep the log.
+            is_incomplete = self._slot.find() is not None
+            # Check this first: a slot that is created before an error would retain the log.
             self.require_trusted_functions(tables)
             with self._server.translating():
                 if row is None:
                     self._create_schema(connection)
-                # A table that is copied may be locked for as long as its users like.
+                # Wait for locks on the tables without a limit.
                 run(connection, "limit_waiting", wait="0")
-                if half_done:
+                if is_incomplete:
                     run(connection, "drop_slot", slot=self._slot.name)
                 if row is not None:
                     _drop(connection, row.tables)
                 run(connection, "begin_snapshot", slot=self._slot.name)
                 self._copy_all(connection, tables, check)
-            self._is_read = False
+            self._is_logged = False
 
     def _exists(self, row: Row | None) -> bool:
-        """Whether the slot exists, without a half-done snapshot."""
+        """Whether the slot exists, and its snapshot is not incomplete."""
         state = self._slot.find()
         return state is not None and state.ready and (row is None or row.state != "copying")
 
     def recreate_slot(self) -> int:
-        """Create the slot again, without a snapshot; drop the earlier one and what is left of its snapshot.
+        """Recreate the slot without a snapshot; drop the earlier slot and its snapshot.
 
-        Return the position at which it begins, less one: below the version of every later commit.
+        Return the position at which the slot starts, minus one: less than the version of every later commit.
         """
         with self._locked() as connection:
             row = self._row()
@@ -172,22 +172,22 @@ class Snapshots:
                     _drop(connection, row.tables)
                     run(connection, "snapshot_read", slot=self._slot.name)
                 with self._created_slot(exported=False) as (point, _):
-                    self._is_read = row is not None
+                    self._is_logged = row is not None
                     return point - 1
 
     def _require_own_slot(self) -> None:
-        """Refuse a slot of another kind; one whose log is lost is dropped like any other."""
+        """Refuse a slot of another kind; a slot whose log was removed is accepted."""
         with suppress(DataLostError):
             self._slot.find()
 
     def drop(self) -> None:
-        """Drop the copies, which are logged."""
+        """Drop the copies after they have been logged."""
         with self._locked() as connection, self._server.translating(), connection.transaction():
             row = self._row()
             if row is not None and row.state == "complete":
                 _drop(connection, row.tables)
                 run(connection, "snapshot_read", slot=self._slot.name)
-        self._is_read = True
+        self._is_logged = True
 
     def messages(self, piece: SnapshotPiece) -> Generator[list[bytes], None, None]:
         """Read the rows of a piece as messages."""
@@ -201,7 +201,7 @@ class Snapshots:
         if not exists or not exists[0]:
             raise DataLostError(
                 f"the initial copy of {piece.copy.relation.name} of slot {self._slot.name!r} was dropped, "
-                "since it had been logged and the slot has advanced. Start with a new slot and a new "
+                "because it had been logged and the slot has advanced. Start with a new slot and a new "
                 "checkpoint",
                 condition="DATA_LOST.SLOT",
             )
@@ -225,7 +225,7 @@ class Snapshots:
             self._lock(connection)
             yield connection
         finally:
-            # Releases the lock too.
+            # This also releases the lock.
             connection.close()
 
     def _lock(self, connection: Connection) -> None:
@@ -244,23 +244,23 @@ class Snapshots:
             ) from error
 
     def _create_schema(self, connection: Connection) -> None:
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             try:
                 with connection.transaction():
                     run(connection, "create_schema")
                     self._require_trusted_owner(connection)
                     run(connection, "create_slots")
-                    # Somebody else may have created the table meanwhile.
+                    # Another session may have created the table meanwhile.
                     self._require_trusted_owner(connection)
                 return
             except Exception as error:
-                # Two queries with different slots may start at the same moment. A lock against that could be
-                # held by anybody who may connect.
-                if not left or getattr(error, "sqlstate", None) not in CREATED_MEANWHILE:
+                # Two queries with different slots may start at the same time. An advisory lock is not used
+                # for this, because every role that can connect could hold it.
+                if not tries_left or getattr(error, "sqlstate", None) not in CREATED_MEANWHILE:
                     raise
 
     def _require_trusted_owner(self, connection: Connection, *copies: str) -> None:
-        """Refuse the schema, its table of slots or some copies if they are another role's."""
+        """Refuse the schema, its table of slots or copies if an untrusted role owns them."""
 
         def first_row(text: str, **parameters: object) -> Row | None:
             return connection.execute(bind(text, "postgres").encode(), parameters).fetchone()
@@ -269,8 +269,8 @@ class Snapshots:
         if foreign is not None:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
-                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it; or "
-                f"trust the role with trusted_owners={[foreign.owner]}",
+                f"{foreign}: change the owner of the schema (alter schema {SNAPSHOT_SCHEMA} owner to …) and "
+                f"of its tables, or drop it; or trust the role with trusted_owners={[foreign.owner]}",
                 owner=foreign.owner,
             )
 
@@ -293,11 +293,11 @@ class Snapshots:
 
     @contextmanager
     def _created_slot(self, *, exported: bool = True) -> Iterator[tuple[int, str]]:
-        """Create the slot: its first position, and the snapshot, which lives as long as the connection."""
+        """Create the slot; yield its first position, and a snapshot that is valid until the block ends."""
         connection = self._server.connect(replication="database")
         try:
             snapshot = "export" if exported else "nothing"
-            # A standby that synchronizes slots has it when it takes over.
+            # A standby that synchronizes slots still has the slot when it is promoted.
             failover = ", FAILOVER" if connection.info.server_version >= FAILOVER_SINCE else ""
             name = quoted(self._slot.name)
             self._warn_of_waiting()
@@ -317,7 +317,7 @@ class Snapshots:
         if oldest is None:
             return
         log.warning(
-            "the slot %s is created once all transactions that have written have ended. The oldest: %s. %s",
+            "the slot %s is created when all transactions that have written have ended. The oldest: %s. %s",
             self._slot.name,
             oldest.describe(),
             oldest.ended_by,
@@ -333,20 +333,20 @@ class Snapshots:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
-        hold(self._server, connection, table)
+        lock_table(self._server, connection, table)
         self.require_trusted_functions([table])
-        connection.execute(f"CREATE TABLE {target} AS {_numbered(table)}".encode())
+        connection.execute(f"CREATE TABLE {target} AS {_numbered_messages(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
         row = connection.execute(f"SELECT count(*) FROM {target}".encode()).fetchone()
         assert row is not None
         return Copy(place, table.relation, row[0])
 
     def require_trusted_functions(self, tables: Sequence[Table]) -> None:
-        """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns."""
+        """Refuse tables whose indexes, statistics or partition keys use objects of an untrusted role."""
         require_trusted_functions(self._server, tables, self._trusted)
 
 
-def _numbered(table: Table) -> str:
+def _numbered_messages(table: Table) -> str:
     """Return a query for the rows of a table as numbered messages."""
     condition = f" WHERE {table.filter}" if table.filter else ""
     return row_messages(table, condition, first="row_number() OVER () AS n, ")

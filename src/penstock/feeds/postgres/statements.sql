@@ -1,6 +1,6 @@
 -- name: settings
--- The search path first: the operators and tables that the second statement names are looked up in it. Some settings
--- do not exist in older servers, or not on every system.
+-- Set the search path first, because the second statement looks up operators and tables in it. Some settings do not
+-- exist on older servers, or on some systems.
 SET search_path TO pg_catalog, pg_temp;
 SELECT set_config(s.name, v.value, false)
 FROM (VALUES
@@ -15,9 +15,9 @@ FROM (VALUES
     ('idle_in_transaction_session_timeout', '0'),
     ('transaction_timeout', '0'),
     ('jit', 'off'),
-    -- Otherwise checks of partitions are evaluated while a query is planned.
+    -- With this on, the planner would evaluate the checks of partitions.
     ('constraint_exclusion', 'off'),
-    -- A backend that decodes for a disconnected client would hold the slot.
+    -- Without this, a backend that decodes for a disconnected client keeps using the slot.
     ('client_connection_check_interval', '1s')
 ) AS v (name, value)
 JOIN pg_settings AS s ON s.name = v.name;
@@ -40,9 +40,9 @@ SELECT pubupdate OR pubdelete AS changes_rows, pubinsert AND pubupdate AND pubde
 FROM pg_publication WHERE pubname = :publication;
 
 -- name: published_tables
--- The tables, what makes them part of the publication, and a stamp that changes with their definition. The server
--- lists them with functions, which see changes that were committed after this statement took its snapshot. A table
--- for which the snapshot shows no reason has joined since then, and is left to the next statement.
+-- The tables of a publication, why they are part of it, and a stamp that changes with their definition. The server
+-- lists the tables with functions, which see changes that were committed after the snapshot of this statement. A table
+-- without a reason in the snapshot was added later, and is left to the next execution.
 WITH RECURSIVE published_schema AS MATERIALIZED (
     SELECT e.oid AS entry, e.pnnspid AS schema
     FROM pg_publication AS b JOIN pg_publication_namespace AS e ON e.pnpubid = b.oid
@@ -57,7 +57,7 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE b.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
 ), relative (of, oid, below, attached) AS (
-    -- A table, and those above it that it is a partition of.
+    -- A table, and the tables above it of which it is a partition.
     SELECT l.oid, l.oid, NULL::oid, NULL FROM listed AS l
     UNION ALL
     SELECT r.of, i.inhparent, i.inhrelid, concat('p', i.xmin)
@@ -68,7 +68,7 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     SELECT r.of AS oid, coalesce(
         max(e.oid::text) FILTER (WHERE r.oid = r.of),
         max(m.stamp) FILTER (WHERE r.oid = r.of),
-        -- A partition that only a table above it makes part of the publication.
+        -- A partition that is only published because a table above it is published.
         CASE WHEN count(e.oid) + count(m.stamp) > 0 THEN concat_ws('.',
             string_agg(e.oid::text, '.' ORDER BY e.oid),
             string_agg(m.stamp, '.' ORDER BY r.oid),
@@ -77,14 +77,14 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     LEFT JOIN pg_publication_rel AS e ON e.prrelid = r.oid
         AND e.prpubid = (SELECT b.oid FROM pg_publication AS b WHERE b.pubname = :publication)
     LEFT JOIN LATERAL (
-        -- The dependency of a table on its schema is written when the table is created or moved.
+        -- The dependency on the schema is recorded when a table is created or moved to another schema.
         SELECT concat('s', s.entry, '.', d.xmin) AS stamp
         FROM pg_class AS c
         JOIN published_schema AS s ON s.schema = c.relnamespace
         JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
             AND d.refclassid = 'pg_namespace'::regclass
         WHERE c.oid = r.oid
-        -- Evaluated for each row, by indexes: the planner expects few tables, and would compare all with all.
+        -- OFFSET 0 makes this use indexes for each row: the planner expects few tables, and would join all.
         OFFSET 0
     ) AS m ON true
     GROUP BY r.of
@@ -92,7 +92,7 @@ WITH RECURSIVE published_schema AS MATERIALIZED (
     SELECT l.*, s.reason FROM listed AS l JOIN reason AS s ON s.oid = l.oid
     WHERE l.puballtables OR s.reason IS NOT NULL
 ), member (root, oid, attached) AS (
-    -- A row of pg_inherits is written when a partition is created or attached.
+    -- A row is added to pg_inherits when a partition is created or attached.
     SELECT t.oid, t.oid, ARRAY[]::text[] FROM published AS t
     UNION ALL
     SELECT m.root, i.inhrelid, m.attached || i.xmin::text
@@ -125,20 +125,20 @@ LEFT JOIN pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p' AND NOT k
 ORDER BY t.name;
 
 -- name: position
--- The end of the log, with all that can be seen in the catalog now.
+-- The end of the log, which includes all changes that are visible in the catalog now.
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
     AS position, pg_is_in_recovery() AS standby,
     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS now;
 
 -- name: transaction
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next,
-    -- A standby does not say.
+    -- A standby does not report its timeline.
     CASE WHEN pg_is_in_recovery() THEN 0
         ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END AS timeline;
 
 -- name: origins
--- When tables were created, and whether the partitions among them were created as such. The system columns of
--- a table are never rewritten.
+-- When tables were created, and whether partitions were created as partitions (and not attached later). The catalog
+-- rows of system columns are never updated, so they show when the table was created.
 SELECT c.oid, c.oid::regclass::text AS name,
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(m.xmin) AS created,
     EXISTS (SELECT FROM pg_publication AS b JOIN pg_publication_rel AS r ON r.prpubid = b.oid
@@ -156,9 +156,9 @@ SELECT c.oid, pg_partition_root(c.oid)::oid AS root
 FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
 
 -- name: changing
--- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether
--- one has a table for itself, or waits for that, so that the tables of a publication cannot be listed. A prepared
--- transaction holds its locks without a process.
+-- busy: whether a transaction may be altering a table, or has altered one and is not visible yet. alone: whether one
+-- has, or waits for, an exclusive lock, so that the tables of a publication cannot be listed. A prepared transaction
+-- has locks without a process.
 SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy,
     count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
 FROM pg_locks AS l
@@ -182,9 +182,8 @@ SELECT b.oid, b.type, b.modifier
 FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype <> 'd';
 
 -- name: relations
--- The relations of the rows above a commit, in the order of the log. A group is what comes between two relation
--- messages of one relation, so that it has one form: the message itself (data), the rows of each relation, and
--- each TRUNCATE (data).
+-- The relations of the rows after a commit, in log order. The messages between two Relation messages form a group. The
+-- result has the Relation message of each group (data), a row for each relation with rows, and each TRUNCATE (data).
 WITH message AS (
     SELECT number, data, get_byte(data, 0) AS kind
     FROM pg_logical_slot_peek_binary_changes(
@@ -210,7 +209,7 @@ GROUP BY form, oid, CASE WHEN kind = 84 THEN number ELSE 0 END
 ORDER BY 1;
 
 -- name: descriptions
--- The relations and truncations of the log, without its rows: takes a third of the time.
+-- The relations and truncations in the log, without rows, which takes a third of the time.
 SELECT data
 FROM pg_logical_slot_peek_binary_changes(
     :slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names
@@ -232,14 +231,14 @@ FROM (
 ) AS t
 JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN LATERAL (
-    -- A key that is checked at the end of a transaction is no replica identity.
+    -- A deferrable key cannot be a replica identity.
     SELECT x.indkey, cardinality(x.indkey::int2[]) AS key_columns FROM pg_index AS x
     WHERE x.indrelid = t.oid AND x.indislive AND x.indimmediate
         AND CASE WHEN t.relreplident = 'i' THEN x.indisreplident ELSE x.indisprimary END
     LIMIT 1
 ) AS i ON true
 WHERE a.attname = ANY (t.names)
-    -- Server 15 names generated columns, which none before 18 sends.
+    -- Servers before 18 do not send generated columns, although 15 lists them.
     AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
 ORDER BY t.schemaname, t.tablename, a.attnum;
 
@@ -247,7 +246,7 @@ ORDER BY t.schemaname, t.tablename, a.attnum;
 SELECT current_database() AS here,
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0'
         AS flushed,
-    -- All that others could see at this time is before the end of the log.
+    -- All commits that were visible at the time "now" are before this position.
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
         AS written,
     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS now,
@@ -259,7 +258,7 @@ FROM (VALUES (1)) AS one (n)
 LEFT JOIN pg_replication_slots AS s ON s.slot_name = :slot;
 
 -- name: oldest_transaction
--- Of those that have written, the one with the oldest number, which is visible to every role.
+-- The oldest transaction that has written data; its id is visible to every role.
 SELECT s.backend_xid::text AS number, s.pid, s.state, s.query,
     extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds, age(s.backend_xid) AS age
 FROM pg_stat_activity AS s
@@ -274,8 +273,8 @@ ORDER BY age DESC LIMIT 1;
 SELECT pg_replication_slot_advance(:slot, :upto::pg_lsn);
 
 -- name: others
--- Relations whose rows are not read: they exist, and are not chosen. A dropped one may have been chosen, and a
--- table with the name of a chosen one may have replaced it.
+-- Existing relations whose rows are not read, because they are not chosen. Dropped tables and tables with the name of
+-- a chosen one are not included, because they may have been chosen, or have replaced a chosen table.
 SELECT c.oid
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
@@ -284,8 +283,8 @@ WHERE c.relkind IN ('r', 'p')
             AND n.nspname || '.' || c.relname <> ALL (:names::text[])));
 
 -- name: commits
--- A transaction's messages have its id; two with one id cannot be in the log of a slot, which holds back the
--- wraparound.
+-- The messages of a transaction have its id. An id is unique in the log of a slot, because a slot prevents the
+-- wraparound of transaction ids.
 WITH message AS (
     SELECT number, xid, data, get_byte(data, 0) AS kind
     FROM pg_logical_slot_peek_binary_changes(
@@ -344,7 +343,7 @@ WHERE CASE WHEN get_byte(data, 0) IN (73, 68, 85)
     ELSE true END;
 
 -- name: snapshots_table
--- A role that reads from a slot alone need not see them.
+-- A role that only reads from a slot needs no privileges for the snapshots.
 SELECT count(*) > 0 AS exists,
     coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true)
         AS visible
@@ -372,9 +371,9 @@ FROM penstock_snapshots.slots WHERE slot = :slot;
 INSERT INTO penstock_snapshots.slots (slot, state) VALUES (:slot, 'copying')
 ON CONFLICT (slot) DO UPDATE SET state = 'copying', consistent_point = NULL, copied_at = NULL, tables = '[]';
 
--- Both functions look at the catalog as it is now, and not as the transaction's snapshot has it. A view has no file.
+-- Both functions use the current catalog, and not the transaction's snapshot of it. A view has no file.
 -- name: is_table
--- A table that was rewritten since the transaction's snapshot has another file now, and looks empty in the snapshot.
+-- A table that was rewritten after the transaction's snapshot has another file now, and looks empty in the snapshot.
 WITH RECURSIVE member (oid) AS (
     SELECT :oid::oid
     UNION ALL
@@ -391,15 +390,15 @@ SELECT (
 ) IS TRUE AS same;
 
 -- name: foreign_functions
--- What PostgreSQL may run while it plans a query on some tables, and a role that is not trusted owns: it evaluates the
--- constant parts of indexes, extended statistics and partition keys. (Of checks too, unless constraint_exclusion is
--- off.) What every database has is pinned, and not in pg_depend.
+-- Functions of untrusted roles that PostgreSQL may run when it plans a query on the tables. The planner evaluates the
+-- constant parts of indexes, extended statistics and partition keys (also of checks, unless constraint_exclusion is
+-- off). Built-in objects are pinned, and not in pg_depend.
 WITH RECURSIVE member (root, oid) AS (
     SELECT t.oid, t.oid FROM unnest(:oids::oid[]) AS t (oid)
     UNION ALL
     SELECT m.root, i.inhrelid
     FROM member AS m
-    -- Of other tables the children are not read.
+    -- The children of tables that are not partitioned are not read.
     JOIN pg_class AS c ON c.oid = m.oid AND c.relkind = 'p'
     JOIN pg_inherits AS i ON i.inhparent = m.oid
 ), object (root, class, oid) AS (
@@ -409,7 +408,7 @@ WITH RECURSIVE member (root, oid) AS (
     SELECT m.root, 'pg_statistic_ext'::regclass, s.oid
     FROM member AS m JOIN pg_statistic_ext AS s ON s.stxrelid = m.oid
     UNION
-    -- Tables with a partition key. The rows of a partition are bounded by the keys of all tables above it.
+    -- Partition keys: the rows of a partition are bounded by the keys of all tables above it.
     SELECT m.root, 'pg_class'::regclass, a.relid::oid
     FROM member AS m CROSS JOIN LATERAL pg_partition_ancestors(m.oid) AS a
 ), dependency AS (
@@ -420,7 +419,7 @@ WITH RECURSIVE member (root, oid) AS (
     SELECT d.*, p.proowner
     FROM dependency AS d JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
     UNION ALL
-    -- An operator's owner may give it a negator, which can be planned in its place.
+    -- The owner of an operator can define a negator, which the planner may use instead of it.
     SELECT d.*, r.oprowner
     FROM dependency AS d JOIN pg_operator AS r ON d.refclassid = 'pg_operator'::regclass AND r.oid = d.refobjid
     UNION ALL
@@ -429,7 +428,7 @@ WITH RECURSIVE member (root, oid) AS (
     JOIN pg_operator AS r ON d.refclassid = 'pg_operator'::regclass AND r.oid = d.refobjid
     JOIN pg_proc AS p ON p.oid = r.oprcode
     UNION ALL
-    -- A domain may have checks, also as a part of another type. An enum runs nothing.
+    -- A domain may have checks, also inside another type. An enum runs no code.
     SELECT d.*, y.typowner
     FROM dependency AS d
     JOIN pg_type AS y ON d.refclassid = 'pg_type'::regclass AND y.oid = d.refobjid
@@ -464,7 +463,7 @@ SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_
 -- name: lock
 SELECT pg_advisory_lock(hashtextextended('penstock slot ' || :slot, 0));
 
--- The server does not wait for a client that stops in the middle of a copy, and for a lock only so long.
+-- Limits how long the server waits for a client that stops in the middle of a copy, and for a lock.
 -- name: limit_waiting
 SELECT set_config('idle_in_transaction_session_timeout', '10s', false) AS idle,
     set_config('lock_timeout', :wait, false) AS wait;
@@ -478,29 +477,29 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 
 
 -- name: end_reader
--- Ends a process that streams from the slot for a pump of this name, which runs elsewhere by now.
+-- Terminates a process that still streams from the slot for a pump with this name.
 SELECT pg_terminate_backend(a.pid)
 FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
 WHERE s.slot_name = :slot AND a.application_name = :application;
 
 -- name: read_chunk
--- A parallel plan might return the rows in another order.
+-- A parallel plan may return rows in another order.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 SET LOCAL max_parallel_workers_per_gather = 0;
 
 -- name: visible
--- Which transactions this one sees.
+-- The transactions that are visible to this one.
 SELECT pg_snapshot_xmin(s)::text::bigint AS oldest, pg_snapshot_xmax(s)::text::bigint AS next,
     ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x) AS running,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS timestamp
 FROM (SELECT pg_current_snapshot() AS s) AS now;
 
 -- name: chunk_session
--- A standby that is away must not hold up the marks.
+-- Do not wait for a synchronous standby that is down.
 SET synchronous_commit TO local;
 
 -- name: mark
--- A position behind all that is visible, which the log gets to even if nothing else is written.
+-- A position after all visible commits, which the log reaches even if nothing else is written.
 SELECT pg_logical_emit_message(true, 'penstock', ''::text) - '0/0' AS position;
 
 -- name: current_columns
@@ -516,8 +515,8 @@ JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = :publication AND c.oid = :oid::oid;
 
 -- name: key_columns
--- How values of some columns are compared. Of a type that an extension has added, the operators have any names; a
--- domain may run a function of its owner.
+-- How the values of key columns are compared. The types of extensions are excluded, because their operators may have
+-- any name. Domains are resolved, because a domain may run a function of its owner.
 WITH RECURSIVE base (name, type, at) AS (
     SELECT a.attname, a.atttypid, 0
     FROM pg_attribute AS a
@@ -537,7 +536,7 @@ LEFT JOIN pg_namespace AS n ON n.oid = c.collnamespace
 ORDER BY a.attname, b.at DESC;
 
 -- name: row_estimate
--- The server's estimate of a table's rows, those of its partitions together; 0 if it has none.
+-- The server's estimate of the number of rows of a table, including its partitions; 0 if there is none.
 WITH RECURSIVE member (oid) AS (
     SELECT :oid::oid
     UNION ALL

@@ -1,4 +1,4 @@
-"""Parts of a table, read in the order of its key, each as one transaction sees it."""
+"""Chunks of a table in key order, each read in one transaction with its snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.feeds.postgres.key_order import Key, KeyOrder
 from penstock.feeds.postgres.pgoutput import Column, Decoder, Integers, Mask, Truncation
 from penstock.feeds.postgres.row_messages import qualified, row_messages, source_of
 from penstock.feeds.postgres.rows import RowReader
-from penstock.feeds.postgres.schema_changes import holds
+from penstock.feeds.postgres.schema_changes import can_represent
 from penstock.feeds.postgres.server import Connection, Server, first_chunk, run
 
 _HALF = 2**31
@@ -22,22 +22,22 @@ _HALF = 2**31
 
 @dataclass(frozen=True)
 class Visible:
-    """Which transactions a snapshot of the database shows: PostgreSQL's ``pg_snapshot``."""
+    """The transactions that are visible in a snapshot of the database: PostgreSQL's ``pg_snapshot``."""
 
     oldest: int
-    """Each earlier transaction has ended."""
+    """All earlier transactions had ended."""
     next: int
-    """This one and later ones have not begun."""
+    """This transaction and later ones had not begun."""
     running: tuple[int, ...]
-    """Those in between that have not ended."""
+    """The transactions in between that were still running."""
 
     def shows(self, transactions: Integers) -> Mask:
-        """Return the mask of the transactions that it shows, of committed ones.
+        """Return the mask of the transactions that are visible, given that all of them have committed.
 
         Parameters
         ----------
         transactions
-            The lower 32 bits of their ids, as the log has them; all are within 2³¹ of the oldest one.
+            The lower 32 bits of the transaction ids, as in the log; all are within 2³¹ of ``oldest``.
         """
         low = np.int64(self.oldest & 0xFFFFFFFF)
         distance = (transactions - low + _HALF) % (2 * _HALF) - _HALF
@@ -48,36 +48,36 @@ class Visible:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a table, those between two keys."""
+    """The rows of a table between two keys."""
 
     table: Table
-    """How they were read."""
+    """The table as it was read."""
     rows: pa.RecordBatch | None
-    """The rows as inserts, in the order of their keys, and then those of the gaps; None if there are none."""
+    """The rows as inserts in key order, followed by the rows of the gaps; None if there are none."""
     keys: Sequence[pa.StringArray]
-    """Their keys as text, an array for each column."""
+    """The keys of the rows as text, one array for each key column."""
     count: int
-    """How many there are without those of the gaps."""
+    """The number of rows without those of the gaps."""
     last: Key | None
-    """The key of the last one of these; None if there is none."""
+    """The key of the last of these rows; None if there are none."""
     more: bool
-    """Whether there may be rows after it."""
+    """Whether the table may have rows after ``last``."""
     gaps: Sequence[Key]
-    """The keys that were looked for besides; not each has a row."""
+    """Keys that were read in addition; a key may have no row."""
     visible: Visible
-    """The transactions whose rows they are."""
+    """The transactions that were visible to the read."""
     position: int
-    """A position in the log after all of those."""
+    """A log position after the commits of all visible transactions."""
     timestamp: int
-    """When they were read, by the server's clock, in microseconds since 1970."""
+    """The time of the read on the server's clock, in microseconds since 1970."""
 
 
 class TableChanged(Exception):
-    """A table does not have the form in which it was to be read."""
+    """The definition of a table differs from the planned one."""
 
 
 def require_backfills(server: Server, publication: str) -> None:
-    """Refuse a server or a publication whose tables cannot be backfilled.
+    """Refuse a server or a publication with which tables cannot be backfilled.
 
     Raises
     ------
@@ -94,15 +94,15 @@ def require_backfills(server: Server, publication: str) -> None:
     if rows and not rows[0].all_changes:
         raise server.unavailable(
             "PARTLY_PUBLISHED",
-            f"the publication {publication!r} does not publish inserts, updates and deletes, so rows of a "
-            "table cannot be read while it changes: alter publication … set (publish = 'insert, update, "
+            f"the publication {publication!r} does not publish inserts, updates and deletes, so a table "
+            "cannot be backfilled while it changes: alter publication … set (publish = 'insert, update, "
             "delete'), or start the pump with schema_changes='ignore' (--schema-changes ignore)",
             publication=publication,
         )
 
 
 def visible_now(connection: Connection) -> tuple[Visible, int]:
-    """Return what a new transaction sees, and the server's time in microseconds since 1970."""
+    """Return the visible transactions, and the server's time in microseconds since 1970."""
     (row,) = run(connection, "visible")
     return Visible(row.oldest, row.next, tuple(row.running)), row.timestamp
 
@@ -116,23 +116,23 @@ def read_chunk(
     gaps: Sequence[Key],
     limit: int,
 ) -> Chunk:
-    """Read the rows after a key, up to a number of them or a few megabytes, and some before it.
+    """Read the rows after a key, up to ``limit`` rows or a few megabytes, and the rows of gaps.
 
     Parameters
     ----------
     feed
-        The open feed, for what is checked in other sessions.
+        The open feed, for checks in other sessions.
     connection
-        One without a transaction.
+        A connection without an open transaction.
     tables
-        The table, alone.
+        The table to read, as the only table.
     gaps
-        The keys of rows to read besides.
+        Keys of rows to read in addition.
 
     Raises
     ------
     TableChanged
-        When the table was altered: the log says how.
+        When the table was altered; the log has the change.
     """
     (table,) = tables.tables
     feed.snapshots.require_trusted_functions([table])
@@ -141,18 +141,19 @@ def read_chunk(
         try:
             with connection.transaction():
                 run(connection, "read_chunk")
-                # Before the snapshot: a table that is rewritten meanwhile looks empty in an earlier one.
+                # Lock the table before taking the snapshot: a table that is rewritten later looks empty in
+                # it.
                 connection.execute(f"LOCK TABLE {source_of(table)} IN ACCESS SHARE MODE".encode())
                 visible, timestamp = visible_now(connection)
                 filtered = _filter(connection, feed.settings.publication, table)
-                gone = _gone(connection, tables)
+                missing = _missing_columns(connection, tables)
                 clauses = order.clauses(connection, after, filtered, limit)
-                messages, more = first_chunk(connection, row_messages(table, clauses, without=gone))
+                messages, more = first_chunk(connection, row_messages(table, clauses, without=missing))
                 count = len(messages)
                 if gaps:
                     clauses = order.clauses_of(connection, gaps, filtered)
                     cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-                    query = row_messages(table, clauses, without=gone)
+                    query = row_messages(table, clauses, without=missing)
                     cursor.execute(query.encode(), binary=True)
                     messages += [message for (message,) in cursor]
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
@@ -166,7 +167,7 @@ def read_chunk(
 
 
 def _filter(connection: Connection, publication: str, table: Table) -> str | None:
-    """Return the row filter of a table; raise if it is another one, or another table has its name."""
+    """Return the row filter of a table; raise if the filter changed, or another table has its name."""
     oid, partitioned = table.relation.oid, table.partitioned
     (held,) = run(connection, "is_table", name=qualified(table), oid=oid, partitioned=partitioned)
     filters = [row.rowfilter for row in run(connection, "row_filter", publication=publication, oid=oid)]
@@ -176,26 +177,26 @@ def _filter(connection: Connection, publication: str, table: Table) -> str | Non
     return None if found is None else str(found)
 
 
-def _gone(connection: Connection, tables: Tables) -> list[str]:
-    """Return the columns that a table does not have any more; raise if one has another type."""
+def _missing_columns(connection: Connection, tables: Tables) -> list[str]:
+    """Return the planned columns that a table no longer has; raise if a column has another type."""
     (table,) = tables.tables
     now = {row.name: row for row in run(connection, "current_columns", oid=table.relation.oid)}
-    gone = [name for name in table.relation.names if name not in now]
-    if set(gone) & set(table.key):
+    missing = [name for name in table.relation.names if name not in now]
+    if set(missing) & set(table.key):
         raise TableChanged
     for name, planned in zip(table.relation.names, table.bases, strict=True):
         current = now.get(name)
         if current is None:
             continue
-        if not holds(planned, tables.base(Column(name, current.type, current.modifier))):
+        if not can_represent(planned, tables.base(Column(name, current.type, current.modifier))):
             raise TableChanged
-    return gone
+    return missing
 
 
 def _decoded(
     feed: OpenPostgresFeed, tables: Tables, messages: Sequence[bytes], version: int, timestamp: int
 ) -> tuple[pa.RecordBatch | None, Sequence[pa.StringArray]]:
-    """Return the rows of messages, and their keys."""
+    """Return the rows in messages, and the keys of the rows."""
     (table,) = tables.tables
     if not messages:
         return None, [pa.array([], pa.string()) for _ in table.key]

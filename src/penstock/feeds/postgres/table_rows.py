@@ -1,4 +1,4 @@
-"""Rows of a table, read with a query rather than from the log, with the types that a feed gives them."""
+"""Rows of a table that are read with a query instead of from the log, with the types of a feed."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ TO_CSV = "(FORMAT csv, ENCODING 'UTF8')"
 """The options of a COPY for `texts_of`."""
 
 
-def hold(server: Server, connection: Connection, table: Table) -> None:
-    """Lock a table in a transaction, and refuse what has taken its place: a view's functions run with its
-    reader's rights.
+def lock_table(server: Server, connection: Connection, table: Table) -> None:
+    """Lock a table in a transaction, and refuse an object that has replaced it, such as a view.
 
-    A transaction with an older snapshot of the catalog does not show it yet.
+    The functions of a view would run with the privileges of its reader. An older snapshot of the catalog in
+    the transaction does not show such a replacement.
     """
-    # Analysing a query locks its table, for which no privilege is needed, and runs nothing.
+    # PREPARE locks the table without needing a privilege for LOCK, and runs nothing.
     connection.execute(f"PREPARE penstock_hold AS SELECT FROM {source_of(table)}".encode())
     connection.execute("DEALLOCATE penstock_hold")
     oid, partitioned = table.relation.oid, table.partitioned
-    (held,) = run(connection, "is_table", name=qualified(table), oid=oid, partitioned=partitioned)
-    if not held.same:
+    (current,) = run(connection, "is_table", name=qualified(table), oid=oid, partitioned=partitioned)
+    if not current.same:
         raise server.unavailable(
             "TABLE_RECREATED",
-            f"{table.relation.name} was dropped, replaced or rewritten while it was read: start again",
+            f"{table.relation.name} was dropped, replaced or rewritten while it was being read: start again",
             table=table.relation.name,
         )
 
 
 def require_trusted_functions(server: Server, tables: Sequence[Table], trusted: Sequence[str]) -> None:
-    """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns.
+    """Refuse tables whose indexes, statistics or partition keys use objects of an untrusted role.
 
-    Planning a query on them would run it. The catalog is read in another session: a query in a transaction
-    with an older snapshot sees it as it was then, but is planned with what was added since.
+    Planning a query on such a table could run the functions of the role. The catalog is read in another
+    session: in a transaction with an older snapshot, a query sees the catalog of that snapshot, but is
+    planned with objects that were added since.
     """
     names = {table.relation.oid: table.relation.name for table in tables}
     all_trusted = [*ALWAYS_TRUSTED, *trusted]
@@ -55,7 +56,7 @@ def require_trusted_functions(server: Server, tables: Sequence[Table], trusted: 
     raise server.unavailable(
         "FUNCTION_OWNER",
         f"the {kind} {foreign.object} uses the {foreign.used_type} {foreign.used} of the role "
-        f"{in_quotes(owner)}, which could run code with the rights of the role {in_quotes(foreign.role)} "
+        f"{in_quotes(owner)}, which could run code with the privileges of the role {in_quotes(foreign.role)} "
         f"when {table} is copied. Read other tables with tables=[…]{drop}, or trust the role with "
         f"trusted_owners={[owner]}",
         table=table,
@@ -65,7 +66,7 @@ def require_trusted_functions(server: Server, tables: Sequence[Table], trusted: 
 
 
 def texts_of(parts: Iterable[bytes | memoryview], names: Sequence[str]) -> pa.Table:
-    """Return the output of a COPY with `TO_CSV`: each value as PostgreSQL's text, without copies of it."""
+    """Parse the output of a COPY with `TO_CSV` into a table of texts, without copying values."""
     data = b"".join(parts)
     schema = pa.schema([(name, pa.string()) for name in names])
     if not data:
@@ -73,14 +74,14 @@ def texts_of(parts: Iterable[bytes | memoryview], names: Sequence[str]) -> pa.Ta
     numbers = [str(number) for number in range(len(names))]
     rows = pacsv.read_csv(
         pa.BufferReader(data),
-        # In one block, since a row may have any size.
+        # Use a single block, because a row may have any size.
         pacsv.ReadOptions(column_names=numbers, block_size=len(data) + 1, use_threads=False),
         pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         pacsv.ConvertOptions(
             column_types=dict.fromkeys(numbers, pa.string()),
             null_values=[""],
             strings_can_be_null=True,
-            # An empty text is in quotes, and NULL is not.
+            # Empty text is quoted, and NULL is not.
             quoted_strings_can_be_null=False,
         ),
     )
@@ -88,14 +89,14 @@ def texts_of(parts: Iterable[bytes | memoryview], names: Sequence[str]) -> pa.Ta
 
 
 def typed(server: Server, table: Table, texts: pa.Table, *, invalid_as_null: bool) -> pa.Table:
-    """Convert rows from their text form to the types that a feed gives them.
+    """Convert rows from text to the types of a feed.
 
-    ``invalid_as_null`` says whether values that a type cannot hold become NULL, as for ``invalid_values``.
+    With ``invalid_as_null``, values that a type cannot represent become NULL, as for ``invalid_values``.
     """
     fields = {field.name: field for field in table.fields()}
     arrays = []
     for name in texts.column_names:
-        field, text = fields[name], _whole(texts[name])
+        field, text = fields[name], _one_array(texts[name])
         try:
             arrays.append(from_text(text, field.type))
         except pa.ArrowInvalid:
@@ -103,7 +104,7 @@ def typed(server: Server, table: Table, texts: pa.Table, *, invalid_as_null: boo
     return pa.table(arrays, schema=pa.schema([fields[name] for name in texts.column_names]))
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -119,12 +120,13 @@ def _without_invalid(
 def invalid_value(
     server: Server, table: Table, field: pa.Field, invalid: pa.StringArray
 ) -> FeedUnavailableError:
-    """Return the error for values that the type of their column cannot hold."""
+    """Return the error for values that the type of their column cannot represent."""
     value = invalid[0].as_py()[:100] if len(invalid) else "an unknown value"
     return server.unavailable(
         "VALUE",
-        f"{table.name} has {field.name} = {value!r}, which {field.type} cannot hold. Read the column as "
-        f"text, types={{{field.name!r}: 'text'}}; or replace the value with NULL, invalid_values='null'",
+        f"{table.name} has {field.name} = {value!r}, which {field.type} cannot represent. Read the column "
+        f"as text with types={{{field.name!r}: 'text'}}; or replace the value with NULL with "
+        "invalid_values='null'",
         table=table.name,
         column=field.name,
     )

@@ -1,7 +1,7 @@
-"""Timelines of a server's log: a standby that takes over, or a restored server, begins a new one.
+"""Timelines of a server's log. A promoted standby, or a restored server, begins a new timeline.
 
-Up to where the new timeline begins, its log is that of the earlier one. If a reader is further, the server
-lacks commits that were read, and has others at the same positions.
+Before the start of the new timeline, its log is equal to that of the earlier one. If a reader is past this
+position, the server lacks commits that were read, and has other commits at the same positions.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from penstock.errors import DataLostError
 from penstock.feeds.postgres.server import START_OVER, Server
 
 
-def left_at(server: Server, before: int, now: int) -> int | None:
-    """Return the position at which the log of a timeline left an earlier one.
+def timeline_left_at(server: Server, before: int, now: int) -> int | None:
+    """Return the position at which a timeline branched off from an earlier one.
 
-    None for the same timeline, or if one is not known; 0 if the earlier one is none of its own.
+    The result is None if both are the same or one is unknown, and 0 if the earlier timeline is not part of
+    the history of the other.
 
     Parameters
     ----------
     before, now
-        The timelines; 0 for one that is not known.
+        The earlier and the current timeline; 0 if unknown.
     """
     if not before or not now or before == now:
         return None
@@ -29,12 +30,12 @@ def left_at(server: Server, before: int, now: int) -> int | None:
 
 
 def require_same_history(server: Server, before: int, now: int, version: int) -> None:
-    """Refuse a server whose log is another one up to what was read.
+    """Refuse a server whose log differs from the log that was read.
 
     Parameters
     ----------
     before, now
-        The timelines of what was read and of the server; 0 for one that is not known.
+        The timeline of the commits that were read, and that of the server; 0 if unknown.
     version
         The last commit that was read.
 
@@ -42,18 +43,18 @@ def require_same_history(server: Server, before: int, now: int, version: int) ->
     ------
     DataLostError
     """
-    position = left_at(server, before, now)
+    position = timeline_left_at(server, before, now)
     if position is not None and position <= version:
         raise other_history(server, now, position, version)
 
 
 def other_history(server: Server, timeline: int, position: int, version: int) -> DataLostError:
-    """Return the error for a server that lacks commits that were read."""
+    """Return the error for a server that lacks commits which were read."""
     return DataLostError(
-        f"{server.name}: a standby has taken over, or the server was restored, without all that was read. "
-        f"Its timeline {timeline} has other commits from {position} on; those up to {version} were read. "
-        f"{START_OVER.capitalize()}. "
-        "With synchronized_standby_slots a server sends only what its standbys have",
+        f"{server.name}: a standby was promoted, or the server was restored, without all commits that were "
+        f"read. Its timeline {timeline} has other commits from {position} on; commits up to {version} were "
+        f"read. {START_OVER.capitalize()}. "
+        "With synchronized_standby_slots a server sends only commits that its standbys have",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
         newest=position,
@@ -61,7 +62,7 @@ def other_history(server: Server, timeline: int, position: int, version: int) ->
 
 
 def _history(server: Server, timeline: int) -> list[tuple[int, int]]:
-    """Return the earlier timelines of one, with the positions at which each was left."""
+    """Return the earlier timelines of a timeline, each with the position at which it ended."""
     connection = server.with_retries(lambda: server.connect(replication="database"))
     try:
         with server.translating():
@@ -71,10 +72,10 @@ def _history(server: Server, timeline: int) -> list[tuple[int, int]]:
         text = (result.get_value(0, 1) or b"").decode()
     finally:
         connection.close()
-    found = []
+    timelines = []
     for line in text.splitlines():
         words = line.split()
         if len(words) >= 2 and words[0].isdigit():
             high, _, low = words[1].partition("/")
-            found.append((int(words[0]), (int(high, 16) << 32) + int(low, 16)))
-    return found
+            timelines.append((int(words[0]), (int(high, 16) << 32) + int(low, 16)))
+    return timelines

@@ -24,9 +24,9 @@ _SIMPLE = {
 }
 NUMERIC = 1700
 _DIGITS = 38
-"""The most digits of a Spark decimal."""
+"""Maximum number of digits of a decimal in Spark."""
 AS_TYPES = {"text": pa.string(), "double": pa.float64()}
-"""Types that any column may be read as."""
+"""Types that every column can be read as."""
 _NOT_NUMBERS = pa.array(["NaN", "Infinity", "-Infinity"])
 _DATE = r"^\d{4}-\d\d-\d\d(?: [0-9:.+-]*)?$"
 _ENDS = {
@@ -36,9 +36,9 @@ _ENDS = {
 
 
 def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
-    """Return the Arrow type of a PostgreSQL type; string if no other type holds all its values.
+    """Return the Arrow type of a PostgreSQL type; string if no other type can represent its values.
 
-    A numeric without a precision, or with more than 38 digits, is a string, which keeps all digits.
+    A numeric without a precision, or with more than 38 digits, becomes a string, which keeps all digits.
     """
     if oid == NUMERIC and modifier >= 4:
         precision, scale = digits(modifier)
@@ -48,7 +48,7 @@ def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
 
 
 def digits(modifier: int) -> tuple[int, int]:
-    """Return the precision and the scale, which may be negative, in the modifier of a numeric."""
+    """Return the precision and scale from the modifier of a numeric; the scale may be negative."""
     precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
     return precision, scale - 0x800 if scale >= 0x400 else scale
 
@@ -56,7 +56,7 @@ def digits(modifier: int) -> tuple[int, int]:
 def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
     """Convert values from their text form.
 
-    Infinite dates and times become the first and the last that Spark has.
+    Infinite dates and times become the first and the last ones in Spark.
     """
     if target.equals(text.type):
         return text
@@ -75,7 +75,7 @@ def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
 
 
 def fits_type(text: pa.StringArray, target: pa.DataType) -> pa.BooleanArray:
-    """Return which values of a column a type can hold; null for null.
+    """Return the mask of the values that a type can represent; null for null.
 
     PostgreSQL's numeric has NaN and, from 14 on, infinity; its dates go beyond the years 1 and 9999.
     """
@@ -96,7 +96,7 @@ def _booleans(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def _finite(text: pa.StringArray, target: pa.DataType) -> pa.StringArray:
-    """Replace infinite dates and times with the first and the last that Spark has."""
+    """Replace infinite dates and times with the first and the last ones in Spark."""
     zone = "+00" if pat.is_timestamp(target) and target.tz is not None else ""
     for name, end in _ENDS["date" if pat.is_date(target) else "timestamp"].items():
         text = pc.if_else(pc.equal(text, name), pa.scalar(end + zone), text)
