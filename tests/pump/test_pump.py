@@ -387,5 +387,5 @@ def test_a_pump_state_that_is_no_pumps_does_not_hinder_a_reader(shop: Source, st
             store.database.run(lambda tx, text=text: pumps.create_pump(tx, text, PumpPosition(0, 0), text))
     known = feed.finalized_until(newest)
     assert known is not None
-    assert finality.noted({}, known).keys() == {"finalizedUntil"}
-    assert finality.noted({}, 2**63 - 1) == {}
+    assert finality.with_time({}, known).keys() == {"finalizedUntil"}
+    assert finality.with_time({}, 2**63 - 1) == {}
