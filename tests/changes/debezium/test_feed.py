@@ -518,7 +518,7 @@ def test_wrong_arguments_are_refused_before_the_query_starts(spark: SparkSession
         ({"version": "lsn"}, InvalidChangeOptionError, "source.ts_ms"),
         ({"row_id": "ident"}, InvalidChangelogSchemaError, "'ident'"),
         ({"optional": "nme"}, InvalidChangelogSchemaError, "'name'"),
-        ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchemaError, "rename it"),
+        ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchemaError, "rename the column"),
         ({"value": "valu"}, InvalidChangelogSchemaError, "'value'"),
         ({"dead_letters": penstock.QueueSink("none", url=url)}, QueueNotFoundError, "none"),
         (
