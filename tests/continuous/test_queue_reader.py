@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from penstock import Store
+from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.connectors.queue import QueueReaderFactory
 from penstock.errors import CheckpointMismatchError
 from penstock.store.log.trim import time_of
@@ -46,6 +48,51 @@ def test_an_epoch_whose_first_rows_were_replaced_before_its_last_were_read_is_re
         fill(queue, range(3, 6))
         wait_until(lambda: reader.read(10) is not None, 10, "the other rows")
         with pytest.raises(CheckpointMismatchError, match="partition 0, up to 3"):
+            reader.offsets()
+    finally:
+        reader.close()
+
+
+def test_large_rows_are_read_a_few_at_a_time(store: Store, store_url: str) -> None:
+    """A backlog of large rows neither fills a task's memory nor exceeds what fits into an Arrow batch."""
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    queue = store.create_queue("large", schema, partitions=2)
+    for start in range(0, 80, 20):
+        rows = [{"id": number, "text": f"{number:04}" * 500_000} for number in range(start, start + 20)]
+        queue.append(rows, partition=start // 20 % 2)
+    reader = QueueReaderFactory(store_url, queue.record, schema).open({0: 0, 1: 0})
+    before, found, largest, most = pa.total_allocated_bytes(), [], 0, 0
+    try:
+        while (rows := reader.read(10_000)) is not None:
+            found += rows.column("id").to_pylist()
+            largest = max(largest, rows.nbytes)
+            most = max(most, pa.total_allocated_bytes() - before)
+            del rows
+        assert sorted(found) == list(range(80))
+        assert reader.offsets() == {0: 40, 1: 40}
+    finally:
+        reader.close()
+    assert largest < 20 << 20
+    # Of 160 MB.
+    assert most < 120 << 20
+
+
+def test_an_epoch_whose_rows_were_replaced_between_two_parts_of_a_page_is_refused(
+    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_connector, "_AHEAD_BYTES", 1)
+    queue = make_queue(store, partitions=1)
+    fill(queue, range(4), each=2)
+    reader = QueueReaderFactory(store_url, queue.record, SCHEMA).open({0: 0})
+    try:
+        first = reader.read(10)
+        assert first is not None
+        assert first.num_rows == 2
+        backdate(store, 1)
+        second = reader.read(10)
+        assert second is not None
+        fill(queue, range(4, 6))
+        with pytest.raises(CheckpointMismatchError, match="partition 0, up to 2"):
             reader.offsets()
     finally:
         reader.close()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.continuous import tasks
-from penstock.continuous.channel import FILLER, KIND
+from penstock.continuous.channel import FILLER, HIDDEN, KIND, MARKER
 from penstock.continuous.connectors.protocol import SourceReader
 from penstock.continuous.tasks import ReadLoop
 from penstock.json_text import Json
@@ -124,3 +124,43 @@ def test_rows_are_pushed_through_although_a_few_more_have_come(clock: Clock) -> 
     assert sum(batch.column(KIND).to_pylist().count(ROW) for batch in batches) == 50
     for batch in batches:
         assert batch.column(KIND).to_pylist()[-2:] == [FILLER, FILLER]
+
+
+SIZED = pa.record_batch(
+    {
+        "text": ["t" * 100_000],
+        "bytes": pa.array([b"b" * 100_000], pa.large_binary()),
+        "list": [["l" * 100_000]],
+        "map": pa.array([[("m" * 100_000, 1)]], pa.map_(pa.string(), pa.int64())),
+        "struct": [{"id": 1, "inner": {"text": "s" * 100_000}}],
+        "id": [7],
+        "none": pa.array([None], pa.string()),
+    }
+)
+
+
+class Large(Coming):
+    """Source of one large row."""
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        return None if super().read(max_rows) is None else SIZED
+
+
+class Ending(Driver):
+    """Channel that ends the epoch when the source is exhausted, and then the reader."""
+
+    def __init__(self, source: Coming) -> None:
+        super().__init__(source)
+        self._messages: list[Json] = [{"kind": "finish"}, {"kind": "epoch", "number": 1}]
+
+    def receive(self) -> Json | None:
+        return self._messages.pop() if self._source.is_over else None
+
+
+def test_markers_and_fillers_are_small_however_large_the_rows_are(clock: Clock) -> None:
+    source = Large(clock, [0])
+    reading = ReadLoop(source, Ending(source), 1, 100)  # type: ignore[arg-type]  # enough of a channel
+    table = pa.Table.from_batches(reading.batches())
+    assert table.column(KIND).to_pylist() == [ROW, *[FILLER] * 100, MARKER, *[FILLER] * 100]
+    assert table.slice(0, 1).drop_columns(HIDDEN.names).to_batches() == [SIZED]
+    assert table.slice(1).nbytes < SIZED.nbytes / 10

@@ -82,11 +82,8 @@ def test_rows_markers_and_fillers_stay_in_order_with_any_batch_boundaries(
     assert runs == runs_of(given_kinds)
     hidden = stream(given_kinds).to_pandas().iloc[:, 1:]
     assert out.iloc[:, 1:].to_numpy().tolist() == hidden.to_numpy().tolist()
-    # A marker or a filler is a copy of the last row.
-    last: float | None = None
-    for number, kind in zip(out.iloc[:, 0], out.iloc[:, 1], strict=True):
-        last = number if kind == ROW else last
-        assert pd.isna(number) if last is None else number == last
+    # A marker or a filler has no values, which may be large.
+    assert out[out.iloc[:, 1] != ROW].iloc[:, 0].isna().all()
 
 
 @pytest.mark.parametrize("pandas", [False, True])

@@ -13,7 +13,7 @@ written as a whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO
@@ -64,6 +64,30 @@ MARKER, FILLER = 1, 2
 it through the buffers between Spark and its Python workers."""
 
 HIDDEN = pa.schema([pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)])
+
+
+def empty_row(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a row for markers and fillers: like the first one, with empty values for those of any size."""
+    columns = [_emptied(column.slice(0, 1)) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _emptied(value: pa.Array) -> pa.Array:
+    kind, is_null = value.type, bool(value.null_count)
+    if pa.types.is_struct(kind) and not is_null:
+        return pa.StructArray.from_arrays([_emptied(part) for part in value.flatten()], fields=list(kind))
+    for empty, checks in _EMPTY:
+        if not is_null and any(check(kind) for check in checks):
+            return pa.array([empty], kind)
+    # A slice would keep the other rows alive.
+    return value.take(pa.array([0]))
+
+
+_EMPTY: Sequence[tuple[object, Sequence[Callable[[pa.DataType], bool]]]] = (
+    (b"", (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)),
+    ([], (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)),
+)
+"""Empty values, with the types that have them."""
 
 
 class Labels:

@@ -22,6 +22,7 @@ from penstock.continuous.channel import (
     Channel,
     CoordinatorAddress,
     Labels,
+    empty_row,
     kinds_of,
     with_whole_batches,
 )
@@ -111,9 +112,10 @@ class ReadLoop:
 
     def __init__(self, source: SourceReader, channel: Channel, epoch: int, filler_rows: int) -> None:
         self._source, self._channel, self._epoch = source, channel, epoch
-        # Indexes to repeat the last row as fillers.
+        # Indexes to repeat a row as fillers.
         self._places = pa.repeat(0, filler_rows)
-        self._last: pa.RecordBatch | None = None
+        self._empty: pa.RecordBatch | None = None
+        """The row of markers and fillers."""
         self._labels: Labels | None = None
         self._reader = EpochReader(source)
         """The rows that have been sent since the last marker."""
@@ -164,7 +166,8 @@ class ReadLoop:
             self._channel.send("sent")
         self._sent_at = time.monotonic()
         self._reader.note(rows)
-        self._last = rows.slice(rows.num_rows - 1)
+        if self._empty is None:
+            self._empty = empty_row(rows)
         # This many further rows push these through all buffers. If there are fewer, checking loses no time.
         enough = len(self._places)
         behind = self._source.behind() if rows.num_rows >= enough else 0
@@ -185,14 +188,14 @@ class ReadLoop:
         self._epoch = number + 1
         self._reported.discard("sent")
         if has_rows:
-            assert self._last is not None
-            marker = self._labelled(self._last, MARKER, number)
+            assert self._empty is not None
+            marker = self._labelled(self._empty, MARKER, number)
             self._held = False
             yield pa.concat_batches([marker, self._fillers()])
 
     def _fillers(self) -> pa.RecordBatch:
-        assert self._last is not None
-        return self._labelled(self._last.take(self._places), FILLER, self._epoch)
+        assert self._empty is not None
+        return self._labelled(self._empty.take(self._places), FILLER, self._epoch)
 
     def _report(self, kind: str, applies: bool) -> None:
         """Report once: skipped rows, that the reader is far behind, or that the source has grown."""

@@ -1,8 +1,7 @@
 """A user's mapInArrow and mapInPandas functions in a continuous query.
 
 A function is called for each run of rows between markers and fillers; it gets only these rows, and ends where
-the run ends. Markers and fillers bypass it in order, as copies of the last row that it returned, or as nulls
-if it has not returned one yet.
+the run ends. Markers and fillers bypass it in order, as rows of nulls.
 """
 
 from __future__ import annotations
@@ -55,10 +54,8 @@ class _Batches(Protocol[B]):
     def checked(self, returned: object) -> B:
         """Check what the user's function returned, and return it ready for Spark."""
 
-    def last(self, rows: B) -> B: ...
-
-    def copies(self, row: B | None, count: int) -> B:
-        """Return copies of a row, or rows of nulls if it is None."""
+    def nulls(self, count: int) -> B:
+        """Return rows of nulls."""
 
     def joined(self, rows: B, kind: Kinds, epoch: EpochNumbers) -> B:
         """Return rows with the metadata columns."""
@@ -80,20 +77,18 @@ class _Runs(Generic[B]):
         self._batches = batches
 
     def __call__(self, batches: Iterator[B]) -> Iterator[B]:
-        last: B | None = None
         # Rows of a run that the function does not read are skipped.
         for real, run in groupby(self._pieces(batches), key=lambda piece: piece.real):
             if not real:
                 for piece in run:
-                    copies = self._batches.copies(last, len(piece.kind))
-                    yield self._batches.joined(copies, piece.kind, piece.epoch)
+                    nulls = self._batches.nulls(len(piece.kind))
+                    yield self._batches.joined(nulls, piece.kind, piece.epoch)
                 continue
             first = next(run)
             for returned in self._function(piece.rows for piece in chain([first], run)):
                 rows = self._batches.checked(returned)
                 if not len(rows):
                     continue
-                last = self._batches.last(rows)
                 kind = np.full(len(rows), ROW, dtype=np.int8)
                 yield self._batches.joined(rows, kind, np.full(len(rows), first.epoch[0], dtype=np.int64))
 
@@ -126,15 +121,9 @@ class _Arrow:
             raise _wrong_columns("mapInArrow", returned.schema.names, [field.name for field in self._fields])
         return returned
 
-    def last(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        # A slice would keep Spark's whole batch alive.
-        return rows.take(pa.array([rows.num_rows - 1]))
-
-    def copies(self, row: pa.RecordBatch | None, count: int) -> pa.RecordBatch:
-        if row is None:
-            columns = [pa.nulls(count, field.type) for field in self._fields]
-            return pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
-        return row.take(pa.array(np.zeros(count, dtype=np.int64)))
+    def nulls(self, count: int) -> pa.RecordBatch:
+        columns = [pa.nulls(count, field.type) for field in self._fields]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
 
     def joined(self, rows: pa.RecordBatch, kind: Kinds, epoch: EpochNumbers) -> pa.RecordBatch:
         declared = zip(rows.columns, self._fields, strict=True)
@@ -179,15 +168,10 @@ class _Pandas:
             raise _wrong_columns("mapInPandas", list(returned.columns), self._names)
         return returned[self._names] if named else returned.set_axis(self._names, axis=1)
 
-    def last(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.iloc[-1:].copy()
-
-    def copies(self, row: pd.DataFrame | None, count: int) -> pd.DataFrame:
+    def nulls(self, count: int) -> pd.DataFrame:
         import pandas as pd
 
-        if row is None:
-            return pd.DataFrame({name: [None] * count for name in self._names}, dtype=object)
-        return row.iloc[np.zeros(count, dtype=np.int64)]
+        return pd.DataFrame({name: [None] * count for name in self._names}, dtype=object)
 
     def joined(self, rows: pd.DataFrame, kind: Kinds, epoch: EpochNumbers) -> pd.DataFrame:
         return rows.reset_index(drop=True).assign(**{KIND: kind, EPOCH: epoch})

@@ -276,6 +276,10 @@ class QueueSinkDriver(SinkDriver):
 
 _MAX_WAIT_SECONDS = 1.0
 _AHEAD_ROWS = 131_072
+_AHEAD_BYTES = 32 << 20
+"""The bytes of rows that are read ahead, besides the last chunk."""
+_READ_BYTES = 16 << 20
+"""The bytes of rows that are read at once, besides the last row: Spark puts several reads into one batch."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,13 @@ class _Ahead:
     chunk: Chunk
     start: int
     rows: pa.RecordBatch
+
+    def fitting(self, rows: int, size: int) -> int:
+        """Return how many rows to take if so many fit, of so many bytes; at least one."""
+        count = min(int(self.rows.num_rows), rows)
+        while count > 1 and self.rows.slice(0, count).nbytes > size:
+            count //= 2
+        return count
 
 
 class QueueReader(SourceReader):
@@ -318,15 +329,15 @@ class QueueReader(SourceReader):
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._held:
             self._fetch()
-        batches, left, self._times = [], max_rows, []
-        while self._held and left:
+        batches, left, room, self._times = [], max_rows, _READ_BYTES, []
+        while self._held and left and room > 0:
             ahead = self._held.popleft()
-            if ahead.rows.num_rows > left:
-                later = replace(ahead, start=ahead.start + left, rows=ahead.rows.slice(left))
+            count = ahead.fitting(left, room)
+            if ahead.rows.num_rows > count:
+                later = replace(ahead, start=ahead.start + count, rows=ahead.rows.slice(count))
                 self._held.appendleft(later)
-                ahead = replace(ahead, rows=ahead.rows.slice(0, left))
-            count = ahead.rows.num_rows
-            left -= count
+                ahead = replace(ahead, rows=ahead.rows.slice(0, count))
+            left, room = left - count, room - ahead.rows.nbytes
             self._positions[ahead.partition] = ahead.start + count
             appended = ahead.chunk.timestamp_of(ahead.start + count - 1)
             self._last_times[ahead.partition] = appended
@@ -338,19 +349,34 @@ class QueueReader(SourceReader):
         if not self._ends:
             self._find(0)
         ends, self._ends = self._ends, {}
+        room, later = _AHEAD_BYTES, {}
         for partition, end in ends.items():
-            start = self._positions[partition]
-            upto = min(end, start + _AHEAD_ROWS)
-            for chunk, rows in self._source.chunks([Range(partition, start, upto)], with_runs=True):
-                self._held.append(_Ahead(partition, chunk, chunk.start, rows))
-                if chunk.ends_page:
-                    self._pages[partition, chunk.end] = chunk.timestamp_of(chunk.end - 1)
-            if not self._held or self._held[-1].partition != partition:
-                # All of these rows are lost; the next rows come after them.
-                self._positions[partition], self.skipped = upto, True
-                self._last_times.pop(partition, None)
-            if upto < end:
+            if room <= 0:
                 self._ends[partition] = end
+                continue
+            start = self._positions[partition]
+            wanted = Range(partition, start, min(end, start + _AHEAD_ROWS))
+            reached, room = self._read_ahead(wanted, room)
+            if reached < end:
+                later[partition] = end
+        self._ends.update(later)
+
+    def _read_ahead(self, wanted: Range, room: int) -> tuple[int, int]:
+        """Hold the rows of a range, or as many as there is room for; return their end and the room left."""
+        partition, chunk = wanted.partition, None
+        for chunk, rows in self._source.chunks([wanted], with_runs=True):
+            self._held.append(_Ahead(partition, chunk, chunk.start, rows))
+            room -= rows.nbytes
+            full = room <= 0 and chunk.end < wanted.end
+            if chunk.ends_page or full:
+                self._pages[partition, chunk.end] = chunk.timestamp_of(chunk.end - 1)
+            if full:
+                return chunk.end, room
+        if chunk is None:
+            # All of these rows are lost; the next rows come after them.
+            self._positions[partition], self.skipped = wanted.end, True
+            self._last_times.pop(partition, None)
+        return wanted.end, room
 
     def _find(self, timeout: float, channels: Sequence[Channel] = ()) -> None:
         self._known = self._ends = self._watch.wait(self._positions, timeout, channels).ends

@@ -5,9 +5,9 @@ The operators that it adds to the analysed plan are then rebuilt over the carrie
 attributes plus the hidden columns.
 
 Expressions are guarded: they are evaluated on real rows only. Markers and fillers pass every filter, and get
-a value without evaluation of the expression. Otherwise a marker that is the copy of a filtered row would
-reach the expressions after the filter, such as a division by the zero that was filtered out, or a Python
-function that does not expect a null.
+a value without evaluation of the expression. Otherwise a marker, whose values are arbitrary, would reach the
+expressions after a filter, such as a division by a zero that the filter removes, or a Python function that
+does not expect a null.
 """
 
 from __future__ import annotations
