@@ -124,8 +124,21 @@ def test_the_url_option_may_precede_or_follow_the_command_and_overrides_the_envi
     assert {path.name for path in tmp_path.glob("*.db")} == {"before.db", "behind.db", "environment.db"}
 
 
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_empty_url_is_refused_and_no_other_store_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    """As of an unset variable of a shell script: the command must not change the default store."""
+    monkeypatch.setenv("PENSTOCK_URL", f"sqlite:///{tmp_path}/environment.db")
+    words = ["--url", "", "store", "init"] if place == "before" else ["store", "init", "--url", ""]
+    result = run_penstock(*words, code=1)
+    assert "[INVALID_URL] a store URL is one of" in result.err
+    assert not list(tmp_path.glob("*.db"))
+
+
 def test_check_compares_objects_with_the_store(penstock: Penstock, store_url: str, tmp_path: Path) -> None:
     assert penstock("store", "check", "--json").json == {"queues": []}
+    assert penstock("store", "check").out == "no queue keeps rows in object storage\n"
     folder = tmp_path / "rows"
     created = penstock("queue", "create", "q", "--schema", "data binary", "--payloads", str(folder)).out
     assert "created queue 'q'" in created

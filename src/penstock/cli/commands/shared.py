@@ -80,7 +80,7 @@ class Common:
         if other is None:
             return self
         return Common(
-            self.url or other.url,
+            other.url if self.url is None else self.url,
             self.json or other.json,
             self.debug or other.debug,
             max(self.verbose, other.verbose),
@@ -92,8 +92,9 @@ class Run:
     """One run of a command."""
 
     def __init__(self, common: Common) -> None:
-        named = common.url or os.environ.get(URL_VARIABLE)
-        self.url, self._is_named = named or DEFAULT_URL, bool(named)
+        # An empty option is refused, since it may come from an unset variable of a shell script.
+        named = common.url if common.url is not None else os.environ.get(URL_VARIABLE) or None
+        self.url, self._is_named = DEFAULT_URL if named is None else named, named is not None
         self.debug = common.debug
         self.json = common.json
         self.output = make_output(self.url, common.json)

@@ -103,6 +103,9 @@ def check(run: Run) -> None:
     """
     with run.connect() as store:
         checked = store.check_objects()
+    if not checked:
+        run.output.done("no queue keeps rows in object storage", {"queues": []})
+        return
     sections = [
         Section(f"queue {each.queue}" if each.queue is not None else "a dropped queue", _lines(each))
         for each in checked
