@@ -14,7 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
-from penstock.errors import ContinuousRefusedError, InvalidOptionError, SchemaMismatchError
+from penstock.continuous.driver import execution
+from penstock.errors import (
+    ContinuousFailedError,
+    ContinuousRefusedError,
+    DataLostError,
+    InvalidOptionError,
+    SchemaMismatchError,
+)
 from tests.continuous.copying import Died, will_die_behind
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
@@ -42,8 +49,10 @@ class Copy:
             self.queue.append([{"id": i, "name": f"name {i}"} for i in ids], partition=partition)
         self.next_id += count
 
-    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: object) -> penstock.Pipeline:
-        stream = penstock.stream(self.spark, penstock.QueueSource("in", "c", self.url)).transform(
+    def pipeline(
+        self, *, source: Any = None, sink: Any = None, transform: Any = None, **more: object
+    ) -> penstock.Pipeline:
+        stream = penstock.stream(self.spark, source or penstock.QueueSource("in", "c", self.url)).transform(
             transform or evens
         )
         return stream.write(sink or penstock.QueueSink("out", self.url), **more)
@@ -268,8 +277,6 @@ def test_operations_that_do_not_work_row_by_row_are_refused_before_the_query_sta
 
 @one_store
 def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.continuous.driver import execution
-
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     query = copy.start(
         transform=lambda df: df.withColumn("id", F.assert_true(F.col("id") < 0).cast("bigint"))
@@ -280,6 +287,56 @@ def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest
     assert query.exception() is not None
     wait_until(lambda: not query.isActive, PATIENCE, "the query has ended")
     assert copy.rows() == []
+
+
+@one_store
+def test_a_failed_expression_is_reported_without_the_frames_of_the_jvm(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(execution, "_RESTARTS", 1)
+    query = copy.start(transform=lambda df: df.withColumn("id", F.expr("10 div (id - 4)")))
+    copy.add()
+    with pytest.raises(ContinuousFailedError, match=r"\[DIVIDE_BY_ZERO\] Division by zero") as raised:
+        query.awaitTermination(PATIENCE)
+    logged = [record.getMessage() for record in caplog.records if record.name == "penstock.continuous"]
+    assert any("restarts after epoch -1" in text for text in logged)
+    for text in [str(raised.value), *logged]:
+        assert "\tat " not in text
+        assert "calling o" not in text
+
+
+@one_store
+def test_rows_that_no_run_can_read_end_the_query_at_once(
+    copy: Copy, caplog: pytest.LogCaptureFixture
+) -> None:
+    narrow = copy.store.create_queue("narrow", pa.schema([("id", pa.int32())]))
+    copy.store.create_queue("wide", pa.schema([("id", pa.int64())]))
+    copy.store.consumer("c").register("narrow")
+    source = penstock.QueueSource("narrow", "c", copy.url)
+    query = (
+        penstock.stream(copy.spark, source)
+        .write(penstock.QueueSink("wide", copy.url))
+        .start(checkpoint=copy.folder / "ck", trigger=SOON)
+    )
+    copy.running.append(query)
+    narrow.widen_columns({"id": pa.int64()})
+    narrow.append([{"id": 2**40}])
+    with pytest.raises(SchemaMismatchError) as raised:
+        query.awaitTermination(PATIENCE)
+    assert raised.value.condition == "SCHEMA_MISMATCH.COLUMN_WIDENED"
+    assert "restarts" not in caplog.text
+
+
+@one_store
+def test_a_query_whose_first_rows_were_trimmed_does_not_start(copy: Copy) -> None:
+    copy.add()
+    copy.queue.trim(before=3)
+    with pytest.raises(DataLostError, match=r"rows \[0, 3\)"):
+        copy.start()
+    source = penstock.QueueSource("in", "c", copy.url, {"failOnDataLoss": False})
+    query = copy.start(source=source)
+    query.processAllAvailable()
+    assert copy.rows() == [(6, "NAME 6"), (8, "NAME 8")]
 
 
 @one_store

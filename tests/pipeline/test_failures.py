@@ -14,12 +14,19 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.errors import (
     ChangelogContractViolationError,
+    ContinuousFailedError,
     PenstockError,
     QueryFailedError,
     QueueNotFoundError,
+    SchemaMismatchError,
     StoreError,
 )
-from penstock.spark.error_boundary import original_error, without_traceback, without_tracebacks
+from penstock.spark.error_boundary import (
+    job_failure,
+    original_error,
+    without_traceback,
+    without_tracebacks,
+)
 from tests.support.spark_queues import stream
 
 
@@ -70,6 +77,65 @@ def test_a_shutdown_of_spark_is_reported_with_a_remedy(error: Exception) -> None
 def test_any_other_error_is_left_unchanged() -> None:
     error = ValueError("division by zero")
     assert original_error(error) is error
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "job.py", line 3, in f
+    raise ValueError("row 57 is bad")
+ValueError: row 57 is bad"""
+WORKER = f"""org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from \
+the Python worker: {TRACEBACK}
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.read(PythonRunner.scala:1097)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+
+Driver stacktrace:"""
+BARRIER = """Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed \
+because barrier task ResultTask(5, 1) finished unsuccessfully.
+"""
+TASK = """Task 0 in stage 2.0 failed 1 times, most recent failure: Lost task 0.0 in stage 2.0 (TID 3) \
+(executor driver): """
+DIVISION = """[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012
+== SQL (line 1, position 1) ==
+1 div id"""
+
+
+@pytest.mark.parametrize(
+    ("report", "cause"),
+    [
+        (WORKER, f"ValueError: row 57 is bad\n{TRACEBACK}"),
+        (f"org.apache.spark.SparkArithmeticException: {DIVISION}\n\tat a.B$.c(D.scala:1)", DIVISION),
+    ],
+)
+@pytest.mark.parametrize("before", [BARRIER, TASK])
+def test_a_failed_job_is_reported_by_what_the_users_code_raised(
+    spark: SparkSession, before: str, report: str, cause: str
+) -> None:
+    failed = spark._jvm.java.lang.RuntimeException(f"Job aborted due to stage failure: {before}{report}")
+    error = job_failure(convert_exception(failed))
+    assert isinstance(error, ContinuousFailedError)
+    assert error.message == f"a task of the query failed: {cause}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("division by zero"),
+        ContinuousFailedError("the reader of task 1 has disconnected"),
+        PySparkException("Job 3 cancelled because SparkContext was shut down"),
+    ],
+)
+def test_a_failure_of_the_query_itself_is_not_taken_for_one_of_its_job(error: Exception) -> None:
+    assert job_failure(error) is error
+
+
+def test_the_error_of_a_writer_is_found_in_its_report() -> None:
+    found = job_failure(
+        ContinuousFailedError(
+            "the writer of task 0 failed:\npenstock.errors.SchemaMismatchError: [SCHEMA_MISMATCH] no nulls"
+        )
+    )
+    assert isinstance(found, SchemaMismatchError)
 
 
 def test_an_error_raised_by_the_jvm_is_not_taken_for_its_shutdown(spark: SparkSession) -> None:

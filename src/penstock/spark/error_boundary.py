@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from pyspark.errors import AnalysisException, PySparkException
 
-from penstock.errors import PenstockError, QueryFailedError, error_class
+from penstock.errors import ContinuousFailedError, PenstockError, QueryFailedError, error_class
 from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.sessions import JvmError, JvmException, cause_of
 
@@ -30,6 +30,14 @@ _PENSTOCK_ERROR = re.compile(
 _SHUT_DOWN = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext\.dagScheduler\(\)\" is null"
 )
+# What PySpark and Spark say before the message of a job's error, and a frame of the JVM after it (4.2, 4.3).
+_BEFORE_MESSAGE = re.compile(
+    r"\A(?:An error occurred while calling \S+\n: )?(?:[\w.$]+: )?(?:Job aborted due to stage failure: .*?"
+    r"(?:finished unsuccessfully\.\s+|\(executor [^)]*\): )(?:[\w.$]+: )?)?",
+    re.DOTALL,
+)
+_JVM_FRAME = re.compile(r"^\s+(?:at [^\s(]+\(.*|\.\.\. \d+ more)\n?", re.MULTILINE)
+_TRACEBACK = re.compile(r"^.*?(Traceback \(most recent call last\):.*?)\s*(?:SQLSTATE: 38000|\Z)", re.DOTALL)
 
 
 def without_tracebacks(kind: C) -> C:
@@ -93,6 +101,30 @@ def original_error(error: Exception) -> Exception:
     if found is None and (_has_jvm_ended(error) or _SHUT_DOWN.search(_report(error))):
         return _shut_down()
     return found or error
+
+
+def job_failure(error: Exception) -> Exception:
+    """Return the error of a Spark job without the frames of the JVM: Penstock's own, or else what a user's
+    function or expression has raised. Other errors, and that Spark was shut down, are returned as they are.
+    """
+    if not isinstance(error, PySparkException | JvmException | ContinuousFailedError):
+        return error
+    report = _report(error)
+    found = _reported_error(error)
+    if found is not None or isinstance(error, ContinuousFailedError) or _SHUT_DOWN.search(report):
+        return found or error
+    return ContinuousFailedError(f"a task of the query failed: {_cause(report)}")
+
+
+def _cause(report: str) -> str:
+    """Return why a job failed: first in short, and then with the traceback of a Python function."""
+    text = _BEFORE_MESSAGE.sub("", _JVM_FRAME.sub("", report), count=1).strip()
+    traceback = _TRACEBACK.match(text)
+    if traceback is None:
+        return text
+    lines = traceback[1].rstrip().splitlines()
+    frames = max(number for number, line in enumerate(lines) if line.startswith((" ", "Traceback")))
+    return "\n".join([*lines[frames + 1 :], *lines])
 
 
 def _reported_error(error: Exception) -> PenstockError | None:

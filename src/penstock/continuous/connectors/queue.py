@@ -92,10 +92,12 @@ class QueueSourceDriver(SourceDriver):
         store, self._pinned = self._store(), _look_up(self.options)
         queue = self._pinned
 
+        # Lost rows are refused here, or else skipped by the tasks: an epoch begins where the last one ended.
         def work(tx: Transaction) -> Positions:
             partitions = catalog.partitions(tx, queue)
             if logged is None and (begun is None or self.options.consumer is not None):
                 first = start_positions(tx, self.options, queue, partitions)
+                skip_trimmed(self.options, partitions, first)
                 if self.options.consumer is None:
                     self._last = self._offset(first, first, times_before(tx, queue, first))
                 return dict(enumerate(first))
@@ -104,7 +106,6 @@ class QueueSourceDriver(SourceDriver):
             self._source_rows.require(tx, queue.queue_id, offset)
             self._last = offset
             offsets = pad(offset.start if logged is None else offset.end, len(partitions))
-            # Tasks skip lost rows themselves: the next epoch begins where the last one ended.
             skip_trimmed(self.options, partitions, offsets)
             return dict(enumerate(offsets))
 

@@ -21,8 +21,15 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
 from penstock.continuous.driver.runs import Run, SparkEngine, SparkJob, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS
-from penstock.errors import ContinuousFailedError, PenstockError, condition_of
+from penstock.errors import (
+    ContinuousFailedError,
+    DataLostError,
+    InvalidInputError,
+    PenstockError,
+    condition_of,
+)
 from penstock.redaction import shown
+from penstock.spark.error_boundary import job_failure
 from penstock.store.records.catalog import QueueChanged
 from penstock.store.staging import StagingLost
 
@@ -161,7 +168,8 @@ class ContinuousExecution:
     def _run(self) -> None:
         try:
             self._runs()
-        except Exception as error:
+        except Exception as raised:
+            error = job_failure(raised)
             log.error(
                 "query %s failed: %s",
                 self._called,
@@ -207,10 +215,10 @@ class ContinuousExecution:
             self._fresh = True
             try:
                 self._one_run()
-            except Exception as error:
-                failures = failures + 1 if self._fresh else 1
+            except Exception as raised:
+                error, failures = job_failure(raised), failures + 1 if self._fresh else 1
                 # A query that does not even start fails, since its user has to act.
-                if not self._started or not _may_be_repeated(error) or failures > _RESTARTS:
+                if not self._started or not _may_be_repeated(raised, error) or failures > _RESTARTS:
                     raise
                 if self._stops_short(error):
                     return
@@ -423,11 +431,17 @@ class ContinuousExecution:
             self.stopping = True
 
 
-def _may_be_repeated(error: Exception) -> bool:
-    """Return whether the next run may succeed, for example after partitions were added to the sink."""
-    if not isinstance(error, PenstockError) or error.condition == OTHER_INPUT:
+def _may_be_repeated(raised: Exception, error: Exception) -> bool:
+    """Return whether the next run may succeed, for example after partitions were added to the sink.
+
+    ``error`` is the error that made the run fail; it was raised here, or ``raised`` is Spark's report of it.
+    """
+    if isinstance(error, InvalidInputError | DataLostError):
+        # The same rows would be refused again.
+        return False
+    if not isinstance(raised, PenstockError) or raised.condition == OTHER_INPUT:
         return True
-    return isinstance(error, ContinuousFailedError | QueueChanged | StagingLost)
+    return isinstance(raised, ContinuousFailedError | QueueChanged | StagingLost)
 
 
 def _not_finished(what: str) -> ContinuousFailedError:
