@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +51,30 @@ def test_progress_contains_the_duration_of_an_epoch(copy: Copy, guarantee: str) 
     assert second.numInputRows == second.sink.numOutputRows == 1
     latency = second["latencyMs"]
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"] < PATIENCE * 1000
+
+
+def test_a_query_that_does_not_stop_in_time_is_interrupted_and_ends(
+    copy: Copy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives up its consumer, so that another start does not have to take it over."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hangs(batch: pa.RecordBatch) -> pa.RecordBatch:
+        reached.set()
+        go_on.wait(PATIENCE)
+        return batch
+
+    query = copy.add().query(transform=hangs)
+    assert reached.wait(PATIENCE)
+    assert not query.stop(0.2)
+    go_on.set()
+    assert query.join(PATIENCE)
+    assert (query.state, query.failure) == (State.TERMINATED, None)
+    assert "the epoch in flight is not complete 0.2 s after the run should have ended" in caplog.text
+    assert copy.ids() == []
+    copy.through(copy.query())
+    assert copy.ids() == copy.all()
+    assert "fenced" not in caplog.text
 
 
 def test_no_epoch_is_committed_without_rows(copy: Copy) -> None:

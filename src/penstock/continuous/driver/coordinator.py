@@ -161,6 +161,12 @@ class EpochCoordinator:
     def exhausted(self) -> bool:
         return self.quota is not None and self.quota.exhausted
 
+    def interrupt(self, error: Exception) -> None:
+        """End the run with an error, whatever its tasks are doing."""
+        with self._changed:
+            self._fail(error)
+        self.close()
+
     def close(self) -> None:
         self._listening.close()
         with self._changed:

@@ -139,7 +139,7 @@ class ContinuousExecution:
         if not self._thread.is_alive():
             return self.failure is None
         if (coordinator := self.coordinator) is not None:
-            coordinator.close()
+            coordinator.interrupt(_not_finished("the epoch in flight is not complete", timeout))
         if (job := self.job) is not None:
             job.cancel()
         self._thread.join(timeout)
@@ -316,6 +316,9 @@ class ContinuousExecution:
             if not job.join(_FINISH_SECONDS):
                 raise _not_finished("the tasks of the query have not ended")
         except ContinuousFailedError as error:
+            if error.condition == "CONTINUOUS_FAILED.NOT_FINISHED":
+                # Tasks may have failed since, as the driver has hung up.
+                raise
             # A task's own failure is more informative than its broken connection, which Spark does not notice
             # in an idle task.
             job.join(_JOB_FAILURE_SECONDS)
@@ -444,9 +447,9 @@ def _may_be_repeated(raised: Exception, error: Exception) -> bool:
     return isinstance(raised, ContinuousFailedError | QueueChanged | StagingLost)
 
 
-def _not_finished(what: str) -> ContinuousFailedError:
+def _not_finished(what: str, seconds: float = _FINISH_SECONDS) -> ContinuousFailedError:
     return ContinuousFailedError(
-        f"{what} {_FINISH_SECONDS:.0f} s after the run should have ended: a function of the query or its "
+        f"{what} {seconds:g} s after the run should have ended: a function of the query or its "
         "sink hangs or is slow. Look at the tasks on Spark's page; the next run repeats the epoch",
         condition="CONTINUOUS_FAILED.NOT_FINISHED",
     )
