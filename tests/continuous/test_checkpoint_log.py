@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from penstock.continuous.driver import checkpoint_log
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, create_durably
-from penstock.errors import OwnerFencedError
+from penstock.errors import CommitRefusedError, OwnerFencedError
 from tests.continuous.copying import PATIENCE, Copy
 
 places = pytest.mark.parametrize("place", ["local", "remote"])
@@ -25,6 +26,17 @@ def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
         create_durably(str(path), b"second")
     assert path.read_bytes() == b"first"
     assert [each.name for each in tmp_path.iterdir()] == ["0"], "nothing half-written is left"
+
+
+@pytest.mark.parametrize("write", ["add", "_replace"])
+def test_a_deleted_checkpoint_is_named(tmp_path: Path, write: str) -> None:
+    logs = CheckpointLog(str(tmp_path / "ck"))
+    shutil.rmtree(tmp_path / "ck")
+    arguments = [lambda: True] if write == "_replace" else []
+    with pytest.raises(CommitRefusedError, match="its folder is gone") as refused:
+        getattr(logs, write)("offsets/0", "v1", *arguments)
+    assert refused.value.condition == "COMMIT_REFUSED.CHECKPOINT_DAMAGED"
+    assert not (tmp_path / "ck").exists()
 
 
 @pytest.mark.timeout(60)

@@ -67,7 +67,7 @@ def test_a_query_whose_limit_is_reached_ends_immediately(
     feed = Feed(spark, store_url, tmp_path).add(10, 10)
     first = feed.run(8)
     again = feed.start(8)
-    assert (again.isActive, again.awaitTermination(), again.stop()) == (False, True, True)
+    assert (again.isActive, again.awaitTermination(1), again.stop()) == (False, True, True)
     assert (again.id, again.recentProgress, again.lastProgress) == (first.id, [], None)
     assert "ends immediately: its limit of 8 rows is reached" in again.status["message"]
     caplog.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, PropertyMock
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 import penstock
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
+from penstock.errors import InvalidInputError
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
+from penstock.pipeline.query import EndedQuery
 from penstock.spark.connectors import OwnedConsumer
 from tests.support.spark_queues import make_queue, one_store
 
@@ -47,6 +50,18 @@ def test_a_query_whose_store_is_unavailable_can_be_stopped(
     assert not spark.isActive
     assert actions(caplog) == ["drain_failed", "level_failed"]
     assert "STORE_NOT_FOUND" in caplog.text
+
+
+@pytest.mark.parametrize("timeout", ["3", -1, float("nan"), float("inf"), True])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused_and_the_query_goes_on(
+    tmp_path: Path, timeout: Any
+) -> None:
+    spark = running()
+    for query in (query_of(spark, tmp_path), EndedQuery("an-id", None, "its limit is reached")):
+        for call in (query.stop, query.awaitTermination):
+            with pytest.raises(InvalidInputError, match="timeout is a number of seconds, 0 or more"):
+                call(timeout)
+    assert spark.isActive
 
 
 @one_store

@@ -11,7 +11,7 @@ from typing import cast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from penstock.arguments import in_quotes
+from penstock.arguments import in_quotes, require
 from penstock.continuous.connectors.protocol import ContinuousSink, ContinuousSource, SourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import Limit
@@ -25,7 +25,7 @@ from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.limits.run import require_no_limit
 from penstock.pipeline.monitor import ContinuousMonitor, monitor_target, session_listener
-from penstock.pipeline.query import STOP_SECONDS, Query, Trigger, wait_in_slices
+from penstock.pipeline.query import STOP_SECONDS, Query, Trigger, check_timeout, wait_in_slices
 from penstock.spark.connectors import Sink, Source
 from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.listeners import ListenerBus
@@ -213,7 +213,14 @@ class ContinuousQuery(Query):
             The epoch's number.
         timeout
             Seconds to wait; for ever when None.
+
+        Raises
+        ------
+        InvalidInputError
+            When the timeout is not a number of seconds.
         """
+        require("number", number, int, "the number of an epoch")
+        check_timeout(timeout)
         reached = self.execution.await_epoch(number, timeout)
         self._raise()
         return reached
@@ -224,6 +231,7 @@ class ContinuousQuery(Query):
         self._raise()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        check_timeout(timeout)
         return self.execution.stop(timeout)
 
     def _raise(self) -> None:

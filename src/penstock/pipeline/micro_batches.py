@@ -22,7 +22,7 @@ from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
-from penstock.pipeline.query import STOP_SECONDS, Query, wait_in_slices
+from penstock.pipeline.query import STOP_SECONDS, Query, check_timeout, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
 from penstock.redaction import shown
 from penstock.spark.checkpoint import Checkpoint
@@ -119,6 +119,7 @@ class MicroBatchQuery(Query):
             raise original_error(error) from None
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        check_timeout(timeout)
         finished = False
         try:
             finished = not self.isActive or self._drained(timeout)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.arguments import refusal
 from penstock.errors import InvalidOptionError
 from penstock.instants import interval_micros
 from penstock.json_text import Json
@@ -151,6 +152,11 @@ class Query(ABC):
         -------
         bool or None
             With a timeout, whether the query has ended.
+
+        Raises
+        ------
+        InvalidInputError
+            When the timeout is not a number of seconds.
         """
 
     @abstractmethod
@@ -167,6 +173,11 @@ class Query(ABC):
         ----------
         timeout
             Seconds to wait; after that the micro-batch or epoch is interrupted, and the next run repeats it.
+
+        Raises
+        ------
+        InvalidInputError
+            When the timeout is not a number of seconds; the query goes on.
         """
 
 
@@ -209,13 +220,23 @@ class EndedQuery(Query):
         return None
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        return True
+        check_timeout(timeout)
+        return None if timeout is None else True
 
     def processAllAvailable(self) -> None:
         """Do nothing: everything is processed."""
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        check_timeout(timeout)
         return True
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse a timeout that is not a number of seconds."""
+    if timeout is None:
+        return
+    if type(timeout) not in (int, float) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+        raise refusal("timeout", timeout, "a number of seconds, 0 or more")
 
 
 def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bool:
@@ -224,6 +245,7 @@ def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bo
     Python handles signals in its main thread. But the system may deliver a signal to another thread, for
     example just after a suspended process was resumed, and then does not interrupt the main thread's wait.
     """
+    check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()

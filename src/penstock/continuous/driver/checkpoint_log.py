@@ -162,6 +162,18 @@ class CheckpointLog(Checkpoint):
             self._create(name, text)
         except FileExistsError:
             raise self._written_by_another(name) from None
+        except FileNotFoundError:
+            raise self._deleted(name) from None
+
+    def _deleted(self, name: str) -> CommitRefusedError:
+        return CommitRefusedError(
+            f"cannot write {name} of the checkpoint at {self.shown!r}, because its folder is gone: it was "
+            "deleted or moved while the query ran. Put it back and restart the query, or start with a new "
+            "checkpoint",
+            condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
+            checkpoint=self.shown,
+            file=name,
+        )
 
     def _written_by_another(self, name: str) -> OwnerFencedError:
         return OwnerFencedError(
@@ -194,7 +206,11 @@ class CheckpointLog(Checkpoint):
         path = f"{self.root}/{name}"
         if is_local(self.files):
             self._drop_checksum(name)
-            if not replace_durably(path, text.encode(), allowed):
+            try:
+                replaced = replace_durably(path, text.encode(), allowed)
+            except FileNotFoundError:
+                raise self._deleted(name) from None
+            if not replaced:
                 raise self._written_by_another(name)
             return
         if not allowed():
