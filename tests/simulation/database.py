@@ -12,7 +12,7 @@ from greenlet import GreenletExit
 
 from penstock.errors import CommitOutcomeUnknownError, StoreError, StoreUnavailableError
 from penstock.objects.opened import OpenedStorages
-from penstock.store.database import Columns, Database, OwnerLock, Transaction, rows_of
+from penstock.store.database import Columns, Database, OwnerLock, Transaction, parameter_rows
 from penstock.store.url import parse_url
 from tests.simulation.locks import Key
 from tests.simulation.scheduler import Process
@@ -82,8 +82,8 @@ class SimTransaction(Transaction):
                 break
         return found
 
-    def many(self, name: str, rows: Columns, /, **common: Any) -> int:
-        given = rows_of(rows, common)
+    def run_many(self, name: str, rows: Columns, /, **common: Any) -> int:
+        given = parameter_rows(rows, common)
         if not given:
             return 0
         self._step(name)
@@ -91,8 +91,8 @@ class SimTransaction(Transaction):
             self.server.lock(self, name, each)
         return self.server.many(self, self._statements[name], given)
 
-    def each(self, name: str, rows: Columns, /, **common: Any) -> list[Any]:
-        given = rows_of(rows, common)
+    def all_for_many(self, name: str, rows: Columns, /, **common: Any) -> list[Any]:
+        given = parameter_rows(rows, common)
         if not given:
             return []
         if name == "allocate_block":
@@ -153,7 +153,7 @@ class SimTransaction(Transaction):
     def instance(self) -> str:
         return self.server.name
 
-    def stamp(self) -> int:
+    def write_time(self) -> int:
         return self.now()
 
     def owner_alive(self, name: str) -> bool:
@@ -215,7 +215,7 @@ class SimDatabase(Database):
     def close(self) -> None:
         """Nothing is held between transactions."""
 
-    def tidy(self) -> None: ...
+    def checkpoint_wal(self) -> None: ...
 
     # What only a driver's connection has.
 
@@ -234,13 +234,13 @@ class SimDatabase(Database):
     def _rollback(self, connection: Any) -> None:
         raise NotImplementedError
 
-    def _translated(self, error: Exception) -> Any:
+    def _store_error(self, error: Exception) -> Any:
         return None
 
     def _commit_error(self, error: Any) -> Any:
         return error
 
-    def borrowed(self, connection: Any) -> Any:
+    def caller_transaction(self, connection: Any) -> Any:
         raise NotImplementedError
 
 

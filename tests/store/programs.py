@@ -107,7 +107,7 @@ def wakeups_of(url: str) -> None:
         assert events is not None
 
         def show(what: str) -> None:
-            print(f"{what}: {'woken' if events.heard() else 'silent'}")
+            print(f"{what}: {'woken' if events.has_events() else 'silent'}")
 
         show("listening")
         for n in range(3):

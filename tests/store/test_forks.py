@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.store import pool
 from penstock.store.database import Transaction
-from penstock.store.forks import Guard
+from penstock.store.forks import ForkSafeLock
 from tests.store.forking import in_a_fork
 from tests.store.programs import SCHEMA
 
@@ -139,7 +139,7 @@ def test_a_fork_gets_its_turn_among_threads_that_are_always_busy(store: penstock
         for thread in threads:
             thread.join()
     # Each would take all the time that it may wait.
-    assert taken < 2 * pool.FORK_SECONDS
+    assert taken < 2 * pool.FORK_WAIT_SECONDS
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) -> None:
@@ -160,12 +160,12 @@ def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) ->
         assert connecting.wait(20)
         began = time.monotonic()
         in_a_fork(lambda: None)
-        assert time.monotonic() - began < pool.FORK_SECONDS
+        assert time.monotonic() - began < pool.FORK_WAIT_SECONDS
         thread.join()
 
 
 def test_guards_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
-    guard = Guard()
+    guard = ForkSafeLock()
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -192,9 +192,9 @@ def test_a_child_can_open_its_full_number_of_connections(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even when the parent's threads use all of theirs, which the child never gets back."""
-    monkeypatch.setattr(pool, "FORK_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "FORK_WAIT_SECONDS", 0.2)
     queue = store.create_queue("q", SCHEMA)
-    inside, done = threading.Barrier(pool.SIZE + 1), threading.Event()
+    inside, done = threading.Barrier(pool.POOL_SIZE + 1), threading.Event()
 
     def use(tx: Transaction) -> None:
         inside.wait(20)
@@ -202,7 +202,7 @@ def test_a_child_can_open_its_full_number_of_connections(
 
     threads = [
         threading.Thread(target=store.database.run, args=(use,), kwargs={"write": False})
-        for _ in range(pool.SIZE)
+        for _ in range(pool.POOL_SIZE)
     ]
     for thread in threads:
         thread.start()

@@ -245,7 +245,7 @@ LOOKS: dict[str, tuple[Parameters, set[str]]] = {
 
 @contextmanager
 def as_the_store(database: Database) -> Iterator[Any]:
-    connection = database.connected()
+    connection = database.open_connection()
     yield connection
     connection.close()
 

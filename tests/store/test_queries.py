@@ -155,7 +155,7 @@ def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
 
 def test_looking_up_a_store_does_not_create_it(store_url: str) -> None:
     with pytest.raises(StoreNotFoundError):
-        open_database(store_url, create=False, as_it_is=True)
+        open_database(store_url, create=False, keep_journal_mode=True)
 
 
 def test_one_statement_finds_all_live_owners(store: penstock.Store) -> None:

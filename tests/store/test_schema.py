@@ -12,7 +12,7 @@ from penstock.errors import StoreError, StoreNotFoundError, StoreTooNewError
 from penstock.store import store_schema
 from penstock.store.database import Database
 from penstock.store.postgres.database import PostgresDatabase
-from penstock.store.statements import create_statements, qualify, read
+from penstock.store.statements import create_statements, qualify, read_resource
 from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import parse_url
 from tests.support.raw_sql import described, run_sql
@@ -31,7 +31,9 @@ def _tables(dialect: str) -> dict[str, list[str]]:
     """Each table with its columns, and with the columns of its keys."""
     found = {}
     for table, body in re.findall(
-        r"create table penstock\.(\w+) \(\n(.*?)\n\)", read("sql", f"{dialect}_schema.sql"), re.DOTALL
+        r"create table penstock\.(\w+) \(\n(.*?)\n\)",
+        read_resource("sql", f"{dialect}_schema.sql"),
+        re.DOTALL,
     ):
         lines = [line.strip().rstrip(",") for line in body.splitlines()]
         found[table] = [line if "key (" in line else line.split()[0] for line in lines]
@@ -54,7 +56,7 @@ def test_a_store_of_another_version_is_refused_and_left_unchanged(store_url: str
         for open_store in (
             lambda: penstock.connect(store_url),
             lambda: penstock.connect(store_url, create=False),
-            lambda: open_database(store_url, create=False, as_it_is=True),
+            lambda: open_database(store_url, create=False, keep_journal_mode=True),
         ):
             with pytest.raises(StoreError, match=f"has schema version {other}, and this") as caught:
                 open_store()
@@ -90,7 +92,7 @@ def test_no_store_is_created_with_create_false(store_url: str, tmp_path) -> None
 
 def test_the_error_for_a_missing_store_has_no_password() -> None:
     url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
-    assert str(store_schema.missing(PostgresDatabase(url))) == (
+    assert str(store_schema.store_not_found(PostgresDatabase(url))) == (
         "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: create "
         "one with `penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its "
         "password in the URL"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.store.statements import bind, parse, qualify, read, statements
+from penstock.store.statements import bind, parse, qualify, read_resource, statements
 
 
 def test_a_file_is_split_by_name_and_loses_its_comments() -> None:
@@ -72,5 +72,5 @@ def test_both_databases_have_the_same_statements_except_the_known_ones() -> None
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_statement_names_are_unique_in_a_file(dialect: str) -> None:
     for file in ("common.sql", f"{dialect}.sql"):
-        names = re.findall(r"^-- name: (\w+)$", read("sql", file), re.MULTILINE)
+        names = re.findall(r"^-- name: (\w+)$", read_resource("sql", file), re.MULTILINE)
         assert sorted(names) == sorted(set(names))

@@ -221,7 +221,7 @@ def _expected(connection: Any) -> dict[str, str]:
 
 
 def test_sessions_have_the_documented_limits(pg_store: penstock.Store) -> None:
-    for connect in (pg_store.database.connected, pg_store.database.lasting_connection):
+    for connect in (pg_store.database.open_connection, pg_store.database.long_lived_connection):
         connection = connect()
         assert _shown(connection) == _expected(connection)
         connection.close()
@@ -234,7 +234,7 @@ def test_sessions_have_the_documented_limits(pg_store: penstock.Store) -> None:
 def test_settings_of_the_url_or_the_role_are_kept(pg_url: str) -> None:
     mine = "options=-c%20lock_timeout%3D7s%20-c%20tcp_keepalives_idle%3D77"
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&{mine}") as store:
-        connection = store.database.connected()
+        connection = store.database.open_connection()
         shown = _shown(connection)
         role = connection.info.user
         connection.close()
@@ -244,7 +244,7 @@ def test_settings_of_the_url_or_the_role_are_kept(pg_url: str) -> None:
         database = admin.info.dbname
         admin.execute(f'alter role "{role}" in database "{database}" set tcp_keepalives_count = 9')
         try:
-            connection = store.database.connected()
+            connection = store.database.open_connection()
             assert _shown(connection)["tcp_keepalives_count"] == "9"
             connection.close()
         finally:
@@ -261,8 +261,8 @@ def test_a_connection_is_set_up_in_one_round_trip(pg_store: penstock.Store, monk
         return execute(self, query, *arguments, **options)
 
     monkeypatch.setattr(psycopg.Connection, "execute", noted)
-    pg_store.database.connected().close()
-    pg_store.database.lasting_connection().close()  # type: ignore[attr-defined]
+    pg_store.database.open_connection().close()
+    pg_store.database.long_lived_connection().close()  # type: ignore[attr-defined]
     assert len(sent) == 2
 
 
@@ -372,9 +372,9 @@ def test_the_kernels_list_of_locks_is_read(
         inodes[name] = (tmp_path / f"x.db-{name}").stat().st_ino
     (tmp_path / "locks").write_text(line.format(**inodes))
     monkeypatch.setattr(locks, "_LOCKS", tmp_path / "locks")
-    assert locks.writer(f"{tmp_path}/x.db") == found
+    assert locks.writing_process(f"{tmp_path}/x.db") == found
     monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
-    assert locks.writer(f"{tmp_path}/x.db") is None
+    assert locks.writing_process(f"{tmp_path}/x.db") is None
 
 
 def _has_own_networks() -> bool:

@@ -74,21 +74,21 @@ def test_threads_share_few_connections(store: penstock.Store) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2 * pool.SIZE)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2 * pool.POOL_SIZE)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len({row["n"] for row in queue.read(0, 0).to_pylist()}) == 10 * pool.SIZE
-    assert len(store.database.pool.idle) <= pool.SIZE
+    assert len({row["n"] for row in queue.read(0, 0).to_pylist()}) == 10 * pool.POOL_SIZE
+    assert len(store.database.pool.idle) <= pool.POOL_SIZE
 
 
 def test_connections_that_nobody_uses_are_closed(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(pool, "cleaner", pool.Cleaner())
+    monkeypatch.setattr(pool, "idle_closer", pool.IdleConnectionCloser())
     closed, disconnect = [], store.database.disconnect
     monkeypatch.setattr(
         store.database.pool, "disconnect", lambda each: (closed.append(each), disconnect(each))
@@ -99,7 +99,7 @@ def test_connections_that_nobody_uses_are_closed(
         wait_until(lambda: len(closed) == 1)
         _add(outer, "a")  # whose connection is in use, and stays open
     wait_until(lambda: len(closed) == 2)
-    wait_until(lambda: not pool.cleaner.running)
+    wait_until(lambda: not pool.idle_closer.running)
     assert _consumers(store) == ["a"]
     wait_until(lambda: len(closed) == 3)
 

@@ -86,14 +86,14 @@ def test_no_text_form_of_a_url_contains_the_password(url: str) -> None:
     parsed = parse_url(url)
     for text in (str(parsed), repr(parsed), parsed.redacted, f"{parsed}"):
         assert SECRET not in text
-    assert SECRET not in parsed.scrubbed(f"failed\n  in {parsed.target}")
+    assert SECRET not in parsed.without_secrets(f"failed\n  in {parsed.target}")
 
 
 @pytest.mark.parametrize("blanks", ["\t", "  ", "\n"])
 def test_a_password_with_blanks_is_found_before_a_message_is_put_on_one_line(blanks: str) -> None:
     password = f"one{blanks}two"
     parsed = parse_url(f"postgresql://me:{quote(password)}@host/db")
-    assert parsed.scrubbed(f"cannot log in\n with {password}.") == "cannot log in. with ***."
+    assert parsed.without_secrets(f"cannot log in\n with {password}.") == "cannot log in. with ***."
 
 
 @pytest.mark.parametrize(

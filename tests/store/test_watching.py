@@ -32,9 +32,9 @@ RunChild = Callable[..., ChildProcess]
 @pytest.fixture
 def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are found only through notifications."""
-    monkeypatch.setattr(postgres_watch, "PAUSE", NEVER)
-    monkeypatch.setattr(sqlite_watch, "PAUSE", NEVER)
-    monkeypatch.setattr(sqlite_watch, "LONGEST_PAUSE", NEVER)
+    monkeypatch.setattr(postgres_watch, "CHECK_SECONDS", NEVER)
+    monkeypatch.setattr(sqlite_watch, "CHECK_SECONDS", NEVER)
+    monkeypatch.setattr(sqlite_watch, "LONGEST_CHECK_SECONDS", NEVER)
 
 
 @pytest.fixture
@@ -151,14 +151,14 @@ def test_appends_to_other_queues_of_a_busy_file_cause_few_lookups(store: penstoc
     with queue.watch() as watch:
         positions = ready(watch, queue)
         looks = 0
-        look = watch.look
+        look = watch.check
 
         def counted(heard: bool) -> None:
             nonlocal looks
             looks += 1
             look(heard)
 
-        watch.look = counted  # type: ignore[method-assign]
+        watch.check = counted  # type: ignore[method-assign]
         began = time.monotonic()
         appender = later(lambda: [other.append([{"n": n}]) for n in range(appends)])
         while appender.is_alive():
@@ -273,9 +273,9 @@ def test_the_removal_of_the_store_file_ends_the_wait_with_an_error(tmp_path: Pat
 
 @pytest.mark.usefixtures("no_cap")
 def test_without_file_system_events_a_watch_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_watch, "writes_to", lambda path: None)
+    monkeypatch.setattr(sqlite_watch, "write_events", lambda path: None)
     monkeypatch.setattr(wakeups, "listen", lambda *_: None)
-    monkeypatch.setattr(sqlite_watch, "PAUSE", 0.02)
+    monkeypatch.setattr(sqlite_watch, "CHECK_SECONDS", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)
         times = []

@@ -26,5 +26,5 @@ def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
     assert not watch.wait(positions, 0)
     if isinstance(watch, postgres_watch.PostgresWatch):
         # Transactions of other tests may still be running when it begins to listen.
-        wait_until(lambda: not watch.wait(positions, 0.01) and watch.settled)
+        wait_until(lambda: not watch.wait(positions, 0.01) and watch.misses_no_append)
     return positions

@@ -251,7 +251,7 @@ def test_waiting_for_a_lock_held_by_another_role_times_out(
     pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any role that may connect can hold an advisory lock."""
-    monkeypatch.setattr(exactly_once, "LOCK_WAIT", 0.3)
+    monkeypatch.setattr(exactly_once, "DEFAULT_LOCK_WAIT", 0.3)
     with psycopg.connect(pg_url, autocommit=True) as stranger, psycopg.connect(pg_url) as own:
         stranger.execute("select pg_advisory_lock(%s)", [exactly_once.LOCK])
         own.execute("create schema held")

@@ -166,11 +166,11 @@ def test_relations_of_a_query_that_has_just_staged_rows_are_kept(table: Table) -
     kept = {create("t", "running", 0), create("u", "running", -90_000_000_000)}
     create("t", "dead", -90_000_000_000)
     assert table.store.clean_up() == 1
-    assert {each.name for each in table.database.run(staging_relations.listed, write=False)} == kept
+    assert {each.name for each in table.database.run(staging_relations.list_relations, write=False)} == kept
 
 
 def _used_at(table: Table) -> int:
-    (relation,) = table.database.run(staging_relations.listed, write=False)
+    (relation,) = table.database.run(staging_relations.list_relations, write=False)
     return relation.used_at
 
 

@@ -32,7 +32,7 @@ from penstock.spark.checkpoint import MAX_FILE_BYTES, Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.spark.internals.plans import watermarks_above
 from penstock.spark.internals.sessions import running_checkpoint, running_plan
-from penstock.store.forks import Guard
+from penstock.store.forks import ForkSafeLock
 
 Version: TypeAlias = int | str
 log = logging.getLogger("penstock.changes")
@@ -47,7 +47,7 @@ _EXECUTIONS = 64
 _STREAMS = 1024
 """Feeds of streaming queries whose commits are kept in memory; others are read from their journals again."""
 
-_guard = Guard()
+_guard = ForkSafeLock()
 _running: dict[str, DriverEndpoint] = {}
 
 

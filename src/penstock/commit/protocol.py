@@ -409,7 +409,7 @@ def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> N
     there = [partition in marks for partition in range(len(source.end))]
     first = source.moves(partition for partition, known in enumerate(there) if not known)
     later = source.moves(partition for partition, known in enumerate(there) if known)
-    moved = tx.many("insert_mark", first, **where) + tx.many("advance_mark", later, **where)
+    moved = tx.run_many("insert_mark", first, **where) + tx.run_many("advance_mark", later, **where)
     if moved < len(first["partition"]) + len(later["partition"]):
         raise _mark_conflict(batch, source, {partition: mark.next_index for partition, mark in marks.items()})
 

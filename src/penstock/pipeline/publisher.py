@@ -20,7 +20,7 @@ from penstock.json_text import Json
 from penstock.pipeline.progress_format import descriptions_of, late_rows_of, progress_of, rows_of
 from penstock.redaction import secrets_of, shown
 from penstock.store.database import Database, Transaction
-from penstock.store.forks import Forkable, watch
+from penstock.store.forks import Forkable, register
 from penstock.store.records import queries
 from penstock.store.records.queries import HEARTBEAT_SECONDS, QueryError, QueryProgress, QueryRun
 from penstock.store.store_schema import open_database
@@ -104,7 +104,7 @@ class Publisher(Forkable):
         self._url = url
         self.secrets = secrets_of(url)
         self._reset()
-        watch(self)
+        register(self)
 
     def _reset(self) -> None:
         self._changed = threading.Condition()

@@ -294,7 +294,7 @@ class Consumer:
             return catalog.find_queue(tx, queue) if registration.vital else None
 
         if connection is not None:
-            with self._database.borrowed(connection) as tx:
+            with self._database.caller_transaction(connection) as tx:
                 work(tx)
         elif (trimmable := self._database.run(work)) is not None:
             self._maintainer.after_change(trimmable, ())

@@ -104,7 +104,7 @@ class Maintainer(Forkable):
         self._database = database
         self._closing = False
         self._reset()
-        forks.watch(self)
+        forks.register(self)
 
     def _reset(self) -> None:
         self._wake = threading.Condition()
@@ -198,7 +198,7 @@ class Maintainer(Forkable):
         now = time.monotonic()
         if now >= self._tidy_due:
             self._tidy_due = now + TIDY_SECONDS
-            self._database.tidy()
+            self._database.checkpoint_wal()
 
     def _clean_now_and_then(self) -> None:
         now = time.monotonic()

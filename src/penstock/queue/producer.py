@@ -13,7 +13,7 @@ from penstock.queue.appends import AppendResult, Rows, check_sequence
 from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import Queue
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.forks import Guard
+from penstock.store.forks import ForkSafeLock
 from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import within_limits
 
@@ -36,7 +36,7 @@ class Producer:
         opened = database.run(self._open)
         self._epoch: int = opened.epoch
         # A buffer's thread may hold the lock while the process is forked.
-        self._lock = Guard()
+        self._lock = ForkSafeLock()
         self._buffer: NumberedAppendBuffer | None = None
         self.sequence: int = opened.sequence
         """The last sequence number that was appended; -1 before the first."""

@@ -220,7 +220,7 @@ class Queue:
             return around(tx, lambda: partition_log.append(tx, record, segments))
 
         if connection is not None:
-            with self.database.borrowed(connection) as tx:
+            with self.database.caller_transaction(connection) as tx:
                 return work(tx)
         appended = self.database.run(work, idempotent=idempotent)
         # Building the fields takes longer than the check.

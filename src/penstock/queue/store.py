@@ -36,13 +36,13 @@ from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
 from penstock.redaction import shown
 from penstock.store.database import RETRY_SECONDS, Database, Transaction
-from penstock.store.forks import Guard
+from penstock.store.forks import ForkSafeLock
 from penstock.store.log import object_check, object_owner
 from penstock.store.log.object_check import ObjectsCheck
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
 from penstock.store.records.locations import require_same_store
-from penstock.store.sqlite.database import file_at
+from penstock.store.sqlite.database import file_identity
 from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import StoreUrl, parse_url
 
@@ -505,7 +505,7 @@ class _Opened:
 
 
 _open: dict[tuple[str, int], _Opened] = {}
-_guard = Guard()
+_guard = ForkSafeLock()
 
 
 def open_store(url: str, *, verify: bool = False) -> Store:
@@ -541,4 +541,4 @@ def _same(opened: _Opened, url: str, verify: bool) -> bool:
 
 
 def _file(url: StoreUrl) -> tuple[int, int] | None:
-    return file_at(url.target) if url.dialect == "sqlite" else None
+    return file_identity(url.target) if url.dialect == "sqlite" else None

@@ -57,7 +57,7 @@ class PostgresCopy(SqlCopy):
     def _unloaded(self, tx: Transaction, text: str) -> pa.Table:
         tx.require_trusted_owner(self.name.schema, self.name.table)
         tx.execute(FORMS)
-        return texts_of(_postgres(tx).unload(text), self.schema.names)
+        return texts_of(_postgres(tx).copy_out(text), self.schema.names)
 
     def _typed(self, texts: pa.Table) -> pa.Table:
         columns = {name: whole(texts[name]) for name in self.schema.names}

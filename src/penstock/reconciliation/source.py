@@ -27,7 +27,7 @@ from penstock.feeds.postgres.values import from_text
 from penstock.reconciliation.paging import PageSize, pages
 from penstock.reconciliation.postgres_sql import COLUMNS, Bound, Checksum, PostgresTable
 from penstock.reconciliation.rows import Key, keys_of
-from penstock.store.postgres.connection import copied_out
+from penstock.store.postgres.connection import copy_rows
 from penstock.store.statements import bind
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class SourceTable:
         def read(connection: Connection) -> pa.Table | None:
             try:
                 with connection.transaction():
-                    return texts_of(copied_out(connection, text), names)
+                    return texts_of(copy_rows(connection, text), names)
             except self.server.psycopg.DataError:
                 if not may_fail:
                     raise

@@ -31,9 +31,9 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
-"""For how many seconds an unavailable store is retried."""
-AHEAD = 60_000_000
-"""Microseconds by which clocks may differ; a time further ahead comes from a wrong clock."""
+"""How many seconds an unavailable store is retried."""
+MAX_CLOCK_SKEW = 60_000_000
+"""The largest difference between clocks, in microseconds; a time further ahead comes from a wrong clock."""
 
 
 class Row(Protocol):
@@ -43,8 +43,8 @@ class Row(Protocol):
 
 
 @lru_cache(maxsize=1024)
-def row_maker(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
-    """Return a function that turns a tuple into a row, twice as fast as the named tuple's ``_make``."""
+def row_constructor(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
+    """Return a function that makes a row of a tuple, twice as fast as the named tuple's ``_make``."""
     return cast(
         "Callable[[Sequence[Any]], Row]", partial(tuple.__new__, namedtuple("Row", columns, rename=True))
     )
@@ -54,7 +54,7 @@ class OwnerLock(Forkable, ABC):
     """A lock with one holder among all processes that use the store; the holder's death releases it."""
 
     def __init__(self) -> None:
-        forks.watch(self)
+        forks.register(self)
 
     @abstractmethod
     def acquire(self) -> bool:
@@ -74,15 +74,16 @@ class OwnerLock(Forkable, ABC):
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Rows of parameters, column by column: sequences of values of equal length."""
+"""Rows of statement parameters, stored by column; all columns have the same length."""
 
 
-def rows_of(columns: Columns, common: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the parameters of each row, including the common ones."""
+def parameter_rows(columns: Columns, common: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the statement parameters of each row, including the common ones."""
     names = [*columns, *common]
-    constant = tuple(common.values())
+    common_values = tuple(common.values())
     return [
-        dict(zip(names, (*values, *constant), strict=True)) for values in zip(*columns.values(), strict=True)
+        dict(zip(names, (*values, *common_values), strict=True))
+        for values in zip(*columns.values(), strict=True)
     ]
 
 
@@ -99,7 +100,7 @@ class Transaction(ABC):
     """One transaction of a :class:`Database`."""
 
     dialect: str
-    merges = False
+    has_merge = False
     """Whether the database has the SQL statement MERGE."""
 
     def __init__(self, schema: str, *, write: bool) -> None:
@@ -107,12 +108,12 @@ class Transaction(ABC):
         self.write = write
         """False for a read-only transaction, which takes no locks."""
         self.channels: set[str] = set()
-        """The channels whose listeners are woken after the commit."""
+        """The channels to notify after the commit."""
         self._statements = statements(self.dialect, schema)
 
     @abstractmethod
     def run(self, name: str, /, **parameters: object) -> int:
-        """Execute a named statement; return the number of rows it touched."""
+        """Execute a named statement; return the number of rows that it changed."""
 
     @abstractmethod
     def all(self, name: str, /, **parameters: object) -> list[Row]:
@@ -135,16 +136,16 @@ class Transaction(ABC):
         """Return the segments of ``read_page`` with their payloads, up to ``max_bytes``; at least one."""
 
     @abstractmethod
-    def many(self, name: str, rows: Columns, /, **common: object) -> int:
-        """Execute a named statement for many rows of parameters, in one message to a server; return the
-        number of rows it touched.
+    def run_many(self, name: str, rows: Columns, /, **common: object) -> int:
+        """Execute a named statement for many rows of parameters, in one message to the server; return the
+        number of rows that it changed.
 
-        ``rows`` has the parameters that differ, and ``common`` the others.
+        ``rows`` has the parameters that differ from row to row, and ``common`` the others.
         """
 
     @abstractmethod
-    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        """Return the rows of a named statement for many rows of parameters, in any order."""
+    def all_for_many(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        """Return the result rows of a named statement for many rows of parameters, in any order."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Close the transaction's resources; the caller commits or rolls back."""
@@ -155,7 +156,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def change(self, text: str) -> int:
-        """Execute SQL text about users' tables, without parameters; return the number of rows it touched."""
+        """Execute SQL text on users' tables, without parameters; return the number of changed rows."""
 
     @abstractmethod
     def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
@@ -169,13 +170,13 @@ class Transaction(ABC):
         SQLite has no roles.
         """
 
-    def hold(self, schema: str, table: str) -> None:  # noqa: B027
-        """Keep a table from being replaced until the transaction ends, and require a trusted owner.
+    def lock_table(self, schema: str, table: str) -> None:  # noqa: B027
+        """Lock a table, so that it is not replaced before the transaction ends, and require a trusted owner.
 
         A SQLite write transaction locks the whole database anyway.
         """
 
-    def home_schema(self) -> str | None:
+    def default_schema(self) -> str | None:
         """Return the schema in which an unqualified name of a user's table is looked up, if any."""
         return None
 
@@ -194,8 +195,8 @@ class Transaction(ABC):
         """Return microseconds since 1970, by the database's clock if it has one."""
 
     @abstractmethod
-    def stamp(self) -> int | None:
-        """Return the time for a row that is written now; None if the statement reads the database's clock."""
+    def write_time(self) -> int | None:
+        """Return the time for rows that are written now; None if statements read the database's clock."""
 
     @abstractmethod
     def owner_alive(self, name: str) -> bool:
@@ -221,7 +222,7 @@ class Database(ABC):
         """Whether connecting may create the database's file."""
         self.uuid = ""
         """The store's identity, the same for every URL that leads to it; empty until it is known."""
-        self.pool = Pool(self.connected, self.disconnect, str(url))
+        self.pool = Pool(self.open_connection, self.disconnect, str(url))
         self.storages = OpenedStorages()
 
     # What a dialect implements.
@@ -239,7 +240,7 @@ class Database(ABC):
     @abstractmethod
     def _begin(self, connection: Connection, *, write: bool, durable: bool = True) -> Transaction: ...
 
-    def _single(self, connection: Connection, *, write: bool) -> Transaction:
+    def _begin_single(self, connection: Connection, *, write: bool) -> Transaction:
         """Begin a transaction for a single statement."""
         return self._begin(connection, write=write)
 
@@ -250,14 +251,14 @@ class Database(ABC):
     def _rollback(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def _translated(self, error: Exception) -> PenstockError | None:
+    def _store_error(self, error: Exception) -> PenstockError | None:
         """Return the store's error for a driver's error; None if the error is not the driver's."""
 
     @abstractmethod
     def _commit_error(self, error: PenstockError) -> PenstockError:
         """Return the error to raise when a commit failed with ``error``."""
 
-    def _notified(self, connection: Connection, channels: Iterable[str]) -> bool:
+    def _notify_listeners(self, connection: Connection, channels: Iterable[str]) -> bool:
         """Wake listeners after a commit; return False when the connection is no longer usable."""
         return True
 
@@ -267,16 +268,16 @@ class Database(ABC):
         The files of a SQLite store are checked when they are opened.
         """
 
-    def tidy(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Do work that commits would otherwise do from time to time; for a background thread."""
+    def checkpoint_wal(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Checkpoint a write-ahead log in the background, so that commits do it less often."""
 
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
         """Return a lock that this process, once it has acquired it, holds until it releases it or dies."""
 
     @abstractmethod
-    def borrowed(self, connection: Connection) -> AbstractContextManager[Transaction]:
-        """Run the block as part of a transaction on the caller's connection, which the caller commits.
+    def caller_transaction(self, connection: Connection) -> AbstractContextManager[Transaction]:
+        """Run the block in the transaction of the caller's own connection, which the caller commits.
 
         If the block raises, none of it takes effect, and the caller's transaction continues.
         """
@@ -297,28 +298,32 @@ class Database(ABC):
         """
         with self.pool.lease() as lease:
             connection = lease.connection
-            begin = self._single if single else partial(self._begin, durable=durable)
+            begin = self._begin_single if single else partial(self._begin, durable=durable)
             try:
                 with self.translating(), closing(begin(connection, write=write)) as transaction:
                     yield transaction
             except BaseException as error:
-                undone = self._undone(connection)
+                rolled_back = self._try_rollback(connection)
                 # After a database error or an interrupt, the state of the connection is unknown.
-                lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
+                lease.reusable = (
+                    rolled_back and isinstance(error, Exception) and not isinstance(error, StoreError)
+                )
                 raise
             try:
                 with self.translating():
                     self._commit(connection)
             except PenstockError as error:
-                self._undone(connection)
+                self._try_rollback(connection)
                 raise self._commit_error(error) from error.__cause__
-            lease.sound = not transaction.channels or self._notified(connection, transaction.channels)
+            lease.reusable = not transaction.channels or self._notify_listeners(
+                connection, transaction.channels
+            )
 
-    def _undone(self, connection: Connection) -> bool:
+    def _try_rollback(self, connection: Connection) -> bool:
         try:
             self._rollback(connection)
         except Exception as error:
-            if self._translated(error) is None:
+            if self._store_error(error) is None:
                 raise
             return False
         return True
@@ -341,94 +346,100 @@ class Database(ABC):
         as for :meth:`transaction`.
         """
 
-        def once() -> T:
+        def attempt() -> T:
             with self.transaction(write=write, single=single, durable=durable) as transaction:
                 return work(transaction)
 
-        return self.retried(once, idempotent=idempotent or not write, timeout=timeout)
+        return self.retry(attempt, idempotent=idempotent or not write, timeout=timeout)
 
-    def retried(self, once: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
-        """Call ``once``, and again with back-off while the database is unavailable, like :meth:`run`."""
+    def retry(self, attempt: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
+        """Call ``attempt``, and again with back-off while the database is unavailable, like :meth:`run`."""
         retries = _Retries(RETRY_SECONDS if timeout is None else timeout, self._lock_wait(timeout))
         while True:
             try:
-                with self._waiting_again(retries.waited) if retries.waited else nullcontext():
-                    retries.begin()
-                    return once()
+                with (
+                    self._retrying_lock_wait(retries.seconds_waited)
+                    if retries.seconds_waited
+                    else nullcontext()
+                ):
+                    retries.start_attempt()
+                    return attempt()
             except (StoreUnavailableError, CommitOutcomeUnknownError) as error:
-                unknown = isinstance(error, CommitOutcomeUnknownError) and not idempotent
-                if unknown or not retries.left(error):
+                outcome_unknown = isinstance(error, CommitOutcomeUnknownError) and not idempotent
+                if outcome_unknown or not retries.may_retry(error):
                     raise
                 log.warning(
                     "store unavailable, trying again: %s",
                     error,
                     extra={"action": "store_retry", "store": str(self.url), "error": condition_of(error)},
                 )
-            retries.rest()
+            retries.sleep()
 
     def _lock_wait(self, timeout: float | None) -> float:
         """Return how many seconds to wait for locks, in all tries together."""
         return RETRY_SECONDS if timeout is None else timeout
 
-    def _waiting_again(self, waited: float) -> AbstractContextManager[None]:
-        """Wrap a block that retries a transaction after it has waited for a lock for ``waited`` seconds."""
+    def _retrying_lock_wait(self, seconds_waited: float) -> AbstractContextManager[None]:
+        """Wrap the next attempt of a transaction that has waited ``seconds_waited`` seconds for locks."""
         return nullcontext()
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are returned."""
         self.pool.close()
 
-    def connected(self) -> Connection:
+    def open_connection(self) -> Connection:
         """Return a new connection; the caller closes it with :meth:`disconnect`."""
         with self.translating():
             return self._connect()
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Turn errors of the driver in the block into the store's errors."""
+        """Translate errors of the driver in the block into the store's errors."""
         try:
             yield
         except PenstockError:
             raise
         except Exception as error:
-            translated = self._translated(error)
+            translated = self._store_error(error)
             if translated is None:
                 raise
             raise translated from error
 
 
 class _Retries:
-    """The tries of one piece of work, with growing pauses.
+    """The attempts of a transaction, with exponential back-off.
 
-    An unavailable store is retried for ``away`` seconds after the first failure; the time before that failure
-    does not count. For a lock, only time spent waiting counts (``locked`` seconds, without time during which
-    the process was suspended), so that work that takes minutes is repeated too.
+    An unavailable store is retried for ``unavailable_seconds`` after the first failure; the time before that
+    failure does not count. For locks, only the time spent waiting counts (``lock_seconds``, without time
+    during which the process was suspended), so that transactions that take minutes are retried too.
     """
 
-    def __init__(self, away: float, locked: float) -> None:
-        self._away, self._locked = away, locked
+    def __init__(self, unavailable_seconds: float, lock_seconds: float) -> None:
+        self._unavailable_seconds, self._lock_seconds = unavailable_seconds, lock_seconds
         self._pause = 0.02
         self._deadline: float | None = None
-        self._began = time.monotonic()
-        self.waited = 0.0
+        self._attempt_started = time.monotonic()
+        self.seconds_waited = 0.0
         """Seconds spent waiting for locks."""
 
-    def begin(self) -> None:
-        self._began = time.monotonic()
+    def start_attempt(self) -> None:
+        self._attempt_started = time.monotonic()
 
-    def left(self, error: Exception) -> bool:
-        """Whether there is time for another try after this error."""
+    def may_retry(self, error: Exception) -> bool:
+        """Whether there is time for another attempt after this error."""
         now = time.monotonic()
         if isinstance(error, StoreLockedError):
-            # If there are several waiters, each waits twice: for the head of the line, then for the lock.
-            self.waited += min(now - self._began, 2 * error.parameters.get("seconds", self._locked))
-            left = self.waited + self._pause < self._locked * 0.99
-            self.waited += self._pause
-            return left
+            # If several transactions wait, each waits twice: to be the first in line, then for the lock.
+            self.seconds_waited += min(
+                now - self._attempt_started, 2 * error.parameters.get("seconds", self._lock_seconds)
+            )
+            has_time = self.seconds_waited + self._pause < self._lock_seconds * 0.99
+            self.seconds_waited += self._pause
+            return has_time
         if self._deadline is None:
-            self._deadline = now + self._away
+            self._deadline = now + self._unavailable_seconds
         return now + self._pause <= self._deadline
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         time.sleep(self._pause * (0.5 + random.random()))
         self._pause = min(self._pause * 2, 2.0)

@@ -23,15 +23,15 @@ class Forkable:
         """Resume in the parent."""
 
     def after_fork_in_child(self) -> None:
-        """Forget, in the child, what belongs to the parent."""
+        """Drop, in the child, what belongs to the parent."""
 
 
-class Guard(Forkable):
+class ForkSafeLock(Forkable):
     """A lock that is free in a child, even if it was held in the parent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        watch(self)
+        register(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -43,53 +43,55 @@ class Guard(Forkable):
         self._lock = threading.Lock()
 
 
-_known: WeakSet[Forkable] = WeakSet()
-_kept: list[object] = []
-_guard = threading.Lock()
-_forking = threading.Lock()
+_registered: WeakSet[Forkable] = WeakSet()
+_inherited: list[object] = []
+_registry_lock = threading.Lock()
+_fork_lock = threading.Lock()
 
 
-def watch(thing: Forkable) -> None:
-    """Call the methods of ``thing`` at forks, for as long as it lives."""
-    with _guard:
-        _known.add(thing)
+def register(forkable: Forkable) -> None:
+    """Call the methods of ``forkable`` at forks, for as long as it lives."""
+    with _registry_lock:
+        _registered.add(forkable)
 
 
-def keep(inherited: object) -> None:
-    """Keep an object that belongs to the parent from being closed or collected in this child."""
-    _kept.append(inherited)
+def keep_inherited(inherited: object) -> None:
+    """Keep a reference to an object of the parent, so that this child neither closes nor collects it."""
+    _inherited.append(inherited)
 
 
-def _before() -> None:
-    _forking.acquire()
-    ready: list[Forkable] = []
+def _before_fork() -> None:
+    _fork_lock.acquire()
+    prepared: list[Forkable] = []
     while True:
-        _guard.acquire()
-        new = [thing for thing in _known if all(thing is not other for other in ready)]
+        _registry_lock.acquire()
+        new = [forkable for forkable in _registered if all(forkable is not earlier for earlier in prepared)]
         if not new:
             # No object can be added until this fork has happened.
             return
         # A thread that the fork waits for may have to add an object first.
-        _guard.release()
-        for thing in new:
-            thing.before_fork()
-        ready += new
+        _registry_lock.release()
+        for forkable in new:
+            forkable.before_fork()
+        prepared += new
 
 
-def _after_in_parent() -> None:
-    known = list(_known)
-    _guard.release()
-    for thing in known:
-        thing.after_fork_in_parent()
-    _forking.release()
+def _after_fork_in_parent() -> None:
+    registered = list(_registered)
+    _registry_lock.release()
+    for forkable in registered:
+        forkable.after_fork_in_parent()
+    _fork_lock.release()
 
 
-def _after_in_child() -> None:
-    global _guard, _forking
-    _guard, _forking = threading.Lock(), threading.Lock()
-    for thing in list(_known):
-        thing.after_fork_in_child()
+def _after_fork_in_child() -> None:
+    global _registry_lock, _fork_lock
+    _registry_lock, _fork_lock = threading.Lock(), threading.Lock()
+    for forkable in list(_registered):
+        forkable.after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import le
 
-_SIZE = 8
+_INT_BYTES = 8
 
 
 def pack_columns(columns: Sequence[Sequence[int]]) -> bytes:
@@ -17,18 +17,18 @@ def pack_columns(columns: Sequence[Sequence[int]]) -> bytes:
 
 def count_rows(packed: bytes, width: int) -> int:
     """Return the number of rows of ``width`` packed columns."""
-    return len(packed) // _SIZE // width
+    return len(packed) // _INT_BYTES // width
 
 
 def unpack_columns(packed: Iterable[bytes], width: int) -> list[list[int]]:
     """Return the ``width`` columns of several packed values, with their rows one after the other."""
-    found: list[list[int]] = [[] for _ in range(width)]
-    for each in packed:
-        count = count_rows(each, width)
-        values = struct.unpack(f"<{count * width}q", each)
-        for place, column in enumerate(found):
-            column += values[place * count : (place + 1) * count]
-    return found
+    columns: list[list[int]] = [[] for _ in range(width)]
+    for data in packed:
+        count = count_rows(data, width)
+        values = struct.unpack(f"<{count * width}q", data)
+        for position, column in enumerate(columns):
+            column += values[position * count : (position + 1) * count]
+    return columns
 
 
 def sort_by_first(columns: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -17,8 +17,8 @@ from penstock.store.forks import Forkable
 
 Connection: TypeAlias = Any
 """A connection of the database's driver; each dialect has its own type."""
-SIZE = 16
-FORK_SECONDS = 5.0
+POOL_SIZE = 16
+FORK_WAIT_SECONDS = 5.0
 """How many seconds a fork waits for transactions of other threads."""
 IDLE_SECONDS = 30.0
 """A connection is closed after it has been idle for this long, or for twice as long at most. Spark keeps
@@ -31,7 +31,7 @@ class Lease:
     """A connection that one thread uses for one transaction."""
 
     connection: Connection
-    sound: bool = False
+    reusable: bool = False
     """Whether the connection may be used again."""
 
 
@@ -48,25 +48,25 @@ class Pool(Forkable):
         self._name = name
         self._closed = False
         self._reset()
-        forks.watch(self)
+        forks.register(self)
 
     def _reset(self) -> None:
-        # The connection returned last is used first, so unused ones stay at the front.
+        # The connection returned last is used first, so unused ones stay at the front of the list.
         self.idle: list[Connection] = []
-        self._unused = 0
+        self._unused_count = 0
         # For a store that is never closed, and at the program's end.
         self._finalizer = weakref.finalize(self, _close_all, self.idle)
-        self._guard = threading.Lock()
-        self._slots = threading.BoundedSemaphore(SIZE)
-        self._halted = 0
-        self._open = threading.Event()
-        self._open.set()
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(POOL_SIZE)
+        self._slots_held_for_fork = 0
+        self._no_fork_pending = threading.Event()
+        self._no_fork_pending.set()
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
         """Lend a connection to the block; it returns to the pool if the lease is marked as sound."""
         # While a fork waits, no thread may take another slot.
-        self._open.wait()
+        self._no_fork_pending.wait()
         with self._slots:
             lease = Lease(self._checkout())
             try:
@@ -75,98 +75,100 @@ class Pool(Forkable):
                 self._checkin(lease)
 
     def _checkout(self) -> Connection:
-        with self._guard:
+        with self._lock:
             if self._closed:
                 raise StoreError(
                     f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED"
                 )
             if self.idle:
                 connection = self.idle.pop()
-                self._unused = min(self._unused, len(self.idle))
+                self._unused_count = min(self._unused_count, len(self.idle))
                 return connection
         return self.connect()
 
     def _checkin(self, lease: Lease) -> None:
-        with self._guard:
-            kept = lease.sound and not self._closed
-            if kept:
+        with self._lock:
+            is_kept = lease.reusable and not self._closed
+            if is_kept:
                 self.idle.append(lease.connection)
-        if kept:
-            cleaner.watch(self)
+        if is_kept:
+            idle_closer.register(self)
             return
         self.disconnect(lease.connection)
-        if not lease.sound:
+        if not lease.reusable:
             # The idle ones are usually broken too, since a server that went away closed them all.
             self.drain()
 
     def drain(self) -> None:
         """Close the idle connections."""
-        with self._guard:
+        with self._lock:
             idle = self.idle[:]
             self.idle.clear()
-            self._unused = 0
+            self._unused_count = 0
         for connection in idle:
             self.disconnect(connection)
 
     def close_unused(self) -> bool:
         """Close the connections that have been idle since the last call; return whether others are left."""
-        self._open.wait()
+        self._no_fork_pending.wait()
         with self._slots:  # so that a fork waits until they are closed
-            with self._guard:
-                unused = self.idle[: self._unused]
-                del self.idle[: self._unused]
-                self._unused = len(self.idle)
+            with self._lock:
+                unused = self.idle[: self._unused_count]
+                del self.idle[: self._unused_count]
+                self._unused_count = len(self.idle)
             for connection in unused:
                 # A connection that cannot be closed is of no use either.
                 with suppress(Exception):
                     self.disconnect(connection)
-        return self._unused > 0
+        return self._unused_count > 0
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are returned."""
-        with self._guard:
+        with self._lock:
             self._closed = True
         with self._slots:
             self.drain()
 
     def before_fork(self) -> None:
         """Wait until no connection is in use, up to a limit: the forking thread itself may use one."""
-        self._open.clear()
-        deadline = time.monotonic() + FORK_SECONDS
-        while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            self._halted += 1
+        self._no_fork_pending.clear()
+        deadline = time.monotonic() + FORK_WAIT_SECONDS
+        while self._slots_held_for_fork < POOL_SIZE and self._slots.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
+            self._slots_held_for_fork += 1
         self.drain()
 
     def after_fork_in_parent(self) -> None:
-        halted, self._halted = self._halted, 0
-        for _ in range(halted):
+        held, self._slots_held_for_fork = self._slots_held_for_fork, 0
+        for _ in range(held):
             self._slots.release()
-        self._open.set()
+        self._no_fork_pending.set()
 
     def after_fork_in_child(self) -> None:
         # Connections that were returned since then belong to the parent.
         self._finalizer.detach()
-        forks.keep(self.idle)
+        forks.keep_inherited(self.idle)
         self._reset()
 
 
-class Cleaner(Forkable):
+class IdleConnectionCloser(Forkable):
     """A thread that closes the unused connections of all pools, and ends when there are none left."""
 
     def __init__(self) -> None:
         self._reset()
-        forks.watch(self)
+        forks.register(self)
 
     def _reset(self) -> None:
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._pools: WeakSet[Pool] = WeakSet()
         self.running = False
 
-    def watch(self, pool: Pool) -> None:
+    def register(self, pool: Pool) -> None:
         """Close the pool's unused connections from now on."""
         if self.running and pool in self._pools:
             return
-        with self._guard:
+        with self._lock:
             self._pools.add(pool)
             if self.running:
                 return
@@ -178,22 +180,22 @@ class Cleaner(Forkable):
     def _run(self) -> None:
         while True:
             time.sleep(IDLE_SECONDS)
-            with self._guard:
+            with self._lock:
                 pools = list(self._pools)
                 self._pools.clear()
-            kept = [pool for pool in pools if pool.close_unused()]
-            with self._guard:
-                self._pools.update(kept)
+            pools_in_use = [pool for pool in pools if pool.close_unused()]
+            with self._lock:
+                self._pools.update(pools_in_use)
                 if not self._pools:
                     self.running = False
                     return
-            del pools, kept
+            del pools, pools_in_use
 
     def after_fork_in_child(self) -> None:
         self._reset()
 
 
-cleaner = Cleaner()
+idle_closer = IdleConnectionCloser()
 
 
 def _close_all(connections: list[Connection]) -> None:

@@ -18,7 +18,7 @@ from penstock.store.records.catalog import QueueRecord, require_columns, require
 from penstock.store.records.consumers import list_registrations
 from penstock.store.records.staged import delete_staged_payloads, insert_staged, segments_of
 
-_FAR_AHEAD = 86_400_000_000
+_STAGING_CLOCK_SKEW = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def stage_segments(
     machine fails before, that commit finds that they are lost.
     """
     write_objects(database, owner, segments)
-    tries = count()
+    attempt_numbers = count()
 
     def work(tx: Transaction) -> None:
-        if next(tries):
+        if next(attempt_numbers):
             _unstage(tx, attempt, first)
         stage(tx, owner, attempt, segments, first)
 
@@ -66,14 +66,14 @@ def stage_segments(
 
 def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
     """Drop segments of an attempt from a number on, which an earlier try may or may not have staged."""
-    before = tx.all(
+    deleted = tx.all(
         "delete_staged_from",
         app_id=attempt.app_id,
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,
         ordinal=ordinal,
     )
-    delete_staged_payloads(tx, before)
+    delete_staged_payloads(tx, deleted)
 
 
 def stage(
@@ -107,19 +107,19 @@ def promote(
 
     ``attempts`` has the number of segments that each acknowledged attempt staged.
     """
-    staged = take(tx, queue, app_id, batch_id)
-    wanted = [row.batch_id == batch_id and row.attempt in attempts for row in staged]
-    rows = [*compress(staged, wanted)]
-    found = sum(row.segments for row in rows)
-    if found != sum(attempts.values()):
+    staged = remove_records(tx, queue, app_id, batch_id)
+    is_acknowledged = [row.batch_id == batch_id and row.attempt in attempts for row in staged]
+    rows = [*compress(staged, is_acknowledged)]
+    remaining = sum(row.segments for row in rows)
+    if remaining != sum(attempts.values()):
         raise StagingLost(
-            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {found} "
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {remaining} "
             "are left: maintenance removed the others as too old, or they were lost when the database's "
             "machine failed. Nothing of the batch is visible. Restart the query, which repeats the "
             "micro-batch, or run the batch write again",
             batch_id=batch_id,
         )
-    delete_staged_payloads(tx, compress(staged, map(not_, wanted)))
+    delete_staged_payloads(tx, compress(staged, map(not_, is_acknowledged)))
     if not rows:
         require_unchanged(tx, queue)
         return Appended()
@@ -140,12 +140,12 @@ def publish_written(
     return append_written(tx, queue, written, index)
 
 
-def find(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
+def staged_records(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
     """Return what an app has staged for a micro-batch."""
     return tx.all("find_staged", app_id=app_id, queue_id=owner.queue_id, batch_id=batch_id)
 
 
-def take(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
+def remove_records(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
     """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, for which the
     caller is now responsible.
     """
@@ -154,7 +154,7 @@ def take(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> li
 
 def discard(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> None:
     """Drop what an app staged for micro-batches up to ``batch_id``."""
-    delete_staged_payloads(tx, take(tx, owner, app_id, batch_id))
+    delete_staged_payloads(tx, remove_records(tx, owner, app_id, batch_id))
 
 
 def clean_up(database: Database, *, older_than: int) -> int:
@@ -169,35 +169,39 @@ def clean_up(database: Database, *, older_than: int) -> int:
     def work(tx: Transaction) -> int:
         now = tx.now()
         # A timedelta may exceed a database's integers.
-        before = min(max(now - older_than, 0), 2**62)
+        cutoff = min(max(now - older_than, 0), 2**62)
         # Rows that were staged under a clock that was far ahead would not become old for a long time.
-        ahead = now + _FAR_AHEAD
-        relations, apps = staging_relations.listed(tx), tx.all("staged_apps")
-        aged = [each for each in relations if each.droppable and not before <= each.used_at <= ahead]
-        old = {row.app_id for row in apps if not before <= row.oldest <= row.newest <= ahead}
-        if not old and not aged:
-            return 0
-        running = _running(tx, database.uuid)
-        running |= {each.app_id for each in relations if before <= each.used_at <= ahead}
-        running |= {row.app_id for row in apps if before <= row.newest <= ahead}
-        gone = [
-            row
-            for app in sorted(old - running)
-            for row in tx.all("delete_staged_before", app_id=app, created_at=before, ahead=ahead)
+        latest_valid = now + _STAGING_CLOCK_SKEW
+        relations, apps = staging_relations.list_relations(tx), tx.all("staged_apps")
+        stale_relations = [
+            relation
+            for relation in relations
+            if relation.droppable and not cutoff <= relation.used_at <= latest_valid
         ]
-        segments = delete_staged_payloads(tx, gone)
-        idle = [relation for relation in aged if relation.app_id not in running]
-        for relation in idle:
+        stale_apps = {row.app_id for row in apps if not cutoff <= row.oldest <= row.newest <= latest_valid}
+        if not stale_apps and not stale_relations:
+            return 0
+        running = _apps_with_owners(tx, database.uuid)
+        running |= {relation.app_id for relation in relations if cutoff <= relation.used_at <= latest_valid}
+        running |= {row.app_id for row in apps if cutoff <= row.newest <= latest_valid}
+        deleted = [
+            row
+            for app in sorted(stale_apps - running)
+            for row in tx.all("delete_staged_before", app_id=app, created_at=cutoff, ahead=latest_valid)
+        ]
+        segments = delete_staged_payloads(tx, deleted)
+        unused_relations = [relation for relation in stale_relations if relation.app_id not in running]
+        for relation in unused_relations:
             staging_relations.drop(tx, relation.name)
-        return segments + len(idle)
+        return segments + len(unused_relations)
 
     return database.run(work, idempotent=True)
 
 
-def _running(tx: Transaction, store_uuid: str) -> set[str]:
+def _apps_with_owners(tx: Transaction, store_uuid: str) -> set[str]:
     """Return the apps that own a consumer."""
     return {
-        each.app_id
-        for each in list_registrations(tx)
-        if each.app_id is not None and tx.owner_alive(each.lock_name(store_uuid))
+        registration.app_id
+        for registration in list_registrations(tx)
+        if registration.app_id is not None and tx.owner_alive(registration.lock_name(store_uuid))
     }

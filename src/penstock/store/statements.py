@@ -9,8 +9,8 @@ from importlib import resources
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
-_BINARY = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?=::bytea\[\])")
-_CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
+_BINARY_PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?=::bytea\[\])")
+_CREATED_RELATION = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _SCHEMA = re.compile(r"('?)\bpenstock\.(sqlite_)?")
 
 
@@ -23,7 +23,7 @@ def parse(text: str) -> dict[str, str]:
     }
 
 
-def read(folder: str, file: str) -> str:
+def read_resource(folder: str, file: str) -> str:
     return resources.files("penstock.store").joinpath(folder, file).read_text(encoding="utf-8")
 
 
@@ -31,13 +31,13 @@ def read(folder: str, file: str) -> str:
 def statements(dialect: str, schema: str) -> dict[str, str]:
     """Return all statements of a dialect by name; ``schema`` is the quoted name of the store's schema."""
     quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")
-    return {name: qualify(text, dialect, quoted) for name, text in _bound(dialect).items()}
+    return {name: qualify(text, dialect, quoted) for name, text in _dialect_statements(dialect).items()}
 
 
 @cache
-def _bound(dialect: str) -> dict[str, str]:
-    found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
-    return {name: bind(text, dialect) for name, text in found.items()}
+def _dialect_statements(dialect: str) -> dict[str, str]:
+    texts = parse(read_resource("sql", "common.sql")) | parse(read_resource("sql", f"{dialect}.sql"))
+    return {name: bind(text, dialect) for name, text in texts.items()}
 
 
 def qualify(text: str, dialect: str, schema: str) -> str:
@@ -47,26 +47,26 @@ def qualify(text: str, dialect: str, schema: str) -> str:
     names of the store's tables begin with ``penstock_``.
     """
     if dialect == "sqlite":
-        return _SCHEMA.sub(lambda found: f"{schema}.{found[2] or 'penstock_'}", text)
+        return _SCHEMA.sub(lambda match: f"{schema}.{match[2] or 'penstock_'}", text)
     in_literal = schema.replace("'", "''")
-    return _SCHEMA.sub(lambda found: f"'{in_literal}." if found[1] else f"{schema}.", text)
+    return _SCHEMA.sub(lambda match: f"'{in_literal}." if match[1] else f"{schema}.", text)
 
 
 def bind(text: str, dialect: str) -> str:
     if dialect == "sqlite":
         return text
     # Sent as text, a binary value would be twice as long.
-    text = _BINARY.sub(r"%(\1)b", text.replace("%", "%%"))
+    text = _BINARY_PARAMETER.sub(r"%(\1)b", text.replace("%", "%%"))
     return _PARAMETER.sub(r"%(\1)s", text)
 
 
 def create_statements(dialect: str, schema: str) -> list[str]:
     """Return the statements that create a store's tables; for PostgreSQL one text, for one round trip."""
-    script = qualify(_COMMENT.sub("", read("sql", f"{dialect}_schema.sql")), dialect, schema)
+    script = qualify(_COMMENT.sub("", read_resource("sql", f"{dialect}_schema.sql")), dialect, schema)
     return [part for part in script.split(";") if part.strip()] if dialect == "sqlite" else [script]
 
 
 @cache
-def own_relations() -> frozenset[str]:
+def store_relations() -> frozenset[str]:
     """Return the names of a PostgreSQL store's tables, sequences and indexes."""
-    return frozenset(_CREATED.findall(read("sql", "postgres_schema.sql")))
+    return frozenset(_CREATED_RELATION.findall(read_resource("sql", "postgres_schema.sql")))

@@ -16,7 +16,7 @@ from penstock.errors import (
     StoreUnavailableError,
 )
 from penstock.store.database import Database, Transaction
-from penstock.store.postgres.connection import CREATED_MEANWHILE
+from penstock.store.postgres.connection import CREATED_CONCURRENTLY
 from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.sqlite.database import SqliteDatabase
 from penstock.store.statements import create_statements
@@ -32,12 +32,12 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def open_database(
-    url: str, *, create: bool, timeout: float | None = None, as_it_is: bool = False
+    url: str, *, create: bool, timeout: float | None = None, keep_journal_mode: bool = False
 ) -> Database:
     """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
-    ``timeout`` is how many seconds to keep trying while the database does not answer. ``as_it_is`` is for a
-    reader that changes nothing: it does not switch the journal mode of a SQLite file.
+    ``timeout`` is how many seconds to keep trying while the database does not answer. ``keep_journal_mode``
+    is for a reader that changes nothing: the journal mode of a SQLite file is not switched.
     """
     parsed = parse_url(url)
     database: Database
@@ -47,7 +47,7 @@ def open_database(
         database = PostgresDatabase(parsed)
     database.may_create = create
     try:
-        database.uuid = _open(database, create, timeout, as_it_is)
+        database.uuid = _open(database, create, timeout, keep_journal_mode)
     except BaseException:
         database.close()
         raise
@@ -55,24 +55,26 @@ def open_database(
     return database
 
 
-def _open(database: Database, create: bool, timeout: float | None, as_it_is: bool) -> str:
-    found = None
+def _open(database: Database, create: bool, timeout: float | None, keep_journal_mode: bool) -> str:
+    store_uuid = None
     if database.exists():
-        found = database.run(lambda tx: _identity(tx, database), write=False, timeout=timeout)
-    if found is None and not create:
-        raise missing(database)
-    if isinstance(database, SqliteDatabase) and not as_it_is:
-        _use_wal(database, found is None, timeout)
-    return _create(database, timeout) if found is None else found
+        store_uuid = database.run(lambda tx: _store_uuid(tx, database), write=False, timeout=timeout)
+    if store_uuid is None and not create:
+        raise store_not_found(database)
+    if isinstance(database, SqliteDatabase) and not keep_journal_mode:
+        _use_wal(database, store_uuid is None, timeout)
+    return _create(database, timeout) if store_uuid is None else store_uuid
 
 
 def _create(database: Database, timeout: float | None) -> str:
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
-            created = database.run(lambda tx: _create_tables(tx, database), idempotent=True, timeout=timeout)
+            store_uuid = database.run(
+                lambda tx: _create_tables(tx, database), idempotent=True, timeout=timeout
+            )
             break
         except StoreError as error:
-            if not left or getattr(error.__cause__, "sqlstate", None) not in CREATED_MEANWHILE:
+            if not tries_left or getattr(error.__cause__, "sqlstate", None) not in CREATED_CONCURRENTLY:
                 raise
     url = str(database.url)
     log.info(
@@ -80,43 +82,43 @@ def _create(database: Database, timeout: float | None) -> str:
         url,
         extra={"action": "store_created", "store": url, "version": VERSION},
     )
-    return created
+    return store_uuid
 
 
 def _create_tables(tx: Transaction, database: Database) -> str:
-    found = _identity(tx, database)
-    if found is not None:
-        return found
-    if database.dialect == "postgres" and not tx.one("schema_exists", **_named_schema(database)).found:
+    existing = _store_uuid(tx, database)
+    if existing is not None:
+        return existing
+    if database.dialect == "postgres" and not tx.one("schema_exists", **_schema_parameter(database)).found:
         tx.execute(f"create schema {database.url.schema}")
     for statement in create_statements(database.dialect, database.url.schema):
         tx.execute(statement)
-    created = str(uuid.uuid4())
-    tx.run("insert_store", uuid=created, version=VERSION, now=tx.now())
-    return created
+    store_uuid = str(uuid.uuid4())
+    tx.run("insert_store", uuid=store_uuid, version=VERSION, now=tx.now())
+    return store_uuid
 
 
 def _use_wal(database: SqliteDatabase, new: bool, timeout: float | None) -> None:
     if new:
-        database.retried(database.use_wal, timeout=timeout)
+        database.retry(database.use_wal, timeout=timeout)
         return
     # A copy of a store may have lost the journal mode; the store works even if it cannot be set now.
     with contextlib.suppress(StoreReadOnlyError, StoreUnavailableError):
         database.use_wal()
 
 
-def missing(database: Database) -> StoreNotFoundError:
+def store_not_found(database: Database) -> StoreNotFoundError:
     url = database.url
-    hidden = ", with its password in the URL" if url.secrets else ""
-    named = with_options(url) if url.dialect == "sqlite" else url.redacted
-    command = f"penstock store init --url {shlex.quote(named)}"
-    return StoreNotFoundError(f"there is no store at {url}: create one with `{command}`{hidden}")
+    password_hint = ", with its password in the URL" if url.secrets else ""
+    url_text = with_options(url) if url.dialect == "sqlite" else url.redacted
+    command = f"penstock store init --url {shlex.quote(url_text)}"
+    return StoreNotFoundError(f"there is no store at {url}: create one with `{command}`{password_hint}")
 
 
-def _identity(tx: Transaction, database: Database) -> str | None:
+def _store_uuid(tx: Transaction, database: Database) -> str | None:
     """Return the identity of the store in the database; None if there is no store."""
     database.require_trusted_owner(tx)
-    if not tx.one("store_exists", **_named_schema(database)).found:
+    if not tx.one("store_exists", **_schema_parameter(database)).found:
         return None
     row = tx.one("read_store")
     if row is None:
@@ -153,5 +155,5 @@ def require_version(database: Database, version: int) -> None:
         )
 
 
-def _named_schema(database: Database) -> dict[str, str]:
+def _schema_parameter(database: Database) -> dict[str, str]:
     return {"schema": database.url.options["schema"]} if database.dialect == "postgres" else {}

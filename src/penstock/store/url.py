@@ -14,15 +14,17 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrlError, StoreError, StoreUnsafeError
 from penstock.redaction import without
 
-_FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
-_LONGEST_PASSWORD = 65_535
+_URL_FORMS = (
+    "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
+)
+_MAX_PASSWORD_LENGTH = 65_535
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
 CONNECTION_OPTIONS = ("direct", "password_env", "password_file")
 """Penstock's own options about how to connect to the server."""
 _POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", *CONNECTION_OPTIONS)
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
-_MODE = re.compile(r"0?[0-7]{3}")
+_FILE_MODE = re.compile(r"0?[0-7]{3}")
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _TIME = re.compile(r"([0-9]{1,6})(ms|s|min)")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
@@ -30,10 +32,10 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
 _LINE_END = re.compile(r"(?<=[^\s.:,;?!])\s*\n")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # A libpq keyword string may have a password anywhere, with blanks around the =, quoted, or with escapes.
-_KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
-_PLAIN = re.compile(r"[\w./\\~-]*")
+_PASSWORD_KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
+_PLAIN_PATH = re.compile(r"[\w./\\~-]*")
 # The query parameters that may be shown, since they hold no secrets.
-_SHOWN = (
+_VISIBLE_PARAMETERS = (
     "host",
     "hostaddr",
     "port",
@@ -46,7 +48,7 @@ _SHOWN = (
     "owner",
     *CONNECTION_OPTIONS,
 )
-_SECRET = ("password", "sslpassword")
+_SECRET_PARAMETERS = ("password", "sslpassword")
 
 
 @dataclass(frozen=True)
@@ -84,26 +86,26 @@ class StoreUrl:
         """
         variable, file = self.options.get("password_env"), self.options.get("password_file")
         if variable is not None:
-            found = os.environ.get(variable, "").rstrip("\r\n")
-            place = f"the environment variable {in_quotes(variable)}"
+            password = os.environ.get(variable, "").rstrip("\r\n")
+            location = f"the environment variable {in_quotes(variable)}"
         elif file is not None:
-            place = f"the file {in_quotes(file)}"
+            location = f"the file {in_quotes(file)}"
             try:
                 # Editors end the last line with a newline.
-                with open(file, encoding="utf-8", opener=_without_waiting) as opened:
-                    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                        raise _no_password(self, f"{place} is not a regular file")
-                    _require_private(self, file, opened.fileno())
-                    found = opened.read(_LONGEST_PASSWORD + 1).rstrip("\r\n")
+                with open(file, encoding="utf-8", opener=_open_nonblocking) as stream:
+                    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                        raise _no_password(self, f"{location} is not a regular file")
+                    _require_private(self, file, stream.fileno())
+                    password = stream.read(_MAX_PASSWORD_LENGTH + 1).rstrip("\r\n")
             except (OSError, ValueError) as error:
-                raise _no_password(self, f"{place} cannot be read ({type(error).__name__})") from None
+                raise _no_password(self, f"{location} cannot be read ({type(error).__name__})") from None
         else:
             return {}
-        if not found:
-            raise _no_password(self, f"{place} is empty or does not exist")
-        if len(found) > _LONGEST_PASSWORD or "\0" in found:
-            raise _no_password(self, f"{place} has something other than a password")
-        return {"password": found}
+        if not password:
+            raise _no_password(self, f"{location} is empty or does not exist")
+        if len(password) > _MAX_PASSWORD_LENGTH or "\0" in password:
+            raise _no_password(self, f"{location} has something other than a password")
+        return {"password": password}
 
     def direct(self) -> dict[str, Any]:
         """Return connection parameters that bypass the pooler."""
@@ -114,7 +116,7 @@ class StoreUrl:
         port = (match[2] or "").lstrip(":") or "5432"
         return {"host": match[1].strip("[]"), "hostaddr": None, "port": port}
 
-    def scrubbed(self, text: str) -> str:
+    def without_secrets(self, text: str) -> str:
         """Return the text on one line, with a full stop after each former line, without the URL's secrets."""
         for secret in self.secrets:
             text = without(text, secret)
@@ -134,25 +136,25 @@ def parse_url(url: str) -> StoreUrl:
     connection is made. All other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
-        raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
+        raise InvalidUrlError(f"a store URL is one of {_URL_FORMS}, not {_redacted(url)}")
     if "\0" in url:
         raise InvalidUrlError("a store URL may not contain NUL")
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
         raise InvalidUrlError(
-            f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_FORMS}",
+            f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_URL_FORMS}",
             condition="INVALID_URL.UNKNOWN_KIND",
             scheme=scheme,
         )
     return _sqlite(url) if _SCHEMES[scheme] == "sqlite" else _postgres(url)
 
 
-def _shown(url: object) -> str:
+def _redacted(url: object) -> str:
     text = str(url)
-    if not _SCHEME.match(text) and not _PLAIN.fullmatch(text):
+    if not _SCHEME.match(text) and not _PLAIN_PATH.fullmatch(text):
         return "this one, which is not shown since it may contain a password"
     _, at, rest = text.rpartition("@")
-    return repr(_KEYWORD.sub(r"\1***", f"***@{rest}" if at else text))
+    return repr(_PASSWORD_KEYWORD.sub(r"\1***", f"***@{rest}" if at else text))
 
 
 def _sqlite(url: str) -> StoreUrl:
@@ -160,7 +162,7 @@ def _sqlite(url: str) -> StoreUrl:
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
         raise InvalidUrlError(
-            f"{_shown(url)} has no file name: write sqlite:///relative.db or sqlite:////absolute.db",
+            f"{_redacted(url)} has no file name: write sqlite:///relative.db or sqlite:////absolute.db",
             condition="INVALID_URL.MISSING_PART",
         )
     if path == "/:memory:":
@@ -196,12 +198,12 @@ def _sqlite(url: str) -> StoreUrl:
     _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
     # Only characters that would end the path are encoded, to keep it readable.
-    shown = re.sub(r"[%?]", lambda found: quote(found[0]), target)
-    return StoreUrl("sqlite", target, "main", f"sqlite:///{shown}", options)
+    encoded = re.sub(r"[%?]", lambda match: quote(match[0]), target)
+    return StoreUrl("sqlite", target, "main", f"sqlite:///{encoded}", options)
 
 
 def _require_mode(mode: str) -> None:
-    bits = int(mode, 8) if _MODE.fullmatch(mode) else 0
+    bits = int(mode, 8) if _FILE_MODE.fullmatch(mode) else 0
     if bits & 0o600 != 0o600 or bits & 0o111:
         raise InvalidUrlError(
             "mode must let the owner read and write, such as 0600 or 0640, and no one execute, not "
@@ -216,12 +218,12 @@ def file_mode(url: StoreUrl) -> int:
     return int(url.options.get("mode", "0600"), 8)
 
 
-def is_trusting(url: StoreUrl) -> bool:
+def trusts_folder(url: StoreUrl) -> bool:
     """Whether everyone who may write in a SQLite store's folder is trusted."""
     return url.options.get("trust") == "folder"
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open a file without waiting: opening a named pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -257,7 +259,7 @@ def with_options(url: StoreUrl, **options: str) -> str:
 
 def _postgres(url: str) -> StoreUrl:
     rest = url.split("://", 1)[1]
-    authority, path, query = _parts(rest)
+    authority, path, query = _split_url(rest)
     credentials, at, hosts = authority.rpartition("@")
     if not all(map(_is_address, hosts.split(","))):
         # Not shown, since it may be a password without a host.
@@ -275,27 +277,27 @@ def _postgres(url: str) -> StoreUrl:
         raise InvalidUrlError(
             "a PostgreSQL schema's name has 1 to 63 bytes", condition="INVALID_URL.VALUE", schema=schema
         )
-    shown = [(name, value) for name, value in parameters if name in _SHOWN]
-    if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
+    visible = [(name, value) for name, value in parameters if name in _VISIBLE_PARAMETERS]
+    if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(visible).values())):
         raise InvalidUrlError(
             "the PostgreSQL URL has a password where none belongs: write it between a colon and the @, after "
             "the user"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters)), **_direct(dict(parameters))}
-    options |= _password_place(dict(parameters), password)
+    options |= _password_option(dict(parameters), password)
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
     encoded = quote(unquote(password), safe="")
     secrets = {
         password,
         encoded,
         unquote(password),
-        *(value for name, value in parameters if name in _SECRET),
+        *(value for name, value in parameters if name in _SECRET_PARAMETERS),
     }
     return StoreUrl(
         "postgres",
-        f"postgresql://{user}{':' if password else ''}{encoded}{at}{hosts}{path}{_query(libpq)}",
+        f"postgresql://{user}{':' if password else ''}{encoded}{at}{hosts}{path}{_query_string(libpq)}",
         '"' + schema.replace('"', '""') + '"',
-        f"postgresql://{user}{at if user else ''}{hosts}{path}{_query(shown)}",
+        f"postgresql://{user}{at if user else ''}{hosts}{path}{_query_string(visible)}",
         options,
         tuple(value for name, value in parameters if name == "owner" and value),
         tuple(sorted(filter(None, secrets), key=len, reverse=True)),
@@ -328,23 +330,23 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
     return {"direct": direct}
 
 
-def _password_place(parameters: dict[str, str], password: str) -> dict[str, str]:
-    named: dict[str, str] = {
+def _password_option(parameters: dict[str, str], password: str) -> dict[str, str]:
+    options: dict[str, str] = {
         name: parameters[name] for name in ("password_env", "password_file") if name in parameters
     }
-    given = [name for name in ("password", "passfile") if parameters.get(name)]
-    places = [*named, *given, *(["password"] if password else [])]
-    if named and len(places) > 1:
+    inline = [name for name in ("password", "passfile") if parameters.get(name)]
+    sources = [*options, *inline, *(["password"] if password else [])]
+    if options and len(sources) > 1:
         raise InvalidUrlError(
-            f"a PostgreSQL URL has its password in one place, not in {' and '.join(places)}",
+            f"a PostgreSQL URL has its password in one place, not in {' and '.join(sources)}",
             condition="INVALID_URL.VALUE",
         )
-    for name, place in named.items():
-        if not place:
+    for name, source in options.items():
+        if not source:
             raise InvalidUrlError(
                 f"{name} is empty: name the place of the password", condition="INVALID_URL.VALUE", option=name
             )
-    return named
+    return options
 
 
 def seconds(text: str) -> float:
@@ -360,7 +362,7 @@ def _is_address(text: str) -> bool:
     return match is not None and int((match[2] or "").lstrip(":") or 0) <= 65535
 
 
-def _parts(rest: str) -> tuple[str, str, str]:
+def _split_url(rest: str) -> tuple[str, str, str]:
     match = re.fullmatch(r"([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", rest, flags=re.DOTALL)
     if match is None:
         _refuse_unencoded()
@@ -378,5 +380,5 @@ def _refuse_unencoded() -> NoReturn:
     )
 
 
-def _query(parameters: list[tuple[str, str]]) -> str:
+def _query_string(parameters: list[tuple[str, str]]) -> str:
     return "?" + urlencode(parameters, quote_via=quote) if parameters else ""

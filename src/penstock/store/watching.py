@@ -37,7 +37,7 @@ class Wake:
 
 
 class Watch(Forkable, ABC):
-    """Notices soon when any process has appended rows to a queue.
+    """A watch of a queue, which notices soon when any process has appended rows.
 
     Only one thread may use it at a time. It has its own connection, and after a fork only the parent can use
     it.
@@ -45,7 +45,7 @@ class Watch(Forkable, ABC):
     Parameters
     ----------
     partitions
-        The partitions to look at; all when None.
+        The partitions to check; all when None.
     connect
         Makes a connection that nothing else uses.
     translating
@@ -61,23 +61,23 @@ class Watch(Forkable, ABC):
     ) -> None:
         self._queue = queue
         first, last = (min(partitions), max(partitions)) if partitions else _ALL
-        self._wanted = {"queue_id": queue.queue_id, "first": first, "last": last}
+        self._parameters = {"queue_id": queue.queue_id, "first": first, "last": last}
         self._connect = connect
         self._translating = translating
         self.connection: Any = None
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
-        self._away = False
+        self._is_unavailable = False
         self._ends: dict[int, int] = {}
-        self._total = queue.partitions
-        self._due = 0.0
-        """When to look again even if nothing wakes the watch, by the monotonic clock."""
-        forks.watch(self)
+        self._partition_count = queue.partitions
+        self._next_check = 0.0
+        """When to check again even if nothing wakes the watch, by the monotonic clock."""
+        forks.register(self)
 
     @property
     def partitions(self) -> int:
-        """The number of the queue's partitions at the last look."""
-        return self._total
+        """The number of the queue's partitions at the last check."""
+        return self._partition_count
 
     def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
         """Wait for rows, for one of ``also``, or until the timeout.
@@ -90,7 +90,7 @@ class Watch(Forkable, ABC):
         positions
             The first row index that the caller has not read, by partition.
         timeout
-            Seconds; 0 only looks. While the server is down, a look may take as long as a connection attempt.
+            Seconds; 0 only checks. While the server is down, a check may take as long as connecting.
         also
             File descriptors, or objects with one, such as sockets.
 
@@ -102,80 +102,89 @@ class Watch(Forkable, ABC):
             When the watch was closed, or the store was removed or is damaged.
         """
         if self._closed:
-            raise self._ended()
+            raise self._closed_error()
         deadline = time.monotonic() + timeout
         while True:
-            ahead = self._ahead(positions)
-            left = 0.0 if ahead else min(deadline, self._due) - time.monotonic()
-            heard, ready = self._listened(also, max(left, 0.0))
-            if not ahead and (heard or time.monotonic() >= self._due):
-                self.look(heard)
-                ahead = self._ahead(positions)
-            if ahead or ready or time.monotonic() >= deadline:
-                return Wake(ahead, ready)
+            ends = self._partitions_ahead(positions)
+            seconds_left = 0.0 if ends else min(deadline, self._next_check) - time.monotonic()
+            woken, ready = self._poll(also, max(seconds_left, 0.0))
+            if not ends and (woken or time.monotonic() >= self._next_check):
+                self.check(woken)
+                ends = self._partitions_ahead(positions)
+            if ends or ready or time.monotonic() >= deadline:
+                return Wake(ends, ready)
 
-    def _ended(self) -> StoreError:
+    def _closed_error(self) -> StoreError:
         return StoreError(
             f"the watch of queue {self._queue.name!r} has been closed: create another one",
             condition="STORE_ERROR.WATCH_CLOSED",
         )
 
-    def _ahead(self, positions: Mapping[int, int]) -> dict[int, int]:
+    def _partitions_ahead(self, positions: Mapping[int, int]) -> dict[int, int]:
         ends = self._ends
-        return {part: ends[part] for part, position in positions.items() if ends.get(part, 0) > position}
+        return {
+            partition: ends[partition]
+            for partition, position in positions.items()
+            if ends.get(partition, 0) > position
+        }
 
-    def _listened(self, also: Sequence[Any], seconds: float) -> tuple[bool, tuple[Any, ...]]:
+    def _poll(self, also: Sequence[Any], seconds: float) -> tuple[bool, tuple[Any, ...]]:
         poller = select.poll()
-        own = self._descriptors()
-        for file in own:
+        own_descriptors = self._descriptors()
+        for file in own_descriptors:
             poller.register(file, select.POLLIN)
-        files = {each if isinstance(each, int) else each.fileno(): each for each in also}
+        files = {
+            descriptor if isinstance(descriptor, int) else descriptor.fileno(): descriptor
+            for descriptor in also
+        }
         for file in files:
             poller.register(file, select.POLLIN)
         ready = [file for file, _ in poller.poll(seconds * 1000)]
-        return not set(own).isdisjoint(ready), tuple(files[file] for file in ready if file in files)
+        return not set(own_descriptors).isdisjoint(ready), tuple(
+            files[file] for file in ready if file in files
+        )
 
-    def look(self, heard: bool) -> None:
-        with self._guard:
+    def check(self, woken: bool) -> None:
+        with self._lock:
             if self._closed:
-                raise self._ended()
+                raise self._closed_error()
             try:
                 with self._translating():
-                    rows = self._read(heard)
+                    rows = self._read(woken)
             except StoreUnavailableError as error:
-                self._lose(error)
+                self._report_unavailable(error)
                 rows = None
             else:
-                self._found()
-            changed = rows is not None and self._take(rows)
-            self._due = time.monotonic() + self._pause(changed)
+                self._report_available()
+            has_new_rows = rows is not None and self._update_ends(rows)
+            self._next_check = time.monotonic() + self._seconds_to_next_check(has_new_rows)
 
-    def _take(self, rows: Sequence[tuple[int, int, int]]) -> bool:
-        """Remember where the partitions end; return whether that has changed."""
+    def _update_ends(self, rows: Sequence[tuple[int, int, int]]) -> bool:
+        """Store where the partitions end; return whether that has changed."""
         if not rows:
-            raise self._missing()
-        before, self._total = self._ends, rows[0][2]
+            raise self._missing_error()
+        previous, self._partition_count = self._ends, rows[0][2]
         self._ends = {partition: end for partition, end, _ in rows}
-        return self._ends != before
+        return self._ends != previous
 
-    def _missing(self) -> Exception:
-        first, last = self._wanted["first"], self._wanted["last"]
+    def _missing_error(self) -> Exception:
+        first, last = self._parameters["first"], self._parameters["last"]
         if (first, last) == _ALL or last < self._queue.partitions:
             return dropped(self._queue)
         return PartitionNotFoundError(f"queue {self._queue.name!r} has no partition {first}", partition=first)
 
-    def _lose(self, error: StoreUnavailableError) -> None:
-        if not self._away:
-            self._away = True
+    def _report_unavailable(self, error: StoreUnavailableError) -> None:
+        if not self._is_unavailable:
+            self._is_unavailable = True
             log.warning(
                 "waiting for the store to come back: %s",
                 shown(error),
                 extra={"action": "watch_lost", "queue": self._queue.name, "error": condition_of(error)},
             )
 
-    def _found(self) -> None:
-        if self._away:
-            self._away = False
+    def _report_available(self) -> None:
+        if self._is_unavailable:
+            self._is_unavailable = False
             log.info(
                 "the store is back: watching queue %r",
                 self._queue.name,
@@ -189,12 +198,12 @@ class Watch(Forkable, ABC):
         """Return the files that become readable when rows may have been appended."""
 
     @abstractmethod
-    def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
+    def _read(self, woken: bool) -> list[tuple[int, int, int]] | None:
         """Return partition, end and total number of partitions for each partition; None if unchanged."""
 
     @abstractmethod
-    def _pause(self, changed: bool) -> float:
-        """Return the seconds until the next look if nothing wakes the watch; ``changed`` after new rows."""
+    def _seconds_to_next_check(self, has_new_rows: bool) -> float:
+        """Return the seconds until the next check if nothing wakes the watch."""
 
     @abstractmethod
     def _disconnect(self) -> None: ...
@@ -207,16 +216,16 @@ class Watch(Forkable, ABC):
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
-        with self._guard:
+        with self._lock:
             self._closed = True
             self._disconnect()
 
     def before_fork(self) -> None:
-        self._guard.acquire()
+        self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        self._guard.release()
+        self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = True

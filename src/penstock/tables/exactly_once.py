@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
-from penstock.store.postgres.session import LOCK_WAIT, SEARCH_PATH
+from penstock.store.postgres.session import DEFAULT_LOCK_WAIT, SEARCH_PATH
 from penstock.store.postgres.trusted_owners import find_foreign_owner
 from penstock.store.statements import bind
 from penstock.tables.names import quoted
@@ -223,7 +223,7 @@ def _qualified(schema: str) -> str:
 
 def _wait_for_other_creators(connection: CallerConnection) -> None:
     """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
-    deadline = time.monotonic() + LOCK_WAIT
+    deadline = time.monotonic() + DEFAULT_LOCK_WAIT
     while time.monotonic() < deadline:
         row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=LOCK)
         if row is not None and row[0]:

@@ -10,8 +10,8 @@ from penstock.arguments import in_quotes
 from penstock.errors import InvalidNameError
 from penstock.queue.checks import check_name
 from penstock.store.database import Transaction
-from penstock.store.postgres.staging_relations import PREFIX
-from penstock.store.statements import own_relations
+from penstock.store.postgres.staging_relations import NAME_PREFIX
+from penstock.store.statements import store_relations
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _QUALIFIED = re.compile(rf"(?:({_PART})\.)?({_PART})", re.DOTALL)
@@ -77,7 +77,7 @@ def _postgres(tx: Transaction, name: str) -> TableName:
         )
     schema, table = (None if part is None else _unquoted(part) for part in match.groups())
     if schema is None:
-        schema = tx.home_schema()
+        schema = tx.default_schema()
         if schema is None:
             raise InvalidNameError(
                 f"the connection's search path has no schema for the table {in_quotes(name)}: write "
@@ -90,7 +90,7 @@ def _postgres(tx: Transaction, name: str) -> TableName:
                 f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
             )
     resolved = TableName(str(schema), str(table))
-    is_own = resolved.table in own_relations() or resolved.table.startswith((PREFIX, "applied_"))
+    is_own = resolved.table in store_relations() or resolved.table.startswith((NAME_PREFIX, "applied_"))
     if quoted(resolved.schema) == tx.schema and is_own:
         raise InvalidNameError(f"{in_quotes(name)} is one of the store's own tables: choose another name")
     return resolved

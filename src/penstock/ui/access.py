@@ -147,7 +147,7 @@ def _is_v6(host: str) -> bool:
     return address.ipv4_mapped is None
 
 
-class Guard:
+class ForkSafeLock:
     """Middleware that lets permitted requests pass, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

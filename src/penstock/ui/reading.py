@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, cast
 
 from penstock.errors import PenstockError
 from penstock.instants import moment_of, moment_text
-from penstock.store.database import AHEAD, Database, Row, Transaction
+from penstock.store.database import MAX_CLOCK_SKEW, Database, Row, Transaction
 from penstock.store.records import catalog, queries
 from penstock.store.records.catalog import QueueOutline, QueueRecord
 from penstock.store.records.consumers import owner_name
@@ -191,7 +191,7 @@ class StoreState:
 
 def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
     """Open the database of an existing store to read it unchanged."""
-    return open_database(url, create=False, timeout=timeout, as_it_is=True)
+    return open_database(url, create=False, timeout=timeout, keep_journal_mode=True)
 
 
 def read_store(database: Database, since: int) -> StoreState:
@@ -257,7 +257,7 @@ def read_queries(tx: Transaction, since: int) -> QueriesState:
 
     A time in the future comes from a wrong clock, and would hide all reports until then.
     """
-    upto = tx.now() + AHEAD
+    upto = tx.now() + MAX_CLOCK_SKEW
     rows = queries.reported_queries(tx)
     most = min(max(MOST_REPORTS // max(len(rows), 1), FEWEST_REPORTS), KEPT_PROGRESS)
     return QueriesState(

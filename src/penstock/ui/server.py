@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import InvalidInputError, InvalidOptionError
-from penstock.ui.access import Access, Guard, is_loopback
+from penstock.ui.access import Access, ForkSafeLock, is_loopback
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, SnapshotStream
 
@@ -195,7 +195,7 @@ _SHUTDOWN_SECONDS = 3
 
 def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastAPI:
     app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(ForkSafeLock, access=access)
 
     @app.api_route("/api/snapshot", methods=["GET", "HEAD"])
     async def snapshot() -> Response:

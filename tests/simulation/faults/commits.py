@@ -26,8 +26,8 @@ COMMITS = [
     Fault(
         "a retry of staging leaves what the try before has staged",
         "store/staging.py",
-        "        if next(tries):\n",
-        "        if next(tries) < 0:\n",
+        "        if next(attempt_numbers):\n",
+        "        if next(attempt_numbers) < 0:\n",
     ),
     Fault(
         "a commit does not wait for the disk",
@@ -129,8 +129,8 @@ COMMITS = [
     Fault(
         "an attempt that was not acknowledged is promoted all the same",
         "store/staging.py",
-        "    wanted = [row.batch_id == batch_id and row.attempt in attempts for row in staged]\n    rows = [*compress(staged, wanted)]\n    found = sum(row.segments for row in rows)\n    if found != sum(attempts.values()):\n",
-        "    wanted = [row.batch_id == batch_id for row in staged]\n    rows = [*compress(staged, wanted)]\n    found = sum(row.segments for row in rows)\n    if found < sum(attempts.values()):\n",
+        "    is_acknowledged = [row.batch_id == batch_id and row.attempt in attempts for row in staged]\n    rows = [*compress(staged, is_acknowledged)]\n    remaining = sum(row.segments for row in rows)\n    if remaining != sum(attempts.values()):\n",
+        "    is_acknowledged = [row.batch_id == batch_id for row in staged]\n    rows = [*compress(staged, is_acknowledged)]\n    remaining = sum(row.segments for row in rows)\n    if remaining < sum(attempts.values()):\n",
     ),
     Fault(
         "staged segments are promoted in the order in which they are found",
@@ -141,8 +141,8 @@ COMMITS = [
     Fault(
         "staged segments that are gone are not missed",
         "store/staging.py",
-        "    if found != sum(attempts.values()):\n",
-        "    if found > sum(attempts.values()):\n",
+        "    if remaining != sum(attempts.values()):\n",
+        "    if remaining > sum(attempts.values()):\n",
     ),
     Fault(
         "a commit drops what later micro-batches have staged",

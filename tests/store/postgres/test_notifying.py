@@ -88,7 +88,7 @@ def test_appends_neither_hold_nor_wait_for_watch_locks(pg_store: penstock.Store)
         with queue.watch() as watch:
             assert not watch.wait({0: 0}, 0.2)
             assert isinstance(watch, PostgresWatch)
-            assert not watch.settled, "that transaction does not know of us"
+            assert not watch.misses_no_append, "that transaction does not know of us"
     connection.close()
 
 
@@ -110,7 +110,7 @@ def test_a_transaction_that_began_before_the_watch_is_found_without_a_notificati
 def test_a_watch_continues_after_its_session_is_killed(
     pg_store: penstock.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgres_watch, "PAUSE", NEVER)
+    monkeypatch.setattr(postgres_watch, "CHECK_SECONDS", NEVER)
     queue = pg_store.create_queue("q", SCHEMA)
     with queue.watch() as watch, caplog.at_level(logging.INFO, "penstock.store"):
         for round_ in range(3):

@@ -157,7 +157,7 @@ def test_an_error_names_who_holds_a_lock(pooler: str) -> None:
 def test_a_pooler_that_the_url_does_not_mention_is_warned_about(
     pooler: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_pooled", set())
+    monkeypatch.setattr(database, "_warned_poolers", set())
     plain = urlsplit(pooler)._replace(query="").geturl()
     with caplog.at_level(logging.WARNING), temporary_store(plain):
         pass

@@ -98,7 +98,7 @@ def test_every_session_has_the_safe_search_path(store: penstock.Store) -> None:
     database: Any = store.database
     with database.transaction(write=False) as tx:
         assert tx.query("select current_setting('search_path')") == [(SAFE,)]
-    with closing(database.lasting_connection()) as lasting:
+    with closing(database.long_lived_connection()) as lasting:
         assert lasting.execute("select current_setting('search_path')").fetchone() == (SAFE,)
 
 

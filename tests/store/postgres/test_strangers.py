@@ -18,7 +18,7 @@ from psycopg import sql
 import penstock
 from penstock.errors import StoreUnsafeError
 from penstock.store.postgres import staging_relations
-from penstock.store.postgres.locks import DRAWN_BITS, advisory_key
+from penstock.store.postgres.locks import RANDOM_KEY_BITS, advisory_key
 from tests.support.strangers import SharedDatabase, shared_database
 from tests.support.waiting import wait_until
 
@@ -144,10 +144,10 @@ def test_a_strangers_partition_of_a_table_is_refused(
         )
     shared.run(made.format(schema, theirs), role="app")
     with store.database.transaction() as tx:
-        tx.hold(schema, "sums")
+        tx.lock_table(schema, "sums")
     shared.run(f"alter table {schema}.{theirs} owner to {shared.role('stranger')}")
     with pytest.raises(StoreUnsafeError, match=theirs), store.database.transaction() as tx:
-        tx.hold(schema, "sums")
+        tx.lock_table(schema, "sums")
 
 
 def test_a_store_is_not_written_through_a_connection_whose_role_does_not_trust_its_owner(
@@ -185,8 +185,8 @@ def hold(connection: psycopg.Connection[object], key: int) -> None:
 def test_a_strangers_locks_do_not_block_a_consumer(
     store: penstock.Store, held: psycopg.Connection[object]
 ) -> None:
-    first = advisory_key(NAME) >> DRAWN_BITS << DRAWN_BITS
-    for drawn in range(0, 1 << DRAWN_BITS, 1 << (DRAWN_BITS - 9)):
+    first = advisory_key(NAME) >> RANDOM_KEY_BITS << RANDOM_KEY_BITS
+    for drawn in range(0, 1 << RANDOM_KEY_BITS, 1 << (RANDOM_KEY_BITS - 9)):
         hold(held, first + drawn)
     one, two = (store.database.owner_lock(NAME) for _ in range(2))
     assert not two.held_elsewhere()
@@ -275,22 +275,22 @@ def test_relation_names_are_never_executed_as_sql(
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
     sink, app = "table:t", "the app"
     payload = json.dumps({"sink": sink, "app_id": app, "used_at": 0})
-    attack = f"{staging_relations.PREFIX}x; drop table {schema}.queue cascade"
+    attack = f"{staging_relations.NAME_PREFIX}x; drop table {schema}.queue cascade"
     with psycopg.connect(as_role("stranger"), autocommit=True) as stranger:
         for relation, comment in (
             (attack, payload),
-            (f"{staging_relations.PREFIX}y", "[[["),
-            (f"{staging_relations.PREFIX}z", '{"a": 1}'),
+            (f"{staging_relations.NAME_PREFIX}y", "[[["),
+            (f"{staging_relations.NAME_PREFIX}z", '{"a": 1}'),
         ):
             there = sql.Identifier(schema, relation)
             stranger.execute(sql.SQL("create unlogged table {} (n int)").format(there))
             stranger.execute(sql.SQL("comment on table {} is {}").format(there, sql.Literal(comment)))
     with store.database.transaction(write=False) as tx:
-        assert [found.name for found in staging_relations.listed(tx)] == [attack]
-    staging_relations.drop_of(store.database, sink, app)
+        assert [found.name for found in staging_relations.list_relations(tx)] == [attack]
+    staging_relations.drop_earlier_relations(store.database, sink, app)
     assert store.queues() == ["q"]
     with store.database.transaction(write=False) as tx:
-        assert staging_relations.listed(tx) == []
+        assert staging_relations.list_relations(tx) == []
 
 
 def test_a_notification_from_a_stranger_does_nothing_but_wake_the_watch(

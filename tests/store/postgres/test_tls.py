@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is on another machine."""
     monkeypatch.setattr(connections, "is_local", lambda connection: False)
-    monkeypatch.setattr(connections, "warned", set())
+    monkeypatch.setattr(connections, "warned_urls", set())
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_feeds_password_sent_in_clear_text_is_warned_about_once(
 def test_servers_on_this_machine_need_no_tls(
     pg_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "warned", set())
+    monkeypatch.setattr(connections, "warned_urls", set())
     with pytest.raises(PenstockError, match="there is no store"):
         penstock.connect(f"{pg_url}?schema=nowhere", create=False)
     assert warnings(caplog) == []

@@ -150,7 +150,7 @@ def test_creating_an_existing_file_does_not_release_its_locks(tmp_path: Path) ->
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
         with store.database.transaction():
-            files.StoreFiles(f"{tmp_path}/x.db").make()
+            files.StoreFiles(f"{tmp_path}/x.db").create_if_missing()
             other = sqlite3.connect(tmp_path / "x.db", timeout=0)
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("begin immediate")
@@ -358,7 +358,7 @@ def test_a_file_that_another_user_creates_in_a_race_is_refused(
         sqlite3.connect(file).execute("create table theirs (n)").connection.close()
         os.chown(file, STRANGER, -1)
 
-    monkeypatch.setattr(files.StoreFiles, "make", faster)
+    monkeypatch.setattr(files.StoreFiles, "create_if_missing", faster)
     with pytest.raises(StoreUnsafeError) as caught:
         penstock.connect(f"sqlite:///{file}")
     assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"
@@ -373,7 +373,7 @@ def test_a_link_that_takes_a_files_place_while_it_is_checked_is_not_followed(
     victim.chmod(0o600)
     beside.touch()
     made.chmod(0o660)
-    check = files.StoreFiles._require_own
+    check = files.StoreFiles._require_trusted_owner
 
     def exchanged(self: files.StoreFiles, path: str, status: os.stat_result) -> None:
         check(self, path, status)
@@ -381,8 +381,8 @@ def test_a_link_that_takes_a_files_place_while_it_is_checked_is_not_followed(
             beside.unlink()
             beside.symlink_to(victim)
 
-    monkeypatch.setattr(files.StoreFiles, "_require_own", exchanged)
-    files.StoreFiles(str(made), 0o660, trusting=True)._check_file(str(beside))
+    monkeypatch.setattr(files.StoreFiles, "_require_trusted_owner", exchanged)
+    files.StoreFiles(str(made), 0o660, trusts_folder=True)._check_file(str(beside))
     assert stat.S_IMODE(victim.stat().st_mode) == 0o600
     assert beside.is_symlink()
 
@@ -393,17 +393,17 @@ def test_a_link_that_takes_a_folders_place_while_it_is_checked_is_not_followed(
     victim, folder = tmp_path / "victim", Path(f"{made}-owners")
     victim.mkdir(0o700)
     made.chmod(0o660)
-    check = files.StoreFiles._require_own
+    check = files.StoreFiles._require_trusted_owner
 
     def exchanged(self: files.StoreFiles, path: str, status: os.stat_result) -> None:
         check(self, path, status)
         folder.rmdir()
         folder.symlink_to(victim)
 
-    monkeypatch.setattr(files.StoreFiles, "_require_own", exchanged)
+    monkeypatch.setattr(files.StoreFiles, "_require_trusted_owner", exchanged)
     for found in folder.glob("*"):
         found.unlink()
-    files.StoreFiles(str(made), 0o660, trusting=True).make_folder(str(folder))
+    files.StoreFiles(str(made), 0o660, trusts_folder=True).make_folder(str(folder))
     assert stat.S_IMODE(victim.stat().st_mode) == 0o700
 
 
@@ -427,9 +427,9 @@ def test_the_mode_of_a_file_that_others_have_renamed_is_left_alone(
     private.write_text("private")
     private.chmod(0o600)
     made.chmod(0o660)
-    store_files = files.StoreFiles(str(made), 0o660, trusting=True)
+    store_files = files.StoreFiles(str(made), 0o660, trusts_folder=True)
     store_files.check(str(made))
-    os.close(store_files.open_beside(str(private)))
+    os.close(store_files.open_side_file(str(private)))
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
@@ -440,7 +440,7 @@ def test_the_mode_of_a_folder_that_others_have_renamed_is_left_alone(made: Path)
     private.rmdir()
     private.mkdir(0o700)
     made.chmod(0o660)
-    files.StoreFiles(str(made), 0o660, trusting=True).make_folder(str(private))
+    files.StoreFiles(str(made), 0o660, trusts_folder=True).make_folder(str(private))
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 

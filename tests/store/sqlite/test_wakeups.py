@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite.files import StoreFiles
-from penstock.store.sqlite.wakeups import VISITED, WRITTEN, FileEvents
+from penstock.store.sqlite.wakeups import CLOSED_AFTER_READING, MODIFIED, FileEvents
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
 from tests.support.waiting import readable
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linu
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[FileEvents]:
     (tmp_path / "one").write_text("")
-    opened = FileEvents(str(tmp_path), ["one", "two ä"], WRITTEN)
+    opened = FileEvents(str(tmp_path), ["one", "two ä"], MODIFIED)
     yield opened
     opened.close()
 
 
 def _heard(events: FileEvents) -> bool:
     assert readable(events, 10)
-    return events.heard()
+    return events.has_events()
 
 
 def _silent(events: FileEvents) -> bool:
-    return not readable(events, 0) and not events.heard()
+    return not readable(events, 0) and not events.has_events()
 
 
 def _append(file: Path) -> None:
@@ -60,13 +60,13 @@ def test_files_that_are_created_later_or_recreated_are_reported(events: FileEven
         _append(file)
         assert _heard(events)
         file.unlink()
-        events.heard()
+        events.has_events()
     other = tmp_path / "other"
     other.write_text("x")
-    events.heard()
+    events.has_events()
     other.rename(tmp_path / "one")
     assert _heard(events), "another one took its place"
-    events.heard()
+    events.has_events()
     _append(tmp_path / "one")
     assert _heard(events)
 
@@ -74,7 +74,7 @@ def test_files_that_are_created_later_or_recreated_are_reported(events: FileEven
 def test_other_files_of_the_folder_are_not_reported(events: FileEvents, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("x")
-    assert not events.heard(), "one that appears wakes, and is passed over"
+    assert not events.has_events(), "one that appears wakes, and is passed over"
     _append(other)
     (tmp_path / "one").read_text()
     assert _silent(events)
@@ -82,12 +82,12 @@ def test_other_files_of_the_folder_are_not_reported(events: FileEvents, tmp_path
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        FileEvents(str(tmp_path / "none"), ["one"], WRITTEN)
+        FileEvents(str(tmp_path / "none"), ["one"], MODIFIED)
 
 
 def test_a_visit_is_reported_to_listeners_for_visits(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
-    events = FileEvents(str(tmp_path), ["one"], VISITED)
+    events = FileEvents(str(tmp_path), ["one"], CLOSED_AFTER_READING)
     for _ in range(3):
         (tmp_path / "one").read_text()
         assert _heard(events)

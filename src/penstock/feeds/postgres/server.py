@@ -195,7 +195,7 @@ class Server:
 
     def _translated(self, error: psycopg.Error) -> PenstockError:
         state, failure = error.sqlstate or "", failure_of(error)
-        text = self._url.scrubbed(str(error))
+        text = self._url.without_secrets(str(error))
         if failure is Failure.LOGIN:
             return self.unavailable(
                 "LOGIN", "the server refused the login: check user, password and pg_hba.conf"

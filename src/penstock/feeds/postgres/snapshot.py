@@ -23,7 +23,7 @@ from penstock.feeds.postgres.server import Connection, Row, Server, Session, Slo
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.feeds.postgres.table_rows import lock_table, require_trusted_functions
 from penstock.json_text import Json
-from penstock.store.postgres.connection import CREATED_MEANWHILE
+from penstock.store.postgres.connection import CREATED_CONCURRENTLY
 from penstock.store.postgres.trusted_owners import find_foreign_owner
 from penstock.store.statements import bind
 
@@ -256,7 +256,7 @@ class Snapshots:
             except Exception as error:
                 # Two queries with different slots may start at the same time. An advisory lock is not used
                 # for this, because every role that can connect could hold it.
-                if not tries_left or getattr(error, "sqlstate", None) not in CREATED_MEANWHILE:
+                if not tries_left or getattr(error, "sqlstate", None) not in CREATED_CONCURRENTLY:
                     raise
 
     def _require_trusted_owner(self, connection: Connection, *copies: str) -> None:

@@ -322,8 +322,8 @@ def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segm
         return False
     require_columns(tx, queue, [new.columns_id])
     payload_id = store_payloads(tx, [new], runs)[0]
-    tx.many("delete_payload", {"payload_id": [row.payload_id for row in old]})
-    tx.many("delete_segment", {"end_index": [row.end_index for row in old]}, **where)
+    tx.run_many("delete_payload", {"payload_id": [row.payload_id for row in old]})
+    tx.run_many("delete_segment", {"end_index": [row.end_index for row in old]}, **where)
     tx.run(
         "insert_segment",
         start_index=old[0].start_index,

@@ -219,7 +219,7 @@ def _publish_one_by_one(
     tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None
 ) -> Appended:
     parts = _Parts.of(stored)
-    heads = tx.each(
+    heads = tx.all_for_many(
         "advance_partition",
         {
             "partition": parts.partitions,
@@ -229,7 +229,7 @@ def _publish_one_by_one(
         },
         queue_id=queue.queue_id,
         gap=gap_after_last(),
-        now=tx.stamp(),
+        now=tx.write_time(),
     )
     if len(heads) < len(parts.partitions):
         raise dropped(queue)
@@ -243,7 +243,7 @@ def _publish_one_by_one(
         for place, before in zip(parts.places, parts.rows_before, strict=True)
     ]
     times = [heads[place - 1].last_timestamp for place in parts.places]
-    tx.many(
+    tx.run_many(
         "insert_segment",
         {
             "partition": stored.partition,

@@ -128,7 +128,7 @@ def put_into_objects(
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     """Return ascending ids for ``count`` payloads; later calls return higher ids."""
-    blocks = tx.each("allocate_block", {"place": range(0, count, BLOCK)})
+    blocks = tx.all_for_many("allocate_block", {"place": range(0, count, BLOCK)})
     firsts = sorted(row.block * BLOCK for row in blocks)
     ids = chain.from_iterable(range(first, first + BLOCK) for first in firsts)
     return [*islice(ids, count)]
@@ -177,7 +177,7 @@ class Places(NamedTuple):
 
 def insert_places(tx: Transaction, places: Places, runs: memoryview | None = None) -> None:
     """Record where payloads in objects are."""
-    tx.many("insert_payload_in_object", places._asdict(), runs=runs)
+    tx.run_many("insert_payload_in_object", places._asdict(), runs=runs)
 
 
 def insert_payloads(
@@ -196,7 +196,7 @@ def insert_payloads(
                 "data": data,
                 "columns_id": [each.columns_id for _, each in part],
             }
-            tx.many("insert_payload", message, runs=runs)
+            tx.run_many("insert_payload", message, runs=runs)
             first, size, data = place, 0, []
 
 
@@ -209,7 +209,7 @@ def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         "suffix": [each.suffix for each in made],
         "size": [each.size for each in made],
     }
-    entered = tx.each("insert_object", columns, queue_id=made[0].queue_id, now=tx.stamp())
+    entered = tx.all_for_many("insert_object", columns, queue_id=made[0].queue_id, now=tx.write_time())
     if len({row.store for row in entered} | {each.store for each in made}) > 1:
         raise replaced()
     if len(entered) < len(made):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from penstock.errors import StoreError
 from penstock.json_text import parse_record
-from penstock.store.database import AHEAD, Row, Transaction
+from penstock.store.database import MAX_CLOCK_SKEW, Row, Transaction
 from penstock.store.log.decode import unreadable
 from penstock.store.log.reading import segment_missing, segments_from
 from penstock.store.log.segmenting import Runs
@@ -216,7 +216,7 @@ def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, n
 
 
 def _is_ahead(record: PartitionRecord, now: int) -> bool:
-    return record.last_timestamp > now + AHEAD
+    return record.last_timestamp > now + MAX_CLOCK_SKEW
 
 
 def _newest_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> Row | None:

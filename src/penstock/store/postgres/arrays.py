@@ -25,11 +25,11 @@ class Int8ArrayDumper(Dumper):
         numbers = array("q", obj)
         if sys.byteorder == "little":
             numbers.byteswap()
-        given, count = numbers.tobytes(), len(numbers)
+        data, count = numbers.tobytes(), len(numbers)
         # Each number is preceded by its size, 8, as a 32-bit number.
         items = bytearray(12 * count)
         items[3::12] = b"\x08" * count
-        for place in range(8):
-            items[4 + place :: 12] = given[place::8]
+        for position in range(8):
+            items[4 + position :: 12] = data[position::8]
         # One dimension, no nulls, the type of the items, their count, and the index of the first one.
         return struct.pack(">5i", 1, 0, _INT8, count, 1) + items

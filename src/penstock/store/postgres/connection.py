@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.store")
 
-warned: set[str] = set()
+warned_urls: set[str] = set()
 """URLs without their passwords that this process has warned about."""
 # With these a server that is gone is noticed within a minute; the URL may override them.
-_DEFAULTS: Json = {
+_CONNECTION_DEFAULTS: Json = {
     "connect_timeout": 10,
     "application_name": "penstock",
     "keepalives_idle": 20,
@@ -43,7 +43,7 @@ _LOGIN_REFUSED = (
 )
 _ROLE_MISSING = re.compile(r'FATAL:\s+role "[^"]*" does not exist')
 _DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
-CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")
+CREATED_CONCURRENTLY = ("23505", "42710", "42P06", "42P07")
 """The SQLSTATEs of a schema, table, type or index that another program created at the same time."""
 # A connection that broke, one that was idle in a transaction for too long, a conflict with another
 # transaction, too many connections, a server that is shutting down or starting.
@@ -92,15 +92,19 @@ def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options
     try:
         parameters = conninfo_to_dict(url.target)
     except psycopg.ProgrammingError as error:
-        raise InvalidUrlError(f"{name}: not a valid PostgreSQL URL: {url.scrubbed(str(error))}") from None
-    server = {} if through_pooler else url.direct()
-    chosen = _DEFAULTS | parameters | server | url.password() | {"client_encoding": "utf8"} | options
-    connection: PgConnection = psycopg.connect(**chosen, autocommit=True)
-    _warn_in_clear(connection, str(url))
+        raise InvalidUrlError(
+            f"{name}: not a valid PostgreSQL URL: {url.without_secrets(str(error))}"
+        ) from None
+    direct = {} if through_pooler else url.direct()
+    arguments = (
+        _CONNECTION_DEFAULTS | parameters | direct | url.password() | {"client_encoding": "utf8"} | options
+    )
+    connection: PgConnection = psycopg.connect(**arguments, autocommit=True)
+    _warn_if_unencrypted(connection, str(url))
     return connection
 
 
-def copied_out(connection: PgConnection, text: str) -> Iterator[memoryview | bytes]:
+def copy_rows(connection: PgConnection, text: str) -> Iterator[memoryview | bytes]:
     """Yield the rows that a ``copy`` to standard output sends; the caller must read all of them.
 
     psycopg's own copy runs several Python functions for each row, which takes longer than the row itself.
@@ -109,19 +113,19 @@ def copied_out(connection: PgConnection, text: str) -> Iterator[memoryview | byt
     from psycopg.errors import error_from_result
 
     server = connection.pgconn
-    result = server.exec_(text.encode())
-    if result.status != pq.ExecStatus.COPY_OUT:
-        raise error_from_result(result)
+    copy_result = server.exec_(text.encode())
+    if copy_result.status != pq.ExecStatus.COPY_OUT:
+        raise error_from_result(copy_result)
     size, row = server.get_copy_data(0)
     while size > 0:
         yield row
         size, row = server.get_copy_data(0)
-    failed = None
+    failed_result = None
     # The connection accepts the next command once all results are read.
-    while (ended := server.get_result()) is not None:
-        failed = failed if ended.status == pq.ExecStatus.COMMAND_OK else ended
-    if failed is not None:
-        raise error_from_result(failed)
+    while (result := server.get_result()) is not None:
+        failed_result = failed_result if result.status == pq.ExecStatus.COMMAND_OK else result
+    if failed_result is not None:
+        raise error_from_result(failed_result)
 
 
 def failure_of(error: psycopg.Error) -> Failure:
@@ -132,20 +136,20 @@ def failure_of(error: psycopg.Error) -> Failure:
     if state == "55P03":
         return Failure.LOCKED
     if state:
-        return _by_state(state)
-    if any(words in text for words in _LOGIN_REFUSED) or _ROLE_MISSING.search(text):
+        return _failure_of_state(state)
+    if any(phrase in text for phrase in _LOGIN_REFUSED) or _ROLE_MISSING.search(text):
         return Failure.LOGIN
     if _DATABASE_MISSING.search(text):
         return Failure.NO_DATABASE
     # libpq reports a connection that is lost during a statement as a result without a state, for which
     # psycopg has no special class.
-    broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
+    is_broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         type(error) is psycopg.DatabaseError
     )
-    return Failure.UNAVAILABLE if broken else Failure.OTHER
+    return Failure.UNAVAILABLE if is_broken else Failure.OTHER
 
 
-def _by_state(state: str) -> Failure:
+def _failure_of_state(state: str) -> Failure:
     if state.startswith("28"):
         return Failure.LOGIN
     if state in ("3D000", "57P04"):
@@ -153,22 +157,22 @@ def _by_state(state: str) -> Failure:
     return Failure.UNAVAILABLE if state.startswith(_UNAVAILABLE) else Failure.OTHER
 
 
-def _warn_in_clear(connection: PgConnection, shown: str) -> None:
-    """Warn once if a password was sent over a network without TLS; ``shown`` is the URL without the password.
+def _warn_if_unencrypted(connection: PgConnection, redacted_url: str) -> None:
+    """Warn once if a password was sent over a network without TLS; the warning shows ``redacted_url``.
 
     libpq tries TLS first, and continues without it if the server, or an attacker on the network path, says
     that the server has none.
     """
-    with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
-    if not with_password or shown in warned or is_local(connection):
+    is_password_exposed = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
+    if not is_password_exposed or redacted_url in warned_urls or is_local(connection):
         return
-    warned.add(shown)
+    warned_urls.add(redacted_url)
     log.warning(
         "the connection to %s is not encrypted: anyone on the network path can read and change the rows, "
         "and may learn the password. Set sslmode=verify-full in its URL, and sslrootcert=… for a private "
         "certificate authority",
-        shown,
-        extra={"action": "not_encrypted", "store": shown},
+        redacted_url,
+        extra={"action": "not_encrypted", "store": redacted_url},
     )
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.store")
 
-DRAWN_BITS = 20
+RANDOM_KEY_BITS = 20
 """The random bits of an advisory lock's key, drawn each time the lock is taken, so that no other role can
 take the key before its owner.
 """
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """A session that holds the lock."""
 
     pid: int
@@ -41,12 +41,12 @@ class Holder:
     """How long it has been in this state."""
 
     def __str__(self) -> str:
-        doing = f"{self.state} for {self.seconds:.0f} s" if self.state and self.seconds is not None else ""
-        details = [self.application, self.user and f"user {self.user}", doing]
+        activity = f"{self.state} for {self.seconds:.0f} s" if self.state and self.seconds is not None else ""
+        details = [self.application, self.user and f"user {self.user}", activity]
         return f"session {self.pid} ({', '.join(filter(None, details))})"
 
 
-class HolderLookup:
+class LockHolderLookup:
     """Looks up who holds a lock, after a transaction has waited for it for ``delay`` seconds.
 
     Once the wait has failed, the server no longer knows what it was for. ``connect`` makes a separate
@@ -54,7 +54,7 @@ class HolderLookup:
     """
 
     def __init__(self, connect: Callable[[], PgConnection], schema: str, delay: float) -> None:
-        self.holders: list[Holder] = []
+        self.holders: list[LockHolder] = []
         self._statement = statements("postgres", schema)["lock_holders"]
         self._connect = connect
         self._delay = delay
@@ -85,23 +85,23 @@ class HolderLookup:
                 extra={"action": "lock_look_failed", "error": condition_of(error)},
             )
             return
-        self.holders = [Holder(*row) for row in rows]
+        self.holders = [LockHolder(*row) for row in rows]
 
 
-def _tag(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> DRAWN_BITS
+def _key_prefix(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> RANDOM_KEY_BITS
 
 
 def advisory_key(name: str) -> int:
     """Return a 64-bit key for the advisory lock of a name: a new one each time, with the same first bits."""
-    key = _tag(name) << DRAWN_BITS | secrets.randbits(DRAWN_BITS)
+    key = _key_prefix(name) << RANDOM_KEY_BITS | secrets.randbits(RANDOM_KEY_BITS)
     return key - (1 << 64) if key >> 63 else key
 
 
 def advisory_halves(name: str) -> tuple[int, int]:
     """Return the first bits of a name's keys, in the two halves in which ``pg_locks`` shows a key."""
-    key = _tag(name) << DRAWN_BITS
-    return key >> 32, (key & 0xFFFFFFFF) >> DRAWN_BITS
+    key = _key_prefix(name) << RANDOM_KEY_BITS
+    return key >> 32, (key & 0xFFFFFFFF) >> RANDOM_KEY_BITS
 
 
 class AdvisoryOwnerLock(OwnerLock):
@@ -109,21 +109,21 @@ class AdvisoryOwnerLock(OwnerLock):
 
     Roles without access to the store can hold advisory locks too, and see which ones are held. So each name
     has a million keys, and its lock counts as held when a role that may move consumers holds any of them.
-    ``take`` returns the connection that now holds the lock, or None if another session holds it.
+    ``open_locked`` returns the connection that now holds the lock, or None if another session holds it.
     """
 
-    def __init__(self, take: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:
+    def __init__(self, open_locked: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:
         self._connection: PgConnection | None = None
-        self._take = take
+        self._open_locked = open_locked
         self._is_held = is_held
         super().__init__()
 
     def acquire(self) -> bool:
-        if not self._alive():
-            self._connection = self._take()
+        if not self._is_connected():
+            self._connection = self._open_locked()
         return self._connection is not None
 
-    def _alive(self) -> bool:
+    def _is_connected(self) -> bool:
         if self._connection is None:
             return False
         try:
@@ -148,14 +148,14 @@ class AdvisoryOwnerLock(OwnerLock):
     def after_fork_in_child(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            abandon(connection)
+            close_inherited(connection)
 
     def __del__(self) -> None:
         self.release()
 
 
-def abandon(connection: PgConnection) -> None:
+def close_inherited(connection: PgConnection) -> None:
     """Release a parent's connection in a forked child; closing it normally would end the parent's session."""
-    forks.keep(connection)
+    forks.keep_inherited(connection)
     with suppress(OSError):
         os.close(connection.fileno())

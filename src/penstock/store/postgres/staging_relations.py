@@ -20,7 +20,7 @@ from penstock.store.postgres.database import PostgresDatabase
 
 log = logging.getLogger("penstock.store")
 
-PREFIX = "staged_rows_"
+NAME_PREFIX = "staged_rows_"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,11 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
 
     ``sink`` is the table's name in the ledger.
     """
-    name = PREFIX + uuid.uuid4().hex
-    where = qualified(tx, name)
-    tx.execute(f"create unlogged table {where} ({', '.join(columns)}) with (autovacuum_enabled = false)")
+    name = NAME_PREFIX + uuid.uuid4().hex
+    qualified_name = qualified(tx, name)
+    tx.execute(
+        f"create unlogged table {qualified_name} ({', '.join(columns)}) with (autovacuum_enabled = false)"
+    )
     describe(tx, name, sink=sink, app_id=app_id)
     return name
 
@@ -61,7 +63,7 @@ def qualified(tx: Transaction, name: str) -> str:
     return f'{tx.schema}."{escaped}"'
 
 
-def listed(tx: Transaction) -> list[Relation]:
+def list_relations(tx: Transaction) -> list[Relation]:
     """Return all staging relations; a SQLite store has none."""
     if tx.dialect != "postgres":
         return []
@@ -72,8 +74,8 @@ def listed(tx: Transaction) -> list[Relation]:
 def _relation(row: Row) -> Relation | None:
     """Return the relation that a comment describes; None if another program created it in the schema."""
     try:
-        about = parse_json(row.comment or "null")
-        sink, app_id, used_at = str(about["sink"]), str(about["app_id"]), int(about["used_at"])
+        comment = parse_json(row.comment or "null")
+        sink, app_id, used_at = str(comment["sink"]), str(comment["app_id"]), int(comment["used_at"])
         return Relation(row.name, sink, app_id, used_at, row.droppable)
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -84,30 +86,30 @@ def _unquoted(name: str) -> str:
 
 
 def exists(tx: Transaction, name: str) -> bool:
-    return any(relation.name == name for relation in listed(tx))
+    return any(relation.name == name for relation in list_relations(tx))
 
 
-def hold(tx: Transaction, name: str) -> None:
+def lock_relation(tx: Transaction, name: str) -> None:
     """Keep a relation until the transaction ends; refuse it if an untrusted role has replaced it."""
-    tx.hold(_unquoted(tx.schema), name)
+    tx.lock_table(_unquoted(tx.schema), name)
 
 
 def drop(tx: Transaction, name: str) -> None:
     tx.execute(f"drop table if exists {qualified(tx, name)}")
 
 
-def drop_of(database: Database, sink: str, app_id: str) -> None:
+def drop_earlier_relations(database: Database, sink: str, app_id: str) -> None:
     """Drop the relations of an app's earlier tries; a relation that a task still writes is left for the next
     try or for maintenance.
     """
     if not isinstance(database, PostgresDatabase):
         return
-    for relation in database.run(listed, write=False):
+    for relation in database.run(list_relations, write=False):
         if relation.droppable and (relation.sink, relation.app_id) == (sink, app_id):
-            _drop_idle(database, relation.name)
+            _drop_if_idle(database, relation.name)
 
 
-def _drop_idle(database: Database, name: str) -> None:
+def _drop_if_idle(database: Database, name: str) -> None:
     def work(tx: Transaction) -> None:
         tx.execute("set local lock_timeout = '1s'")
         drop(tx, name)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StoreUnsafeError
-from penstock.store.database import Columns, Row, Transaction, row_maker
-from penstock.store.postgres.connection import copied_out
+from penstock.store.database import Columns, Row, Transaction, row_constructor
+from penstock.store.postgres.connection import copy_rows
 from penstock.store.postgres.locks import advisory_halves
-from penstock.store.postgres.session import FREE, SEARCH_PATH, STEERED
+from penstock.store.postgres.session import ALLOW_ALL_PLANS, FORCE_INDEX_PLANS_LOCALLY, SEARCH_PATH
 from penstock.store.postgres.trusted_owners import ForeignOwner, find_foreign_owner
 from penstock.store.statements import bind
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from penstock.store.postgres.connection import PgConnection
 
 # Only for the caller's transaction.
-_LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
-_LOOK_UP_SAFELY = (
+_SET_SEARCH_PATH = b"select pg_catalog.set_config('search_path', %s, true)"
+_SET_SAFE_SEARCH_PATH = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
 )
-_WITH_MERGE = 150000
+_FIRST_VERSION_WITH_MERGE = 150000
 
 
 class PostgresTransaction(Transaction):
@@ -36,7 +36,7 @@ class PostgresTransaction(Transaction):
         schema: str,
         *,
         write: bool = True,
-        steered: bool = False,
+        plans_forced: bool = False,
         trusted: Sequence[str] = (),
     ) -> None:
         from psycopg import Cursor
@@ -46,15 +46,15 @@ class PostgresTransaction(Transaction):
 
         super().__init__(schema, write=write)
         # Not connection.cursor(): a caller's connection may have another kind of cursor.
-        self._cursor: Cursor[Any] = Cursor(connection, row_factory=_rows)
-        self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
-        if not steered:
+        self._cursor: Cursor[Any] = Cursor(connection, row_factory=_row_factory)
+        self._tuple_cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
+        if not plans_forced:
             # A caller's connection has no dumper for arrays.
             self._cursor.adapters.register_dumper(array, Int8ArrayDumper)
-        self._steered = steered
-        self._trusted = trusted
+        self._plans_forced = plans_forced
+        self._trusted_roles = trusted
         """Roles that the user trusts with the tables."""
-        self.merges = connection.info.server_version >= _WITH_MERGE
+        self.has_merge = connection.info.server_version >= _FIRST_VERSION_WITH_MERGE
 
     def begin(self, text: bytes) -> None:
         self._cursor.execute(text, prepare=False)
@@ -66,42 +66,42 @@ class PostgresTransaction(Transaction):
         return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
     def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        return self._plain.execute(self._statements[name], parameters, binary=True).fetchall()
+        return self._tuple_cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
         return self.all("read_page", max_bytes=max_bytes, **parameters)
 
-    def many(self, name: str, rows: Columns, /, **common: object) -> int:
-        found = _arranged(name, rows)
-        return 0 if found is None else self.run(found[0], **found[1], **common)
+    def run_many(self, name: str, rows: Columns, /, **common: object) -> int:
+        prepared = _with_parameters(name, rows)
+        return 0 if prepared is None else self.run(prepared[0], **prepared[1], **common)
 
-    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        found = _arranged(name, rows)
-        return [] if found is None else self.all(found[0], **found[1], **common)
+    def all_for_many(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        prepared = _with_parameters(name, rows)
+        return [] if prepared is None else self.all(prepared[0], **prepared[1], **common)
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text.encode())
 
     def change(self, text: str) -> int:
-        if not self._steered:
+        if not self._plans_forced:
             return self._cursor.execute(text.encode()).rowcount
         # Users' tables may be read as a whole, and joined.
-        self._cursor.execute(FREE.encode())
-        touched = self._cursor.execute(text.encode()).rowcount
-        self._cursor.execute(STEERED.encode())
-        return touched
+        self._cursor.execute(ALLOW_ALL_PLANS.encode())
+        row_count = self._cursor.execute(text.encode()).rowcount
+        self._cursor.execute(FORCE_INDEX_PLANS_LOCALLY.encode())
+        return row_count
 
     def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
         if parameters:
-            return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
-        return self._plain.execute(text.encode()).fetchall()
+            return self._tuple_cursor.execute(bind(text, self.dialect).encode(), parameters).fetchall()
+        return self._tuple_cursor.execute(text.encode()).fetchall()
 
     def foreign_owner(
         self, schema: str, relations: Sequence[str], *, with_schema: bool
     ) -> ForeignOwner | None:
         """Return an owner of a schema, or of a relation in it, that is not trusted."""
         return find_foreign_owner(
-            self._first_row, schema, relations, trusted=self._trusted, with_schema=with_schema
+            self._first_row, schema, relations, trusted=self._trusted_roles, with_schema=with_schema
         )
 
     def _first_row(self, text: str, **parameters: object) -> tuple[Any, ...] | None:
@@ -119,37 +119,37 @@ class PostgresTransaction(Transaction):
                 role=foreign.role,
             )
 
-    def hold(self, schema: str, table: str) -> None:
+    def lock_table(self, schema: str, table: str) -> None:
         # Lock first: the schema's owner could replace the table while a statement waits for the lock.
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
         self.execute(f"lock table only {name} in row exclusive mode")
         self.require_trusted_owner(schema, table)
 
-    def home_schema(self) -> str | None:
+    def default_schema(self) -> str | None:
         # Determined by the search path of the role, the database or the URL.
-        self._plain.execute("set local search_path to default")
-        row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
-        self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
+        self._tuple_cursor.execute("set local search_path to default")
+        row = self._tuple_cursor.execute("select pg_catalog.current_schema()").fetchone()
+        self._tuple_cursor.execute(f"set local search_path to {SEARCH_PATH}".encode())
         return row[0] if row else None
 
-    def look_up_safely(self) -> str:
+    def set_safe_search_path(self) -> str:
         """Set the search path of the store's sessions; return the previous one."""
-        row = self._plain.execute(_LOOK_UP_SAFELY, (SEARCH_PATH,)).fetchone()
+        row = self._tuple_cursor.execute(_SET_SAFE_SEARCH_PATH, (SEARCH_PATH,)).fetchone()
         assert row is not None
         return str(row[0])
 
-    def look_up_in(self, path: str) -> None:
+    def set_search_path(self, path: str) -> None:
         """Set the search path."""
-        self._plain.execute(_LOOK_UP, (path,))
+        self._tuple_cursor.execute(_SET_SEARCH_PATH, (path,))
 
     def load(self, text: str, data: Iterable[Any]) -> None:
         with self._cursor.copy(text.encode()) as copy:
             for buffer in data:
                 copy.write(buffer)
 
-    def unload(self, text: str) -> Iterator[bytes | memoryview]:
+    def copy_out(self, text: str) -> Iterator[bytes | memoryview]:
         """Yield what a ``copy`` to standard output sends; the caller must read all of it."""
-        return copied_out(self._cursor.connection, text)
+        return copy_rows(self._cursor.connection, text)
 
     def now(self) -> int:
         return int(self.one("clock").now)
@@ -161,41 +161,47 @@ class PostgresTransaction(Transaction):
         table = self.one("identify_table")
         return f"{system}/{table.number}/{table.database}"
 
-    def stamp(self) -> None:
+    def write_time(self) -> None:
         return None
 
     def owner_alive(self, name: str) -> bool:
         return bool(self.owners_alive([name]))
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        return self.owners_but(names, None)
+        return self.owners_held_by_others(names, None)
 
-    def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
+    def owners_held_by_others(self, names: Iterable[str], pid: int | None) -> set[str]:
         """Return the owner locks among ``names`` that a session other than ``pid`` holds."""
         halves = {name: advisory_halves(name) for name in names}
         if not halves:
             return set()
-        high, low = ([half[place] for half in halves.values()] for place in (0, 1))
-        rows = self.all("advisory_holders", high=_array(high), low=_array(low), but_for=pid)
+        high, low = ([half[position] for half in halves.values()] for position in (0, 1))
+        rows = self.all(
+            "advisory_holders", high=_array_parameter(high), low=_array_parameter(low), but_for=pid
+        )
         held = {(row.high, row.low) for row in rows}
         return {name for name, half in halves.items() if half in held}
 
 
-def _rows(cursor: Any) -> Callable[[Sequence[Any]], Row]:
+def _row_factory(cursor: Any) -> Callable[[Sequence[Any]], Row]:
     """Return a function that makes rows of a cursor's result, if it has one."""
     columns = cursor.description or ()
-    return row_maker(tuple(column.name for column in columns))
+    return row_constructor(tuple(column.name for column in columns))
 
 
-def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
+def _with_parameters(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
     """Return the name of the statement for one or for many rows, and its parameters; None for no rows."""
     count = len(next(iter(rows.values())))
     if count == 1:
         return name, {column: values[0] for column, values in rows.items()}
-    return (f"{name}_all", {column: _array(values) for column, values in rows.items()}) if count else None
+    return (
+        (f"{name}_all", {column: _array_parameter(values) for column, values in rows.items()})
+        if count
+        else None
+    )
 
 
-def _array(values: Sequence[Any]) -> Any:
+def _array_parameter(values: Sequence[Any]) -> Any:
     """Return the values for an array parameter; the driver would choose a type by the largest number."""
     if not isinstance(values[0], int):
         return values

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from penstock.arguments import in_quotes
-from penstock.store.statements import parse, read
+from penstock.store.statements import parse, read_resource
 
 FirstRow: TypeAlias = Callable[..., Sequence[Any] | None]
 """Runs a query with ``:name`` parameters, which are passed by name, and returns its first row."""
@@ -83,4 +83,4 @@ def find_foreign_owner(
 
 @cache
 def _statement() -> str:
-    return parse(read("sql", "postgres.sql"))["foreign_owner"]
+    return parse(read_resource("sql", "postgres.sql"))["foreign_owner"]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreUnavailableError
-from penstock.store.postgres.locks import abandon
+from penstock.store.postgres.locks import close_inherited
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
@@ -21,12 +21,12 @@ from penstock.store.watching import Watch
 if TYPE_CHECKING:
     from penstock.store.postgres.database import PostgresDatabase
 
-PAUSE = 1.0
-_SHORTEST = 0.005
+CHECK_SECONDS = 1.0
+_SHORTEST_PAUSE = 0.005
 
 
 class PostgresWatch(Watch):
-    """Looks at the queue after a notification, and every second: poolers do not forward notifications, and a
+    """Checks the queue after a notification, and every second: poolers do not forward notifications, and a
     writer may die before it notifies.
     """
 
@@ -36,29 +36,29 @@ class PostgresWatch(Watch):
         self._statements = statements("postgres", database.url.schema)
         self._listened_since: int | None = None
         """The id of a transaction after all that may have missed this listener; None before it listens."""
-        self.settled = False
+        self.misses_no_append = False
         self._notified = False
-        self._last_pause = _SHORTEST
-        super().__init__(queue, partitions, database.lasting_connection, database.translating)
+        self._last_pause = _SHORTEST_PAUSE
+        super().__init__(queue, partitions, database.long_lived_connection, database.translating)
 
     def _descriptors(self) -> Sequence[int]:
         return [] if self.connection is None else [self.connection.fileno()]
 
-    def _read(self, heard: bool) -> list[tuple[int, int, int]]:
+    def _read(self, woken: bool) -> list[tuple[int, int, int]]:
         if self.connection is None:
             self.connection = self._connect()
             self.connection.add_notify_handler(self._on_notify)
-            self._listened_since, self.settled, self._last_pause = None, False, _SHORTEST
-        if not self.settled:
-            self._settle()
+            self._listened_since, self.misses_no_append, self._last_pause = None, False, _SHORTEST_PAUSE
+        if not self.misses_no_append:
+            self._confirm_listening()
         self._notified = False
-        rows = [(row[0], row[1], row[2]) for row in self._rows("read_ends", **self._wanted)]
+        rows = [(row[0], row[1], row[2]) for row in self._fetch("read_ends", **self._parameters)]
         # A notification that arrived with the answer may be for a later commit.
         while self.connection.pgconn.notifies() is not None:
             self._notified = True
         return rows
 
-    def _rows(self, name: str, **parameters: int) -> list[tuple[int, ...]]:
+    def _fetch(self, name: str, **parameters: int) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = self.connection.execute(
             self._statements[name], parameters, binary=True
         ).fetchall()
@@ -67,28 +67,28 @@ class PostgresWatch(Watch):
     def _on_notify(self, notification: object) -> None:
         self._notified = True
 
-    def _settle(self) -> None:
-        ((channel,),) = self._rows("watch_channel", queue_id=self._queue.queue_id)
+    def _confirm_listening(self) -> None:
+        ((channel,),) = self._fetch("watch_channel", queue_id=self._queue.queue_id)
         if self._listened_since is None:
             self.connection.execute(f'listen "{channel}"')
-            ((held,),) = self._rows("hold_watch", queue_id=self._queue.queue_id)
-            if held:
-                ((self._listened_since,),) = self._rows("newest_transaction")
+            ((is_held,),) = self._fetch("hold_watch", queue_id=self._queue.queue_id)
+            if is_held:
+                ((self._listened_since,),) = self._fetch("newest_transaction")
         if self._listened_since is not None:
-            ((oldest,),) = self._rows("oldest_transaction")
-            self.settled = oldest > self._listened_since
+            ((oldest_running,),) = self._fetch("oldest_transaction")
+            self.misses_no_append = oldest_running > self._listened_since
 
-    def _pause(self, changed: bool) -> float:
+    def _seconds_to_next_check(self, has_new_rows: bool) -> float:
         if self._notified:
             return 0.0
-        if self.settled:
-            return PAUSE
-        self._last_pause = min(self._last_pause * 2, PAUSE)
+        if self.misses_no_append:
+            return CHECK_SECONDS
+        self._last_pause = min(self._last_pause * 2, CHECK_SECONDS)
         return self._last_pause
 
-    def _lose(self, error: StoreUnavailableError) -> None:
-        super()._lose(error)
-        self._notified = self.settled = False
+    def _report_unavailable(self, error: StoreUnavailableError) -> None:
+        super()._report_unavailable(error)
+        self._notified = self.misses_no_append = False
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -100,4 +100,4 @@ class PostgresWatch(Watch):
         super().after_fork_in_child()
         connection, self.connection = self.connection, None
         if connection is not None:
-            abandon(connection)
+            close_inherited(connection)

@@ -180,7 +180,7 @@ def create_queue(
 
 
 def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -> None:
-    tx.many("insert_partition", {"partition": range(first, total)}, queue_id=queue_id, total=total)
+    tx.run_many("insert_partition", {"partition": range(first, total)}, queue_id=queue_id, total=total)
 
 
 def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:

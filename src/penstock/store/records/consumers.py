@@ -155,7 +155,7 @@ def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool 
 
 def write_offsets(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
     """Write the first offsets of a new registration, by partition."""
-    tx.many("insert_position", _by_partition(offsets), **registration.keys)
+    tx.run_many("insert_position", _by_partition(offsets), **registration.keys)
 
 
 def _by_partition(offsets: Sequence[int]) -> Columns:
@@ -196,7 +196,7 @@ def advance(
     on the moves, to the old ones if those are in the checkpoint.
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
-    if tx.many("advance_position", rows, **registration.keys) < len(moves["partition"]):
+    if tx.run_many("advance_position", rows, **registration.keys) < len(moves["partition"]):
         raise _moved_meanwhile(tx, registration, moves)
 
 
@@ -235,12 +235,12 @@ def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int])
     now = read_offsets(tx, registration)[1]
     lower = [part for part, (new, old) in enumerate(zip(safe, now, strict=False)) if old < new]
     rows = {"partition": lower, "safe_index": [safe[part] for part in lower]}
-    tx.many("raise_safe", rows, **registration.keys)
+    tx.run_many("raise_safe", rows, **registration.keys)
 
 
 def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], generation: int) -> None:
     """Set all offsets and safe offsets, with a new generation, so that older checkpoints are refused."""
-    tx.many("set_position", _by_partition(offsets), **registration.keys)
+    tx.run_many("set_position", _by_partition(offsets), **registration.keys)
     tx.run("set_generation", generation=generation, **registration.keys)
 
 
@@ -263,4 +263,4 @@ def add_partition_positions(
     """Insert positions at 0 for partitions [first, last) of registrations."""
     rows = {"partition": range(first, last), "next_index": [0] * (last - first)}
     for registration in registrations:
-        tx.many("insert_position", rows, **registration.keys)
+        tx.run_many("insert_position", rows, **registration.keys)

@@ -103,7 +103,7 @@ def insert_commits(
         "row_count": [counts[place] for place in kept],
         "ends": [json.dumps(ends[place]) for place in kept],
     }
-    tx.many("insert_feed_commit", columns, queue_id=queue.queue_id)
+    tx.run_many("insert_feed_commit", columns, queue_id=queue.queue_id)
     _prune(tx, queue, before.firsts)
 
 

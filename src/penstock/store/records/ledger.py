@@ -60,7 +60,9 @@ def enter(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
     """Insert the entry and return None; if there is an entry already, return it."""
-    if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.stamp(), **key.fields()):
+    if tx.run(
+        "insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.write_time(), **key.fields()
+    ):
         return None
     return find(tx, key)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from penstock.store.database import AHEAD, Row, Transaction
+from penstock.store.database import MAX_CLOCK_SKEW, Row, Transaction
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 MICRO_BATCH, CONTINUOUS, PUMP = "micro-batch", "continuous", "pump"
@@ -126,7 +126,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
         state_bytes=progress.state_bytes,
         warnings=json.dumps(progress.warnings) if progress.warnings else None,
     )
-    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS, ahead=now + AHEAD)
+    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS, ahead=now + MAX_CLOCK_SKEW)
 
 
 def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:

@@ -36,7 +36,7 @@ def insert_staged(tx: Transaction, stored: Stored, **attempt: object) -> None:
             segments=len(stored.partition),
             bytes=sum(stored.bytes),
             segment_list=pack_columns(stored),
-            now=tx.stamp(),
+            now=tx.write_time(),
             **attempt,
         )
 
@@ -57,7 +57,7 @@ def delete_staged_payloads(tx: Transaction, rows: Iterable[Row]) -> int:
     The payloads of a damaged row are left, since their ids are not known.
     """
     found = sorted(payloads_of(filter(_is_whole, rows)))
-    tx.many("delete_payload", {"payload_id": found})
+    tx.run_many("delete_payload", {"payload_id": found})
     return len(found)
 
 

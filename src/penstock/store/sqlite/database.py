@@ -28,25 +28,25 @@ from penstock.store.database import (
     OwnerLock,
     Row,
     Transaction,
-    row_maker,
-    rows_of,
+    parameter_rows,
+    row_constructor,
     stored_bytes,
 )
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.locks import SLOW_SECONDS, FileOwnerLock, WriteLock
-from penstock.store.url import StoreUrl, file_mode, is_trusting
+from penstock.store.url import StoreUrl, file_mode, trusts_folder
 
 log = logging.getLogger("penstock.store")
 
 # Small appends favour small pages, since each writes about six to the log; large appends favour large pages.
 _PAGE_SIZE = 16384
 # A commit empties the log when it has this many pages, unless a background thread has emptied it before.
-_LOG_PAGES = 8192
+_WAL_PAGES = 8192
 _BUSY_MS = 60_000
-_TOO_LARGE = "SQLite INTEGER"
+_INTEGER_TOO_LARGE = "SQLite INTEGER"
 """Part of sqlite3's message for a number of more than 64 bits."""
-_UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 
 class SqliteTransaction(Transaction):
@@ -70,8 +70,8 @@ class SqliteTransaction(Transaction):
         rows = self._cursor.execute(self._statements[name], parameters).fetchall()
         if not rows:
             return []
-        make = row_maker(tuple(column[0] for column in self._cursor.description))
-        return [make(row) for row in rows]
+        to_row = row_constructor(tuple(column[0] for column in self._cursor.description))
+        return [to_row(row) for row in rows]
 
     def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
         return self._cursor.execute(self._statements[name], parameters).fetchall()
@@ -81,21 +81,21 @@ class SqliteTransaction(Transaction):
         # payloads.
         with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
-            make = row_maker(tuple(column[0] for column in cursor.description))
+            to_row = row_constructor(tuple(column[0] for column in cursor.description))
             rows: list[Row] = []
             size = 0
             for values in cursor:
-                rows.append(make(values))
+                rows.append(to_row(values))
                 size += stored_bytes(rows[-1])
                 if size >= max_bytes:
                     break
         return rows
 
-    def many(self, name: str, rows: Columns, /, **common: object) -> int:
-        return self._cursor.executemany(self._statements[name], rows_of(rows, common)).rowcount
+    def run_many(self, name: str, rows: Columns, /, **common: object) -> int:
+        return self._cursor.executemany(self._statements[name], parameter_rows(rows, common)).rowcount
 
-    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        return [found for each in rows_of(rows, common) for found in self.all(name, **each)]
+    def all_for_many(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        return [row for parameters in parameter_rows(rows, common) for row in self.all(name, **parameters)]
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text)
@@ -120,11 +120,11 @@ class SqliteTransaction(Transaction):
         # Differs in each copy on the same disk, and stays the same if the file is renamed.
         return str(os.stat(self._path).st_ino)
 
-    def stamp(self) -> int:
+    def write_time(self) -> int:
         return self.now()
 
     def owner_alive(self, name: str) -> bool:
-        return locks.file_held(locks.lock_file(_owners(self._path), name))
+        return locks.is_file_locked(locks.lock_path(_owner_lock_folder(self._path), name))
 
 
 def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
@@ -133,12 +133,12 @@ def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
     return cursor
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     """Decode text, with escapes for invalid UTF-8, so that one damaged name does not hide all others."""
     return data.decode(errors="backslashreplace")
 
 
-def _owners(path: str) -> Path:
+def _owner_lock_folder(path: str) -> Path:
     return Path(f"{path}-owners")
 
 
@@ -150,7 +150,7 @@ class _Connection(sqlite3.Connection):
     """Whether its next commit waits for the disk as the store's ``synchronous`` option says."""
 
 
-def file_at(path: str) -> tuple[int, int] | None:
+def file_identity(path: str) -> tuple[int, int] | None:
     """Return the identity of a file, whatever its name; None if there is no file."""
     try:
         status = os.stat(path)
@@ -165,7 +165,7 @@ class SqliteDatabase(Database):
     def __init__(self, url: StoreUrl) -> None:
         # Resolved, so that the files next to it have the same names whichever link leads to the store.
         self.path = os.path.realpath(url.target)
-        self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
+        self.files = StoreFiles(self.path, file_mode(url), trusts_folder(url))
         self._file: tuple[int, int] | None = None
         super().__init__(url)
 
@@ -189,7 +189,7 @@ class SqliteDatabase(Database):
         self.require_same_file()
         self.files.check(self.url.target)
         if self.may_create:
-            self.files.make()
+            self.files.create_if_missing()
             # In a folder such as /tmp another user may have been faster.
             self.files.check(self.url.target)
         # A file that was removed while the store is open is not created again.
@@ -204,8 +204,8 @@ class SqliteDatabase(Database):
             factory=_Connection,
         )
         connection.write_lock = WriteLock(f"{self.path}-lock", self.files)
-        self._file = self._file or file_at(self.path)
-        connection.text_factory = _text
+        self._file = self._file or file_identity(self.path)
+        connection.text_factory = _decode_text
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self._synchronous}")
@@ -215,8 +215,8 @@ class SqliteDatabase(Database):
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
             connection.execute("pragma cache_size = -16384")
-            connection.execute(f"pragma wal_autocheckpoint = {_LOG_PAGES}")
-            connection.execute(f"pragma journal_size_limit = {_LOG_PAGES * _PAGE_SIZE}")
+            connection.execute(f"pragma wal_autocheckpoint = {_WAL_PAGES}")
+            connection.execute(f"pragma journal_size_limit = {_WAL_PAGES * _PAGE_SIZE}")
         except BaseException:
             connection.close()
             raise
@@ -225,7 +225,7 @@ class SqliteDatabase(Database):
     def require_same_file(self) -> None:
         """Raise an error if the file was removed or replaced while it was open."""
         # SQLite keeps using a file that was removed, and its data are lost when the last process closes it.
-        if self._file not in (None, file_at(self.path)):
+        if self._file not in (None, file_identity(self.path)):
             raise StoreNotFoundError(
                 f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
                 "a new store, and open it again",
@@ -239,13 +239,13 @@ class SqliteDatabase(Database):
                 lease.connection.execute(f"pragma busy_timeout = {int(self._lock_timeout * 1000)}")
                 lease.connection.execute("pragma journal_mode = wal")
                 lease.connection.execute(f"pragma busy_timeout = {int(self._busy_timeout * 1000)}")
-            lease.sound = True
+            lease.reusable = True
 
-    def tidy(self) -> None:
+    def checkpoint_wal(self) -> None:
         """Copy the write-ahead log into the file, except what readers use; appends continue meanwhile."""
         with self.pool.lease() as lease, self.translating():
             lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
-            lease.sound = True
+            lease.reusable = True
 
     def disconnect(self, connection: _Connection) -> None:
         connection.close()
@@ -264,14 +264,14 @@ class SqliteDatabase(Database):
 
     def _begin_write(self, connection: _Connection) -> None:
         if not connection.write_lock.acquire(self._lock_timeout, self._log_wait):
-            raise self._locked_out(f"other writers were ahead of this one for {self._lock_timeout} s")
+            raise self._locked_error(f"other writers were ahead of this one for {self._lock_timeout} s")
         deadline, logged = time.monotonic() + self._lock_timeout, False
-        while not self._begun(connection, deadline):
+        while not self._try_begin(connection, deadline):
             if not logged:
                 self._log_wait()
             logged = True
 
-    def _begun(self, connection: _Connection, deadline: float) -> bool:
+    def _try_begin(self, connection: _Connection, deadline: float) -> bool:
         """Begin a write transaction; return False if a writer outside the line did not finish in time."""
         try:
             # Not as a read transaction: SQLite does not upgrade a stale snapshot, so it could not wait for
@@ -284,7 +284,7 @@ class SqliteDatabase(Database):
         return True
 
     def _log_wait(self) -> None:
-        error = self._locked_out("the write lock is not free yet")
+        error = self._locked_error("the write lock is not free yet")
         log.warning(
             "waiting for a lock: %s",
             error,
@@ -295,7 +295,7 @@ class SqliteDatabase(Database):
         connection.execute("commit")
         connection.write_lock.release()
 
-    def _notified(self, connection: _Connection, channels: Iterable[str]) -> bool:
+    def _notify_listeners(self, connection: _Connection, channels: Iterable[str]) -> bool:
         wakeups.wake(self.path, map(int, channels))
         return True
 
@@ -310,15 +310,15 @@ class SqliteDatabase(Database):
         # A failed SQLite commit has not happened.
         return error
 
-    def _translated(self, error: Exception) -> PenstockError | None:
-        if isinstance(error, OverflowError) and _TOO_LARGE in str(error):
+    def _store_error(self, error: Exception) -> PenstockError | None:
+        if isinstance(error, OverflowError) and _INTEGER_TOO_LARGE in str(error):
             # Penstock itself writes no such numbers.
             return unreadable_record("a number", error)
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _UNAVAILABLE:
-            return self._locked_out(str(error))
+        if code in _BUSY_CODES:
+            return self._locked_error(str(error))
         if code == sqlite3.SQLITE_FULL:
             return StoreFullError(
                 f"no space left for {self.url}: free some disk space; nothing of this was written"
@@ -345,19 +345,19 @@ class SqliteDatabase(Database):
             )
         return StoreError(f"{self.url}: {error}")
 
-    def _locked_out(self, why: str) -> StoreLockedError:
-        writer = locks.writer(self.path)
+    def _locked_error(self, why: str) -> StoreLockedError:
+        writer = locks.writing_process(self.path)
         return StoreLockedError(
-            f"{self.url} is locked by another writer: {why}. It is {locks.described(writer)}",
+            f"{self.url} is locked by another writer: {why}. It is {locks.describe_holder(writer)}",
             seconds=self._lock_timeout,
             holders=[] if writer is None else [writer],
         )
 
     def owner_lock(self, name: str) -> OwnerLock:
-        return FileOwnerLock(_owners(self.path), name, self.files)
+        return FileOwnerLock(_owner_lock_folder(self.path), name, self.files)
 
     @contextmanager
-    def borrowed(self, connection: object) -> Iterator[Transaction]:
+    def caller_transaction(self, connection: object) -> Iterator[Transaction]:
         if not isinstance(connection, sqlite3.Connection):
             raise InvalidInputError(
                 f"a SQLite store takes a sqlite3.Connection, not {type(connection).__name__}"
@@ -367,14 +367,14 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _savepoint(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
-        transaction = SqliteTransaction(connection, self.path, schema=self._attached(connection))
+        transaction = SqliteTransaction(connection, self.path, schema=self._schema_of_file(connection))
         if not connection.in_transaction:
             if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
                 raise InvalidInputError(
                     "the connection commits each statement by itself: execute BEGIN IMMEDIATE first",
                     condition="INVALID_INPUT.NO_TRANSACTION",
                 )
-            self._begin_there(connection)
+            self._begin_for_caller(connection)
         connection.execute("savepoint penstock")
         try:
             yield transaction
@@ -386,7 +386,7 @@ class SqliteDatabase(Database):
             raise
         connection.execute("release penstock")
 
-    def _begin_there(self, connection: sqlite3.Connection) -> None:
+    def _begin_for_caller(self, connection: sqlite3.Connection) -> None:
         """Wait in line and begin a write transaction; the next writer waits for the caller's commit."""
         write_lock = WriteLock(f"{self.path}-lock", self.files)
         write_lock.acquire(self._lock_timeout, self._log_wait)
@@ -395,7 +395,7 @@ class SqliteDatabase(Database):
         finally:
             write_lock.close()
 
-    def _attached(self, connection: sqlite3.Connection) -> str:
+    def _schema_of_file(self, connection: sqlite3.Connection) -> str:
         for _, schema, file in _cursor(connection).execute("pragma database_list").fetchall():
             if file and os.path.realpath(file) == self.path:
                 quoted: str = schema.replace('"', '""')

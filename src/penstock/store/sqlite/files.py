@@ -22,16 +22,16 @@ from penstock.folders import make_folder, user_name
 
 log = logging.getLogger("penstock.store")
 
-OWN = 0o600
+OWNER_ONLY = 0o600
 """The mode of a file that only its owner may read and write."""
-_SQLITES = ("-wal", "-shm", "-journal")
-_BESIDE = (*_SQLITES, "-lock", "-owners")
-READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
+_SIDE_FILE_SUFFIXES = (*_SQLITE_SUFFIXES, "-lock", "-owners")
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """The flags for opening a file next to the SQLite file: never through a link, and without waiting if another
 user has put a pipe there.
 """
 _O_PATH = getattr(os, "O_PATH", 0)
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _warned: set[str] = set()
 
 
@@ -39,25 +39,26 @@ _warned: set[str] = set()
 class StoreFiles:
     """The files of one store: the SQLite file ``path``, whose links are resolved, and those next to it.
 
-    Files are created with ``mode``. With ``trusting``, all users who may write in the folder are trusted.
+    Files are created with ``mode``. With ``trusts_folder``, all users who may write in the folder are
+    trusted.
     """
 
     path: str = ""
-    mode: int = OWN
-    trusting: bool = False
+    mode: int = OWNER_ONLY
+    trusts_folder: bool = False
 
-    def check(self, named: str) -> None:
+    def check(self, url_path: str) -> None:
         """Refuse a store whose files another user could replace, and set the mode of the files next to the
-        SQLite file; ``named`` is the path in the store's URL.
+        SQLite file; ``url_path`` is the path in the store's URL.
         """
-        if not self.trusting:
-            self._check_links(named)
+        if not self.trusts_folder:
+            self._check_links(url_path)
             self._check_folder()
-        for suffix in ("", *_BESIDE):
+        for suffix in ("", *_SIDE_FILE_SUFFIXES):
             self._check_file(f"{self.path}{suffix}")
         self._warn()
 
-    def make(self) -> None:
+    def create_if_missing(self) -> None:
         """Create an empty SQLite file if there is none; SQLite itself would use the umask."""
         folder, name = os.path.split(self.path)
         with suppress(OSError):
@@ -69,11 +70,11 @@ class StoreFiles:
             try:
                 os.fchmod(file, self.mode)
                 os.close(file)
-                self._name(temporary)
+                self._link_to_path(temporary)
             finally:
                 os.unlink(temporary)
 
-    def _name(self, temporary: str) -> None:
+    def _link_to_path(self, temporary: str) -> None:
         try:
             os.link(temporary, self.path)
         except FileExistsError:
@@ -84,23 +85,23 @@ class StoreFiles:
             os.fchmod(file, self.mode)
             os.close(file)
 
-    def open_beside(self, path: str) -> int:
+    def open_side_file(self, path: str) -> int:
         """Open a file next to the SQLite file for reading, which is enough for a lock. Create it if needed,
         and refuse it if another user created it.
         """
-        rights = self._beside()
+        permissions = self._side_file_permissions()
         try:
-            file = _opened(path, rights.mode)
+            file = _open_or_create(path, permissions.mode)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise _unsafe_link(path, path) from error
             raise
         try:
             status = os.fstat(file)
-            self._require_own(path, status)
+            self._require_trusted_owner(path, status)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a file", path)
-            self._apply(rights, _Pinned(file, status))
+            self._apply(permissions, _FileHandle(file, status))
         except BaseException:
             os.close(file)
             raise
@@ -108,32 +109,32 @@ class StoreFiles:
 
     def make_folder(self, path: str) -> None:
         """Create a folder next to the SQLite file; refuse one that belongs to another user."""
-        rights = self._beside().for_folder()
+        permissions = self._side_file_permissions().for_folder()
         if not os.path.lexists(path):
-            above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                make_folder(os.path.basename(path), above, rights.prepare)
+                make_folder(os.path.basename(path), parent, permissions.prepare)
             finally:
-                os.close(above)
-        with _pinned(path) as found:
-            if stat.S_ISLNK(found.status.st_mode):
+                os.close(parent)
+        with _file_handle(path) as handle:
+            if stat.S_ISLNK(handle.status.st_mode):
                 raise _unsafe_link(path, path)
-            self._require_own(path, found.status)
-            if not self.trusting:
-                rights.apply(found)
+            self._require_trusted_owner(path, handle.status)
+            if not self.trusts_folder:
+                permissions.apply(handle)
 
-    def _beside(self) -> _Rights:
+    def _side_file_permissions(self) -> _Permissions:
         try:
             status = os.stat(self.path)
         except OSError:
-            return _Rights(self.mode, None, None)
-        return _Rights(stat.S_IMODE(status.st_mode) & 0o666 | OWN, status.st_uid, status.st_gid)
+            return _Permissions(self.mode, None, None)
+        return _Permissions(stat.S_IMODE(status.st_mode) & 0o666 | OWNER_ONLY, status.st_uid, status.st_gid)
 
-    def _check_links(self, named: str) -> None:
-        for link in _links(named):
+    def _check_links(self, url_path: str) -> None:
+        for link in _links_on_path(url_path):
             with suppress(FileNotFoundError):
                 if not _is_trusted(os.lstat(link).st_uid):
-                    raise _unsafe_link(named, link)
+                    raise _unsafe_link(url_path, link)
 
     def _check_folder(self) -> None:
         folder = os.path.dirname(self.path)
@@ -150,8 +151,8 @@ class StoreFiles:
                 folder=folder,
                 owner=user_name(status.st_uid),
             )
-        if not status.st_mode & stat.S_ISVTX and _others_write(status):
-            mode = _octal(status.st_mode)
+        if not status.st_mode & stat.S_ISVTX and _others_can_write(status):
+            mode = _octal_mode(status.st_mode)
             raise StoreUnsafeError(
                 f"others may write in the folder {folder} (mode {mode}), and so replace the files of the "
                 f"store {self.path}: run `chmod go-w {folder}`, or write trust=folder in its URL if all of "
@@ -162,25 +163,25 @@ class StoreFiles:
             )
 
     def _check_file(self, path: str) -> None:
-        with suppress(OSError), _pinned(path) as found:
-            if stat.S_ISLNK(found.status.st_mode):
+        with suppress(OSError), _file_handle(path) as handle:
+            if stat.S_ISLNK(handle.status.st_mode):
                 raise _unsafe_link(path, path)
-            self._require_own(path, found.status)
-            if path != self.path and stat.S_ISREG(found.status.st_mode):
+            self._require_trusted_owner(path, handle.status)
+            if path != self.path and stat.S_ISREG(handle.status.st_mode):
                 with suppress(OSError):
-                    self._apply(self._beside(), found)
+                    self._apply(self._side_file_permissions(), handle)
 
-    def _apply(self, rights: _Rights, file: _Pinned) -> None:
+    def _apply(self, permissions: _Permissions, file: _FileHandle) -> None:
         """Give a file the rights of the SQLite file.
 
         Where other users may write in the folder, only an empty file is changed: others may have renamed or
         linked an unrelated file of this user to this name.
         """
-        if not self.trusting or not file.status.st_size:
-            rights.apply(file)
+        if not self.trusts_folder or not file.status.st_size:
+            permissions.apply(file)
 
-    def _require_own(self, path: str, status: os.stat_result) -> None:
-        if self.trusting or _is_trusted(status.st_uid):
+    def _require_trusted_owner(self, path: str, status: os.stat_result) -> None:
+        if self.trusts_folder or _is_trusted(status.st_uid):
             return
         raise StoreUnsafeError(
             f"the file {path} of a store belongs to {user_name(status.st_uid)}, who could hold its locks or "
@@ -197,30 +198,28 @@ class StoreFiles:
             status = os.stat(self.path)
         except OSError:
             return
-        wider = stat.S_IMODE(status.st_mode) & 0o066 & ~self.mode
-        if not wider or status.st_uid != os.geteuid() or self.path in _warned:
+        extra_bits = stat.S_IMODE(status.st_mode) & 0o066 & ~self.mode
+        if not extra_bits or status.st_uid != os.geteuid() or self.path in _warned:
             return
         _warned.add(self.path)
         log.warning(
             "others can %s the store's file %s: run `chmod %s %s`, or, if that is intended, put mode=%s in "
             "its URL",
-            "write" if wider & 0o022 else "read",
+            "write" if extra_bits & 0o022 else "read",
             self.path,
-            _octal(self.mode),
+            _octal_mode(self.mode),
             self.path,
-            _octal(status.st_mode & 0o666),
+            _octal_mode(status.st_mode & 0o666),
             extra={"action": "store_open_to_others", "store": f"sqlite:///{self.path}"},
         )
 
 
 @dataclass(frozen=True)
-class _Pinned:
-    """A file that was checked, whatever its path leads to by now: another user may replace it by a link at
-    any moment.
-    """
+class _FileHandle:
+    """A handle of a checked file. It stays on that file even if another user replaces the path by a link."""
 
     target: int | str
-    """What to change its mode by: a descriptor, the name of a descriptor, or its path."""
+    """What ``chmod`` and ``chown`` are called with: a descriptor, the name of a descriptor, or the path."""
     status: os.stat_result
 
     def chmod(self, mode: int) -> None:
@@ -234,36 +233,36 @@ class _Pinned:
 
 
 @contextmanager
-def _pinned(path: str) -> Iterator[_Pinned]:
+def _file_handle(path: str) -> Iterator[_FileHandle]:
     if not _O_PATH:
-        yield _Pinned(path, os.lstat(path))
+        yield _FileHandle(path, os.lstat(path))
         return
     # Closing another kind of descriptor would release the locks that SQLite has on the file in this process.
     file = os.open(path, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # The mode of a descriptor of this kind can only be changed by this name.
-        yield _Pinned(f"/proc/self/fd/{file}", os.fstat(file))
+        yield _FileHandle(f"/proc/self/fd/{file}", os.fstat(file))
     finally:
         os.close(file)
 
 
 @dataclass(frozen=True)
-class _Rights:
+class _Permissions:
     """The mode and the owner of a file; only root applies the owner."""
 
     mode: int
     owner: int | None
     group: int | None
 
-    def for_folder(self) -> _Rights:
+    def for_folder(self) -> _Permissions:
         """Return the rights of a folder with such files: users who may read the files may list the folder."""
-        return _Rights(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
+        return _Permissions(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
 
     def prepare(self, folder: int) -> None:
         """Apply the rights to a folder that this process has just made."""
-        self.apply(_Pinned(folder, os.fstat(folder)))
+        self.apply(_FileHandle(folder, os.fstat(folder)))
 
-    def apply(self, file: _Pinned) -> None:
+    def apply(self, file: _FileHandle) -> None:
         """Apply the rights to a file that belongs to this process's user and has no other name."""
         status = file.status
         if status.st_uid != os.geteuid() or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
@@ -279,33 +278,33 @@ class _Rights:
             file.chown(self.owner, -1 if self.group is None else self.group)
 
 
-def _links(path: str) -> Iterator[str]:
+def _links_on_path(path: str) -> Iterator[str]:
     """The symbolic links on the path to a file, including the file."""
-    parts, place, left = path.split("/")[::-1], "/", _MOST_LINKS
-    while parts and left:
-        part = parts.pop()
+    pending, resolved, links_left = path.split("/")[::-1], "/", _MAX_LINKS
+    while pending and links_left:
+        part = pending.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            place = os.path.dirname(place)
+            resolved = os.path.dirname(resolved)
             continue
-        here = os.path.join(place, part)
+        candidate = os.path.join(resolved, part)
         try:
-            leads = os.readlink(here)
+            target = os.readlink(candidate)
         except OSError:
-            place = here
+            resolved = candidate
             continue
-        yield here
-        left -= 1
-        place = "/" if leads.startswith("/") else place
-        parts += leads.split("/")[::-1]
+        yield candidate
+        links_left -= 1
+        resolved = "/" if target.startswith("/") else resolved
+        pending += target.split("/")[::-1]
 
 
 def _is_trusted(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
-def _others_write(folder: os.stat_result) -> bool:
+def _others_can_write(folder: os.stat_result) -> bool:
     if folder.st_mode & stat.S_IWOTH:
         return True
     return bool(folder.st_mode & stat.S_IWGRP) and not is_own_group(folder.st_gid)
@@ -325,16 +324,16 @@ def is_own_group(gid: int) -> bool:
     return gid == me.pw_gid and group.gr_name == me.pw_name and set(group.gr_mem) <= {me.pw_name}
 
 
-def _octal(mode: int) -> str:
+def _octal_mode(mode: int) -> str:
     return f"{stat.S_IMODE(mode):04o}"
 
 
-def _opened(path: str, mode: int) -> int:
+def _open_or_create(path: str, mode: int) -> int:
     try:
         # Without O_CREAT first: some systems refuse it for another user's file in a folder such as /tmp.
-        return os.open(path, READING)
+        return os.open(path, READ_FLAGS)
     except FileNotFoundError:
-        return os.open(path, READING | os.O_CREAT, mode)
+        return os.open(path, READ_FLAGS | os.O_CREAT, mode)
 
 
 def _unsafe_link(path: str, link: str) -> StoreUnsafeError:

@@ -19,28 +19,28 @@ from penstock.errors import StoreReadOnlyError
 from penstock.store import forks
 from penstock.store.database import OwnerLock
 from penstock.store.forks import Forkable
-from penstock.store.sqlite.files import READING, StoreFiles
+from penstock.store.sqlite.files import READ_FLAGS, StoreFiles
 
 _LOCKS = Path("/proc/locks")
 _WRITE_BYTE = 120
 """The byte of a SQLite file's index (``-shm``) that a writer locks."""
 # A transaction is usually short, so a few retries cost less than a waiting thread.
-_SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
+_RETRY_PAUSES = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
 # A process that checks whether an owner lock is free holds it for an instant.
-_TRIES, _PAUSE = 5, 0.01
+_OWNER_TRIES, _OWNER_PAUSE = 5, 0.01
 SLOW_SECONDS = 5.0
 """How long a writer waits before it logs a warning."""
 
 
-def writer(path: str) -> int | None:
+def writing_process(path: str) -> int | None:
     """Return the process that is writing to a SQLite file, or is next in line; None if not known."""
     with suppress(OSError, ValueError):
         locks = [line.split() for line in _LOCKS.read_text().splitlines()]
-        return _holder(locks, f"{path}-shm", "POSIX") or _holder(locks, f"{path}-lock", "FLOCK")
+        return _lock_holder(locks, f"{path}-shm", "POSIX") or _lock_holder(locks, f"{path}-lock", "FLOCK")
     return None
 
 
-def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
+def _lock_holder(locks: list[list[str]], path: str, kind: str) -> int | None:
     """Return the process that holds the exclusive lock on a file, or None."""
     try:
         inode = str(os.stat(path).st_ino)
@@ -56,19 +56,19 @@ def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
     return None
 
 
-def described(process: int | None) -> str:
+def describe_holder(process: int | None) -> str:
     """Describe a process that holds a lock, and what to do about it."""
     if process is None:
         return "another process: wait until it ends its transaction, or end it"
     if process == os.getpid():
         return "another connection of this process: commit or roll back there first"
-    state = _state(process)
+    state = _process_state(process)
     if state == "T":
         return f"process {process}, which is suspended: resume it with `kill -CONT {process}`, or end it"
     return f"process {process}: wait until it ends its transaction, or end it"
 
 
-def _state(process: int) -> str:
+def _process_state(process: int) -> str:
     with suppress(OSError, IndexError):
         # The program's name is in parentheses, and may contain any character.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -82,55 +82,55 @@ class WriteLock(Forkable):
         self._path = path
         self._files = files
         self._file: int | None = None
-        forks.watch(self)
+        forks.register(self)
 
     def after_fork_in_child(self) -> None:
         # If the parent died, its lock would stay held by this copy of the open file.
         self.close()
 
-    def acquire(self, seconds: float, slow: Callable[[], None]) -> bool:
+    def acquire(self, seconds: float, on_slow: Callable[[], None]) -> bool:
         """Wait for the lock; return False if that takes longer than ``seconds``.
 
-        ``slow`` is called once if the wait is longer than usual.
+        ``on_slow`` is called once if the wait is longer than usual.
         """
         import fcntl
 
         if self._file is None:
             try:
-                self._file = self._files.open_beside(self._path)
+                self._file = self._files.open_side_file(self._path)
             except OSError:
                 # Rely on SQLite's own lock; usually SQLite cannot write there either.
                 return True
-        for pause in _SOON:
+        for pause in _RETRY_PAUSES:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(pause)
             else:
                 return True
-        return self._wait(self._file, seconds, slow)
+        return self._wait(self._file, seconds, on_slow)
 
-    def _wait(self, file: int, seconds: float, slow: Callable[[], None]) -> bool:
+    def _wait(self, file: int, seconds: float, on_slow: Callable[[], None]) -> bool:
         import fcntl
 
-        mine = threading.Event()
+        acquired = threading.Event()
 
         def wait() -> None:
             # The kernel has no time limit for this wait, so a thread waits.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
-                mine.set()
+                acquired.set()
 
         try:
             threading.Thread(target=wait, name="penstock-write-lock", daemon=True).start()
         except RuntimeError:
             # No thread can be started when the program ends: wait without a limit.
             wait()
-        if mine.wait(min(seconds, SLOW_SECONDS)):
+        if acquired.wait(min(seconds, SLOW_SECONDS)):
             return True
         if seconds > SLOW_SECONDS:
-            slow()
-            if mine.wait(seconds - SLOW_SECONDS):
+            on_slow()
+            if acquired.wait(seconds - SLOW_SECONDS):
                 return True
         # The file is closed under the waiting thread, so the lock is released as soon as it is granted.
         self.close()
@@ -152,20 +152,20 @@ class WriteLock(Forkable):
         self.close()
 
 
-def lock_file(folder: Path, name: str) -> Path:
+def lock_path(folder: Path, name: str) -> Path:
     return folder / hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def file_held(path: Path) -> bool:
+def is_file_locked(path: Path) -> bool:
     """Whether any process holds the lock on a file."""
     import fcntl
 
     try:
-        file = os.open(path, READING)
+        file = os.open(path, READ_FLAGS)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise _no_right(path) from error
+        raise _no_permission(path) from error
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -175,7 +175,7 @@ def file_held(path: Path) -> bool:
     return False
 
 
-def _no_right(path: Path) -> StoreReadOnlyError:
+def _no_permission(path: Path) -> StoreReadOnlyError:
     return StoreReadOnlyError(
         f"the lock file {path} cannot be created or opened: check the permissions on it and its folder"
     )
@@ -187,25 +187,25 @@ class FileOwnerLock(OwnerLock):
     def __init__(self, folder: Path, name: str, files: StoreFiles) -> None:
         self._file: int | None = None
         self._files = files
-        self._path = lock_file(folder, name)
+        self._path = lock_path(folder, name)
         super().__init__()
 
     def acquire(self) -> bool:
-        for attempt in range(_TRIES):
-            if self._file is not None or self._try():
+        for attempt in range(_OWNER_TRIES):
+            if self._file is not None or self._try_lock():
                 return True
-            if attempt < _TRIES - 1:
-                time.sleep(_PAUSE)
+            if attempt < _OWNER_TRIES - 1:
+                time.sleep(_OWNER_PAUSE)
         return False
 
-    def _try(self) -> bool:
+    def _try_lock(self) -> bool:
         import fcntl
 
         try:
             self._files.make_folder(str(self._path.parent))
-            file = self._files.open_beside(str(self._path))
+            file = self._files.open_side_file(str(self._path))
         except OSError as error:
-            raise _no_right(self._path) from error
+            raise _no_permission(self._path) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,7 +220,7 @@ class FileOwnerLock(OwnerLock):
             os.close(file)
 
     def held_elsewhere(self) -> bool:
-        return self._file is None and file_held(self._path)
+        return self._file is None and is_file_locked(self._path)
 
     def after_fork_in_child(self) -> None:
         # The parent's lock lasts until the last copy of the descriptor is closed.

@@ -15,24 +15,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from penstock.errors import StoreUnsafeError
-from penstock.store.sqlite.files import READING, StoreFiles
+from penstock.store.sqlite.files import READ_FLAGS, StoreFiles
 
-WRITTEN = 0x002
+MODIFIED = 0x002
 """Event: a file was modified."""
-VISITED = 0x010
+CLOSED_AFTER_READING = 0x010
 """Event: a file that was open for reading was closed."""
-_APPEARED = 0x080 | 0x100  # moved here, created
+_FILE_CREATED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
-_FILES = 64
+_MAX_WAKEUP_FILES = 64
 """The largest number of wakeup files of a store; if there are more queues, they share them."""
 
 
 class FileEvents:
     """Events of files in one folder, including files that are created or recreated later.
 
-    ``kind`` is ``WRITTEN`` or ``VISITED``. An OSError means that the system has no inotify, that its limit is
-    reached, or that the folder does not exist.
+    ``kind`` is ``MODIFIED`` or ``CLOSED_AFTER_READING``. An OSError means that the system has no inotify,
+    that its limit is reached, or that the folder does not exist.
     """
 
     def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:
@@ -47,10 +47,10 @@ class FileEvents:
         self._watches: dict[int, bytes] = {}
         self._file = self._init(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
-            raise _failed()
+            raise _os_error()
         try:
             # For other files in the folder, only their creation is an event.
-            self._home = self._watch(os.fsencode(folder), _APPEARED)
+            self._folder_watch = self._watch(os.fsencode(folder), _FILE_CREATED)
         except OSError:
             self.close()
             raise
@@ -60,10 +60,10 @@ class FileEvents:
         """The file that can be read when there are events."""
         return self._file
 
-    def heard(self) -> bool:
+    def has_events(self) -> bool:
         """Whether there were events since the last call."""
-        heard = appeared = False
-        while data := self._events():
+        any_events = any_created = False
+        while data := self._read_events():
             position = 0
             while position < len(data):
                 watch, _, _, length = _EVENT.unpack_from(data, position)
@@ -71,13 +71,13 @@ class FileEvents:
                 name = self._watches.get(watch) or data[position : position + length].rstrip(b"\0")
                 position += length
                 if name in self._names:
-                    heard = True
-                    appeared |= watch == self._home
-        if appeared:
+                    any_events = True
+                    any_created |= watch == self._folder_watch
+        if any_created:
             self._watch_files()
-        return heard
+        return any_events
 
-    def _events(self) -> bytes:
+    def _read_events(self) -> bytes:
         try:
             return os.read(self._file, _BUFFER)
         except BlockingIOError:
@@ -93,7 +93,7 @@ class FileEvents:
     def _watch(self, path: bytes, mask: int) -> int:
         watch: int = self._add_watch(self._file, path, mask)
         if watch < 0:
-            raise _failed()
+            raise _os_error()
         return watch
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class FileEvents:
         self.close()
 
 
-def _failed() -> OSError:
+def _os_error() -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
 
@@ -114,7 +114,7 @@ def wake(path: str, queue_ids: Iterable[int]) -> None:
     """Wake the watchers of queues of the SQLite file ``path``; almost free if there never were any."""
     for queue_id in queue_ids:
         with suppress(OSError):
-            os.close(os.open(wakeup_file(path, queue_id), READING))
+            os.close(os.open(wakeup_file(path, queue_id), READ_FLAGS))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
@@ -123,12 +123,12 @@ def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
     """
     folder, name = os.path.split(wakeup_file(path, queue_id))
     try:
-        os.close(files.open_beside(wakeup_file(path, queue_id)))
-        return FileEvents(folder, [name], VISITED)
+        os.close(files.open_side_file(wakeup_file(path, queue_id)))
+        return FileEvents(folder, [name], CLOSED_AFTER_READING)
     except (OSError, StoreUnsafeError):
         return None
 
 
 def wakeup_file(path: str, queue_id: int) -> str:
     """Return the path of a queue's wakeup file; several queues may share one."""
-    return f"{path}-wakeup-{queue_id % _FILES}"
+    return f"{path}-wakeup-{queue_id % _MAX_WAKEUP_FILES}"

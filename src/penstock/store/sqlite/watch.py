@@ -9,50 +9,50 @@ from typing import TYPE_CHECKING
 
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.sqlite import wakeups
-from penstock.store.sqlite.wakeups import WRITTEN, FileEvents
+from penstock.store.sqlite.wakeups import MODIFIED, FileEvents
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
 
 if TYPE_CHECKING:
     from penstock.store.sqlite.database import SqliteDatabase
 
-PAUSE, LONGEST_PAUSE = 0.02, 0.1
-"""Seconds between two looks at the queue; the longer pause applies when nothing was appended for a while."""
-IGNORE_WRITES = 0.02
+CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.02, 0.1
+"""Seconds between two checks of the queue; the longer pause applies when nothing was appended for a while."""
+IGNORE_WRITES_SECONDS = 0.02
 """Seconds after a wakeup for which writes to the files do not wake."""
-RECENT = 1.0
+RECENT_SECONDS = 1.0
 # A commit becomes visible a moment after it was written, or later if the disk is slow.
 SHORT_PAUSE, SHORT_PAUSES = 0.001, 0.03
 _BUSY_MS = 100
 
 
 class SqliteWatch(Watch):
-    """Looks at the queue when its wakeup file is touched, as Penstock's writers do after a commit.
+    """Checks the queue when its wakeup file is opened, as Penstock's writers do after a commit.
 
-    Other writers do not touch it, so a watch also looks after writes to the store's files: soon at first, and
+    Other writers do not open it, so a watch also checks after writes to the store's files: soon at first, and
     after longer and longer pauses while the writes append nothing to this queue, since a busy file is written
-    all the time. Without events for writes, it looks again soon after each change.
+    all the time. Without events for writes, it checks again soon after each change.
     """
 
     def __init__(
         self, database: SqliteDatabase, queue: QueueRecord, partitions: Collection[int] | None
     ) -> None:
         self._database = database
-        self._text = statements("sqlite", "main")["read_ends"]
+        self._statement = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
         self._wakeups = wakeups.listen(database.path, queue.queue_id, database.files)
-        self._writes = writes_to(database.path)
-        self._reliable = self._writes is not None
+        self._writes = write_events(database.path)
+        self._write_events_work = self._writes is not None
         """Whether there was an event for the last change; not every file system has them."""
-        self._first = True
+        self._is_first_check = True
         self._notified = self._written = False
-        self._last_event = -RECENT
+        self._last_event = -RECENT_SECONDS
         self._last_pause = SHORT_PAUSE
-        self._others_until = 0.0
+        self._foreign_writes_until = 0.0
         """Until this time, an append without a wakeup counts as recent."""
         self._ignoring_writes_until = 0.0
         """Until this time, writes to the files do not wake the watch."""
-        super().__init__(queue, partitions, database.connected, database.translating)
+        super().__init__(queue, partitions, database.open_connection, database.translating)
 
     def _descriptors(self) -> Sequence[int]:
         sources = (
@@ -62,45 +62,56 @@ class SqliteWatch(Watch):
         )
         return [events.fileno() for events in sources if events is not None]
 
-    def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
+    def _read(self, woken: bool) -> list[tuple[int, int, int]] | None:
         # Events are read before the queue, so that later ones wake again.
-        self._notified = self._wakeups is not None and heard and self._wakeups.heard()
-        self._written = self._writes is not None and not self._notified and self._writes.heard()
+        self._notified = self._wakeups is not None and woken and self._wakeups.has_events()
+        self._written = self._writes is not None and not self._notified and self._writes.has_events()
         self._database.require_same_file()
         if self.connection is None:
             self.connection = self._connect()
             self.connection.execute(f"pragma busy_timeout = {_BUSY_MS}")
-            self._version, self._first = None, True
+            self._version, self._is_first_check = None, True
         # The version changes with each commit of another connection.
         ((version,),) = self.connection.execute("pragma data_version").fetchall()
         if version == self._version:
             return None
-        rows: list[tuple[int, int, int]] = self.connection.execute(self._text, self._wanted).fetchall()
+        rows: list[tuple[int, int, int]] = self.connection.execute(
+            self._statement, self._parameters
+        ).fetchall()
         self._version = version
         return rows
 
-    def _pause(self, changed: bool) -> float:
+    def _seconds_to_next_check(self, has_new_rows: bool) -> float:
         now = time.monotonic()
         woken = self._notified or self._written
-        if changed and not self._first:
-            self._reliable = woken or now - self._last_event < RECENT
-        if changed and not self._notified and not self._first:
-            self._others_until = now + RECENT
-        self._first = False
-        self._last_pause = self._next_pause(changed, woken, now)
-        if woken or (changed and not self._reliable):
+        if has_new_rows and not self._is_first_check:
+            self._write_events_work = woken or now - self._last_event < RECENT_SECONDS
+        if has_new_rows and not self._notified and not self._is_first_check:
+            self._foreign_writes_until = now + RECENT_SECONDS
+        self._is_first_check = False
+        self._last_pause = self._next_pause(has_new_rows, woken, now)
+        if woken or (has_new_rows and not self._write_events_work):
             self._last_event = now
-        self._ignoring_writes_until = now + min(self._last_pause, IGNORE_WRITES) if woken else 0.0
+        self._ignoring_writes_until = now + min(self._last_pause, IGNORE_WRITES_SECONDS) if woken else 0.0
         return self._last_pause
 
-    def _next_pause(self, changed: bool, woken: bool, now: float) -> float:
-        quiet = now - self._last_event > RECENT
-        others = now < self._others_until and (woken or now - self._last_event < SHORT_PAUSES)
-        if others or (changed and not self._reliable) or (self._written and quiet):
+    def _next_pause(self, has_new_rows: bool, woken: bool, now: float) -> float:
+        is_quiet = now - self._last_event > RECENT_SECONDS
+        is_foreign_writer_active = now < self._foreign_writes_until and (
+            woken or now - self._last_event < SHORT_PAUSES
+        )
+        if (
+            is_foreign_writer_active
+            or (has_new_rows and not self._write_events_work)
+            or (self._written and is_quiet)
+        ):
             return SHORT_PAUSE
         if self._notified:
-            return PAUSE
-        return min(self._last_pause * 2, LONGEST_PAUSE if self._reliable and quiet and not woken else PAUSE)
+            return CHECK_SECONDS
+        return min(
+            self._last_pause * 2,
+            LONGEST_CHECK_SECONDS if self._write_events_work and is_quiet and not woken else CHECK_SECONDS,
+        )
 
     def _disconnect(self) -> None:
         connection, self.connection = self.connection, None
@@ -126,9 +137,9 @@ class SqliteWatch(Watch):
         self._close_events()
 
 
-def writes_to(path: str) -> FileEvents | None:
+def write_events(path: str) -> FileEvents | None:
     folder, name = os.path.split(path)
     try:
-        return FileEvents(folder, [name, f"{name}-wal"], WRITTEN)
+        return FileEvents(folder, [name, f"{name}-wal"], MODIFIED)
     except OSError:
         return None

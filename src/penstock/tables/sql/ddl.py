@@ -287,7 +287,7 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
 def hold_table(tx: Transaction, name: TableName) -> None:
     """Prevent the table's replacement while the transaction writes; refuse a table of an untrusted role."""
     try:
-        tx.hold(name.schema, name.table)
+        tx.lock_table(name.schema, name.table)
     except Exception as error:
         if getattr(error, "sqlstate", None) not in _GONE:
             raise

@@ -235,13 +235,13 @@ class SegmentStage(Stage):
         return staging.stage_segments(database, owner, attempt, segments, staged, durable=durable)
 
     def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
-        staged = staging.find(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
+        staged = staging.staged_records(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.attempt in attempts]
         rows.sort(key=lambda row: (row.task, row.attempt, row.ordinal))
         load(tx, self.relation_columns, chunked(self._payload(tx, each) for each in payloads_of(rows)))
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
-        staged = staging.take(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
+        staged = staging.remove_records(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]
         if sum(row.segments for row in rows) != sum(attempts.values()):
             raise self.rows_gone()
@@ -323,7 +323,7 @@ class PostgresStage(Stage):
     def _put(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
         def work(tx: Transaction) -> int:
             number = next(numbers)
-            staging_relations.hold(tx, self.relation)
+            staging_relations.lock_relation(tx, self.relation)
             piece = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
             _copy(tx, staging_relations.qualified(tx, self.relation), chunk.add_column(0, "piece", piece))
             return number
@@ -335,7 +335,7 @@ class PostgresStage(Stage):
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         if not staging_relations.exists(tx, self.relation):
             raise self.rows_gone()
-        staging_relations.hold(tx, self.relation)
+        staging_relations.lock_relation(tx, self.relation)
         numbers = ",".join(str(int(number)) for number in attempts)
         return StagedRows(
             staging_relations.qualified(tx, self.relation),
@@ -349,5 +349,5 @@ class PostgresStage(Stage):
 
 def drop_earlier_attempts(database: Database, sink: str, app_id: str) -> None:
     """Drop the rows that earlier attempts of an app have staged for a table, in either form."""
-    staging_relations.drop_of(database, sink, app_id)
+    staging_relations.drop_earlier_relations(database, sink, app_id)
     database.run(lambda tx: staging.discard(tx, _SegmentOwner(sink), app_id, _ALL_BATCHES), idempotent=True)

@@ -42,7 +42,7 @@ def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     """Insert the rows, or replace rows with the same keys; rows equal in every column count as one."""
     others = [column for column in layout.columns if not column.key]
     statements = [_on_conflict(layout, _rows(layout, source))]
-    if tx.merges and others:
+    if tx.has_merge and others:
         statements.insert(0, _merge(layout, _rows(layout, source)))
     # With repeated keys, PostgreSQL fails with a cardinality violation, and SQLite does not.
     if tx.dialect == "postgres" or _first_repeated_key(tx, layout, source.relation) is None:
