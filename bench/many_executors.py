@@ -27,9 +27,9 @@ from penstock.commit.protocol import commit_batch
 from penstock.objects.local import LocalStorage
 from penstock.objects.storage import Buffer
 from penstock.queue.store import open_store
-from penstock.store.log.payloads import INLINE_BYTES, OBJECT_BYTES, objects_begun_at
+from penstock.store.log.payloads import INLINE_BYTES, OBJECT_BYTES, object_write_time
 from penstock.store.log.segmenting import Segment
-from penstock.store.log.written import Written
+from penstock.store.log.written import TaskSegments
 from penstock.store.records.queue_columns import FIRST_COLUMNS
 from penstock.testing.stores import drop_schema, with_schema
 
@@ -148,7 +148,7 @@ class _Query:
         """Return the seconds of a commit."""
         self._number += 1
         record = self._queue.record
-        written = self._written(objects_begun_at(self._database, str(record.payloads)))
+        written = self._written(object_write_time(self._database, str(record.payloads)))
         batch = BatchCommit(
             sink=QueueTarget(record),
             app_id="app",
@@ -160,7 +160,7 @@ class _Query:
         )
         return timed(lambda: commit_batch(self._database, batch))
 
-    def _written(self, begun_at: int) -> list[Written]:
+    def _written(self, begun_at: int) -> list[TaskSegments]:
         """What the tasks report: each has the rows of some partitions, as after a shuffle by key."""
         load, record = self._load, self._queue.record
         tasks = min(load.executors, load.partitions)
@@ -174,7 +174,7 @@ class _Query:
             for _ in range(objects):
                 segments = [Segment.written(each, 100, FIRST_COLUMNS, payload, None) for each in own]
                 found.append(
-                    Written.of(self._storage, self._database.uuid, record.queue_id, segments, begun_at)
+                    TaskSegments.of(self._storage, self._database.uuid, record.queue_id, segments, begun_at)
                 )
         return found
 

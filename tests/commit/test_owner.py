@@ -21,7 +21,7 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.database import Transaction
-from penstock.store.log.trim import time_of
+from penstock.store.log.trim import append_time_of
 from penstock.store.records.consumers import Registration
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
@@ -381,7 +381,7 @@ def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair:
     """The store was restored from an older backup, and as many rows have been appended since."""
     owner = pair.own()
     queue = pair.source.record
-    read = pair.store.database.run(lambda tx: time_of(tx, queue, 1, 4), write=False)
+    read = pair.store.database.run(lambda tx: append_time_of(tx, queue, 1, 4), write=False)
     planned = pair.offset(owner, (0, 0), (0, 5))
     owner.plan(replace(planned, times=(None, read)))
     with pytest.raises(CheckpointMismatchError, match="has other rows than this query has read") as caught:

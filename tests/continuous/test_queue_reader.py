@@ -9,7 +9,7 @@ from penstock import Store
 from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.connectors.queue import QueueReaderFactory
 from penstock.errors import CheckpointMismatchError
-from penstock.store.log.trim import time_of
+from penstock.store.log.trim import append_time_of
 from tests.support.queues import backdate
 from tests.support.spark_queues import SCHEMA, fill, make_queue
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ def test_the_time_of_the_last_row_is_its_own(
     try:
         reader.read(rows)
         assert reader.offsets() == {0: rows}
-        appended = store.database.run(lambda tx: time_of(tx, queue.record, 0, rows - 1), write=False)
+        appended = store.database.run(lambda tx: append_time_of(tx, queue.record, 0, rows - 1), write=False)
         assert reader.last_times() == {0: appended}
     finally:
         reader.close()

@@ -12,7 +12,7 @@ from penstock.commit.source_rows import GONE
 from penstock.continuous.connectors.queue import QueueSourceDriver
 from penstock.errors import CheckpointMismatchError
 from penstock.spark.options import SourceOptions
-from penstock.store.log.trim import time_of
+from penstock.store.log.trim import append_time_of
 from tests.support.queues import backdate
 from tests.support.spark_queues import fill, make_queue
 
@@ -36,7 +36,7 @@ def source(store_url: str, queue: Queue) -> Iterator[QueueSourceDriver]:
 
 
 def time(store: Store, queue: Queue, partition: int, row: int) -> int:
-    return store.database.run(lambda tx: time_of(tx, queue.record, partition, row), write=False)
+    return store.database.run(lambda tx: append_time_of(tx, queue.record, partition, row), write=False)
 
 
 def test_a_partition_that_was_not_read_keeps_the_time_of_its_last_row(

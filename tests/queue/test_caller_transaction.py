@@ -92,7 +92,7 @@ def test_a_failed_append_leaves_the_transaction_as_it_was(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(partition_log, "publish", fail)
+    monkeypatch.setattr(partition_log, "publish_segments", fail)
     with pytest.raises(ZeroDivisionError):
         queue.append(rows(*range(20)), connection=connection)
     monkeypatch.undo()

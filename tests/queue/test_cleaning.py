@@ -186,15 +186,15 @@ def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
                 store.clean_up_objects()
             monkeypatch.setattr(LocalStorage, "listed", listed)
         date_back(store, 2 * DAY)
-    at = object_owner.Marks.at
+    at = object_owner.LocationMarkers.read_from
 
     def meanwhile(database: Any, storage: Any) -> object:
         found = at(database, storage)
-        monkeypatch.setattr(object_owner.Marks, "at", at)
+        monkeypatch.setattr(object_owner.LocationMarkers, "read_from", at)
         other.clean_up_objects()
         return found
 
-    monkeypatch.setattr(object_owner.Marks, "at", meanwhile)
+    monkeypatch.setattr(object_owner.LocationMarkers, "read_from", meanwhile)
     with penstock.connect(store_url) as other:
         for each in (store, other, store):
             assert each.clean_up_objects() == 0
@@ -208,17 +208,17 @@ def _away(storage: LocalStorage, prefix: str) -> object:
 def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = object_owner.Marks.at
+    at = object_owner.LocationMarkers.read_from
 
     def forgotten(database: Any, storage: Any) -> object:
         found = at(database, storage)
-        monkeypatch.setattr(object_owner.Marks, "at", at)
+        monkeypatch.setattr(object_owner.LocationMarkers, "read_from", at)
         store.clean_up_objects()
         run_sql(store.database, f"delete from penstock.cleaning where token = '{found.token}'")
         return found
 
     store.clean_up_objects()
-    monkeypatch.setattr(object_owner.Marks, "at", forgotten)
+    monkeypatch.setattr(object_owner.LocationMarkers, "read_from", forgotten)
     for _ in range(2):
         assert store.clean_up_objects() == 0
 
@@ -227,16 +227,16 @@ def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if it was suspended for days before it wrote it."""
-    put = object_owner.Marks.put
+    put = object_owner.LocationMarkers.write_token
 
     def dies(*arguments: Any) -> int:
-        monkeypatch.setattr(object_owner.Marks, "put", put)
+        monkeypatch.setattr(object_owner.LocationMarkers, "write_token", put)
         days_of_cleaning(store)
         put(*arguments)
         raise SystemExit
 
     store.clean_up_objects()
-    monkeypatch.setattr(object_owner.Marks, "put", dies)
+    monkeypatch.setattr(object_owner.LocationMarkers, "write_token", dies)
     with pytest.raises(SystemExit):
         store.clean_up_objects()
     assert store.clean_up_objects() == 0

@@ -222,7 +222,7 @@ def test_retention_works_until_the_clock_has_reached_the_newest_row(
     store: penstock.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each append is dated a little after the one before it, so the last one is later than the first."""
-    monkeypatch.setattr(partition_log, "gap_after_last", lambda: DAY)
+    monkeypatch.setattr(partition_log, "timestamp_gap", lambda: DAY)
     queue = poisoned(store, clock, 10 * DAY)
     for value in range(3, 23):
         queue.append(rows(value), 0)

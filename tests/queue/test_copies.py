@@ -272,7 +272,7 @@ def test_a_store_that_says_that_it_is_another_one_is_refused(
     stops(store)
 
 
-@pytest.mark.parametrize("step", ["at", "write_database", "put"])
+@pytest.mark.parametrize("step", ["read_from", "write_database", "write_token"])
 def test_a_take_over_that_was_interrupted_is_done_again(
     copied: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch, step: str, folder: Path
 ) -> None:
@@ -283,7 +283,7 @@ def test_a_take_over_that_was_interrupted_is_done_again(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(object_owner.Marks, step, dies)
+        patch.setattr(object_owner.LocationMarkers, step, dies)
         with pytest.raises(SystemExit):
             copy.clean_up_objects(take_over=True)
     with pytest.raises(StoreError, match="another copy"):
@@ -304,14 +304,14 @@ def test_a_token_counts_from_when_it_was_written(
     store.queue("q").trim(0, 1)
     store.clean_up_objects()
     run_sql(store.database, f"update penstock.object set unused_at = unused_at - {2 * DAY}")
-    put = object_owner.Marks.put
+    put = object_owner.LocationMarkers.write_token
 
     def late(*arguments: Any) -> object:
-        monkeypatch.setattr(object_owner.Marks, "put", put)
+        monkeypatch.setattr(object_owner.LocationMarkers, "write_token", put)
         run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
         return put(*arguments)
 
-    monkeypatch.setattr(object_owner.Marks, "put", late)
+    monkeypatch.setattr(object_owner.LocationMarkers, "write_token", late)
     for _ in range(2):
         assert store.clean_up_objects() == 0
     assert len(objects(folder)) == 1

@@ -125,7 +125,9 @@ def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
         segments.append(Fake(end, end + size))
         end += size
         if len(segments) // COMPACTION_FAN_IN > (len(segments) - 1) // COMPACTION_FAN_IN:
-            for group in compact.groups(compact.worthwhile_run(segments[: -compact.NEWEST - 1 : -1])):
+            for group in compact.adjacent_groups(
+                compact.segments_worth_compacting(segments[: -compact.NEWEST_SEGMENTS - 1 : -1])
+            ):
                 if len(group) > 1:
                     first = segments.index(group[0])
                     segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
@@ -169,10 +171,10 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
         queue.append(rows(n))
     run = _segments(queue)
     queue.trim(0, 3)
-    assert compact.compact_run(store.database, queue.record, 0, run) == 0
+    assert compact.compact_segments(store.database, queue.record, 0, run) == 0
     run = _segments(queue)
     assert queue.compact() == 6
-    assert compact.compact_run(store.database, queue.record, 0, run) == 0
+    assert compact.compact_segments(store.database, queue.record, 0, run) == 0
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
 
@@ -181,7 +183,7 @@ def test_a_replacement_of_segments_that_comes_too_late_changes_nothing(store: pe
     for n in range(4):
         queue.append(rows(n))
     run = _segments(queue)
-    late = compact.load(store.database, queue.record, [compact.Run(0, run)])
+    late = compact.compact_in_memory(store.database, queue.record, [compact.SegmentGroup(0, run)])
     queue.trim(0, 1)
     assert late.replace() == [(0, 0)]
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
@@ -194,7 +196,9 @@ def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_on
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
-    late = compact.load(store.database, queue.record, [compact.Run(0, _segments(queue))])
+    late = compact.compact_in_memory(
+        store.database, queue.record, [compact.SegmentGroup(0, _segments(queue))]
+    )
     backdate(store, 1)
     assert late.replace() == [(0, 0)]
     assert len(_segments(queue)) == 4

@@ -15,7 +15,7 @@ from penstock.errors import CommitRefusedError, SchemaMismatchError
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.log.segmenting import Segment
-from penstock.store.log.written import Written
+from penstock.store.log.written import TaskSegments
 from penstock.store.records.catalog import QueueChanged
 from penstock.store.staging import Attempt
 from tests.support.raw_sql import run_sql
@@ -126,7 +126,7 @@ def stage(store: penstock.Store, queue: penstock.Queue, segments: list[Segment])
 
 def publish_written(store: penstock.Store, queue: penstock.Queue, segments: list[Segment]) -> None:
     record, storage = queue.record, store.database.storages.at(Path(tempfile.mkdtemp()).as_uri())
-    written = [Written.of(storage, store.database.uuid, record.queue_id, segments, 0)]
+    written = [TaskSegments.of(storage, store.database.uuid, record.queue_id, segments, 0)]
     store.database.run(lambda tx: staging.publish_written(tx, record, "app", 0, written))
 
 
@@ -140,11 +140,11 @@ def append(store: penstock.Store, queue: penstock.Queue, segments: list[Segment]
     store.database.run(lambda tx: partition_log.append(tx, queue.record, segments))
 
 
-def append_repeatably(store: penstock.Store, queue: penstock.Queue, segments: list[Segment]) -> None:
-    partition_log.append_repeatably(store.database, queue.record, segments)
+def append_at_least_once(store: penstock.Store, queue: penstock.Queue, segments: list[Segment]) -> None:
+    partition_log.append_at_least_once(store.database, queue.record, segments)
 
 
-@pytest.mark.parametrize("write", [stage, publish_written, publish_objects, append, append_repeatably])
+@pytest.mark.parametrize("write", [stage, publish_written, publish_objects, append, append_at_least_once])
 @pytest.mark.parametrize("partitions", [[0], [0, 1]])
 @pytest.mark.parametrize("again", [False, True])
 def test_what_tasks_prepared_with_a_lost_column_is_refused(

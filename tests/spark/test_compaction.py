@@ -194,7 +194,7 @@ def test_partitions_together_take_bounded_memory(
 ) -> None:
     """Whatever sizes the log says they have."""
     run_sql(store.database, "update penstock.segment set bytes = 0")
-    monkeypatch.setattr(log, "TOGETHER_BYTES", 3000)
+    monkeypatch.setattr(log, "GROUP_BYTES", 3000)
     loaded: list[int] = []
 
     def counting(*arguments: Any) -> Any:

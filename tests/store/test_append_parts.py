@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.log.partition_log import _Parts
+from penstock.store.log.partition_log import _PartitionTotals
 from penstock.store.records.staged import Stored
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99), st.integers(0, 999)), min_size=1)
@@ -19,13 +19,13 @@ def test_each_segment_comes_after_those_before_it_in_its_partition(
     segments: list[tuple[int, int, int]],
 ) -> None:
     segments = sorted(segments, key=lambda segment: segment[0])
-    parts = _Parts.of(Stored(*zip(*segments, strict=True), range(len(segments))))
+    parts = _PartitionTotals.of(Stored(*zip(*segments, strict=True), range(len(segments))))
     groups = {key: list(group) for key, group in groupby(segments, lambda segment: segment[0])}
     assert list(parts.partitions) == list(groups)
     assert list(parts.rows) == [sum(rows for _, rows, _ in group) for group in groups.values()]
     assert list(parts.bytes) == [sum(size for _, _, size in group) for group in groups.values()]
     assert list(parts.segments) == [len(group) for group in groups.values()]
-    assert list(parts.places) == [
+    assert list(parts.partition_numbers) == [
         place for place, group in enumerate(groups.values(), 1) for _ in range(len(group))
     ]
     assert list(parts.rows_before) == [

@@ -142,7 +142,7 @@ def test_a_damaged_payload_is_an_error(store: penstock.Store) -> None:
     assert caught.value.condition == "SEGMENT_UNREADABLE"
 
 
-@pytest.mark.parametrize("limit", ["MAX_PAYLOAD", "_MAX_ROW"])
+@pytest.mark.parametrize("limit", ["MAX_PAYLOAD_BYTES", "_MAX_ROW_BYTES"])
 def test_a_row_too_large_for_the_database_or_for_readers_is_refused(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:

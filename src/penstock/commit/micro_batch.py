@@ -13,7 +13,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.written import Written
+from penstock.store.log.written import TaskSegments
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
 
@@ -72,7 +72,7 @@ class BatchCommit(Generic[T]):
     """The offsets of other sources, in any form."""
     attempts: Mapping[str, int] = field(default_factory=dict)
     """The number of segments or rows, as the target counts, that each acknowledged attempt staged."""
-    written: Sequence[Written] | None = None
+    written: Sequence[TaskSegments] | None = None
     """What each acknowledged task has written without using the database, in the order of the tasks; None if
     the tasks staged or appended.
     """

@@ -258,7 +258,7 @@ def append_task(
     empty if the task does not know it.
     """
     if key is None:
-        return partition_log.append_repeatably(database, sink, segments)
+        return partition_log.append_at_least_once(database, sink, segments)
     rows = sum(segment.rows for segment in segments)
     write_objects(database, sink, segments)
 

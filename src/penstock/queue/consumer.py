@@ -23,7 +23,7 @@ from penstock.queue.checks import check_name, check_whole_index, check_whole_par
 from penstock.queue.maintenance import Maintainer
 from penstock.store.database import Database, Transaction
 from penstock.store.log import positions, reading
-from penstock.store.log.trim import time_of
+from penstock.store.log.trim import append_time_of
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import Registration
@@ -419,7 +419,7 @@ def _partition_lag(
 ) -> PartitionLag:
     row_index = max(offset, part.first_index)
     after = tx.one("bytes_after", queue_id=record.queue_id, partition=part.partition, row_index=row_index)
-    since = time_of(tx, record, part.partition, row_index)
+    since = append_time_of(tx, record, part.partition, row_index)
     seconds = 0.0 if since is None else max(0.0, (now - since) / 1e6)
     return PartitionLag(part.partition, offset, part.next_index, int(after.bytes), seconds)
 

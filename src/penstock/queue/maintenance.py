@@ -26,8 +26,8 @@ from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
 from penstock.store.log import compact, object_cleaning
-from penstock.store.log.decode import concerns_rows
-from penstock.store.log.object_cleaning import Cleaned
+from penstock.store.log.decode import is_about_rows
+from penstock.store.log.object_cleaning import CleanupResult
 from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger
@@ -208,7 +208,7 @@ class Maintainer(Forkable):
             # A role that only appends may lack the rights for the ledger, or the credentials for deleting.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
-                clean_objects(self._database, interval=object_cleaning.CLEANING_INTERVAL)
+                clean_objects(self._database, interval=object_cleaning.CLEANUP_INTERVAL)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
         with self._wake:
@@ -278,7 +278,7 @@ class _Due:
         try:
             yield
         except PenstockError as error:
-            if not concerns_rows(error):
+            if not is_about_rows(error):
                 raise
             self.errors.append(error)
 
@@ -290,7 +290,7 @@ def trim_partition(
         def has_owner(consumer: str) -> bool:
             return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))
 
-        return trim(tx, queue, partition, before=before, alive=has_owner)
+        return trim(tx, queue, partition, before=before, has_live_owner=has_owner)
 
     first, bound = database.run(work, idempotent=True)
     if bound > first:
@@ -334,7 +334,7 @@ def clean_ledger(database: Database) -> int:
     return cleaned
 
 
-def clean_objects(database: Database, *, interval: int = 0, take_over: bool = False) -> Cleaned:
+def clean_objects(database: Database, *, interval: int = 0, take_over: bool = False) -> CleanupResult:
     """Delete objects without rows, like :func:`penstock.store.log.object_cleaning.clean_up`, and log it."""
     cleaned = object_cleaning.clean_up(database, interval=interval, take_over=take_over)
     if cleaned.objects:

@@ -450,7 +450,7 @@ class Store:
 
         If a queue's objects cannot be listed, its result has the reason in ``error``.
         """
-        return object_check.check(self._database)
+        return object_check.check_objects(self._database)
 
     def info(self) -> StoreInfo:
         """Return the store's size."""

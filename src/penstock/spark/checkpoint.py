@@ -21,7 +21,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
 from penstock.redaction import SHORTEST_SECRET, redact
-from penstock.store.log.written import Written
+from penstock.store.log.written import TaskSegments
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Checkpoint:
         rows: int,
         app_id: str | None = None,
         attempts: Mapping[str, int] | None = None,
-        written: Sequence[Written] | None = None,
+        written: Sequence[TaskSegments] | None = None,
         tasks: Mapping[int, int] | None = None,
         rebind: bool = False,
         new_sink: bool = False,

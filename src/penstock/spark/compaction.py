@@ -20,7 +20,7 @@ from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import JvmError
 from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.log import compact as log
-from penstock.store.log.decode import concerns_rows
+from penstock.store.log.decode import is_about_rows
 from penstock.store.records import catalog
 
 _TASK_BYTES = 64 << 20
@@ -142,7 +142,7 @@ class _CompactTask:
                 try:
                     report["gone"] = log.compact_all(store.database, record, self.shares[number])
                 except PenstockError as error:
-                    if not concerns_rows(error):
+                    if not is_about_rows(error):
                         raise
                     # Raised by a task, the error would end the job and the tasks of other partitions.
                     report |= {"gone": 0, "kind": type(error).__name__, "condition": error.condition}

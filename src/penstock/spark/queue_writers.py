@@ -33,9 +33,9 @@ from penstock.spark.options import SinkOptions
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import objects_begun_at
+from penstock.store.log.payloads import object_write_time
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
-from penstock.store.log.written import Written
+from penstock.store.log.written import TaskSegments
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
@@ -97,7 +97,7 @@ class TaskResult(WriterCommitMessage):
     to_compact: tuple[int, ...] = ()
     """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
-    written: tuple[Written, ...] = ()
+    written: tuple[TaskSegments, ...] = ()
     """What the task has written without using the database, for the commit to record."""
 
 
@@ -117,7 +117,7 @@ class ObjectWrites:
         if queue.payloads is None:
             return None
         database = open_store(options.url).database
-        now = objects_begun_at(database, queue.payloads)
+        now = object_write_time(database, queue.payloads)
         return cls(database.uuid, queue.payloads, now, placement_of(database, queue))
 
 
@@ -231,14 +231,14 @@ def write_objects(
     )
     # The next rows are received and compressed while these are sent.
     written = tuple(
-        Written.of(storage, objects.store_uuid, queue.queue_id, group, objects.begun_at)
+        TaskSegments.of(storage, objects.store_uuid, queue.queue_id, group, objects.begun_at)
         for group in ahead(pieces.groups(batches))
     )
     partitions = objects.placement.partitions
     return TaskResult(task, str(uuid.uuid4()), 0, pieces.rows, partitions, written=written)
 
 
-def written_by(wrote: Sequence[TaskResult]) -> list[Written]:
+def written_by(wrote: Sequence[TaskResult]) -> list[TaskSegments]:
     """Return what tasks have written without using the database, in the order of the tasks."""
     return [each for message in sorted(wrote, key=attrgetter("task")) for each in message.written]
 

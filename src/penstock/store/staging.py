@@ -9,10 +9,10 @@ from operator import attrgetter, not_
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, append_written, publish, stored_columns
+from penstock.store.log.partition_log import Appended, append_task_segments, publish_segments, stored_segments
 from penstock.store.log.payloads import PayloadOwner, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
-from penstock.store.log.written import Index, Written
+from penstock.store.log.written import SegmentIndex, TaskSegments
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_columns, require_unchanged
 from penstock.store.records.consumers import list_registrations
@@ -90,7 +90,7 @@ def stage(
         require_columns(tx, owner, map(attrgetter("columns_id"), segments))
     insert_staged(
         tx,
-        stored_columns(segments, store_payloads(tx, segments)),
+        stored_segments(segments, store_payloads(tx, segments)),
         app_id=attempt.app_id,
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,
@@ -124,20 +124,20 @@ def promote(
         require_unchanged(tx, queue)
         return Appended()
     rows.sort(key=attrgetter("task", "attempt", "ordinal"))
-    return publish(tx, queue, segments_of(rows))
+    return publish_segments(tx, queue, segments_of(rows))
 
 
 def publish_written(
-    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, written: Sequence[Written]
+    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, written: Sequence[TaskSegments]
 ) -> Appended:
     """Make segments that tasks have written without using the database visible as one append, in the order of
     the tasks, and drop everything staged up to the batch.
     """
     discard(tx, queue, app_id, batch_id)
-    index = Index.of(written)
+    index = SegmentIndex.of(written)
     if not index.partition:
         require_unchanged(tx, queue)
-    return append_written(tx, queue, written, index)
+    return append_task_segments(tx, queue, written, index)
 
 
 def staged_records(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:

@@ -46,8 +46,8 @@ MICRO_BATCHES = [
     Fault(
         "a page leaves out what it did not reach of a range",
         "store/log/reading.py",
-        "                at += rows[-1].end_index >= asked.end\n",
-        "                at += 1\n",
+        "                position += rows[-1].end_index >= requested.end\n",
+        "                position += 1\n",
     ),
     Fault(
         "a repeated micro-batch has as many tasks as the options say by now",

@@ -8,25 +8,25 @@ OBJECTS = [
     Fault(
         "objects that were begun long ago are entered",
         "store/log/payloads.py",
-        "    if any(not earliest <= row.created_at <= latest for row in entered):\n",
+        "    if any(not earliest <= row.created_at <= latest for row in recorded):\n",
         "    if False:\n",
     ),
     Fault(
         "old objects are deleted whether the store has them or not",
         "store/log/object_cleaning.py",
-        "    return [each for each in old if each.name not in names]\n",
-        "    return old\n",
+        "    return [stored_object for stored_object in old_enough if stored_object.name not in names]\n",
+        "    return old_enough\n",
     ),
     Fault(
         "objects without payloads are deleted at once",
         "store/log/object_cleaning.py",
-        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=AT_ONCE)""",
-        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=tx.now(), most=AT_ONCE)""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=OBJECTS_PER_STATEMENT)""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=tx.now(), most=OBJECTS_PER_STATEMENT)""",
     ),
     Fault(
         "only the first object of an append is entered",
         "store/log/payloads.py",
-        "    made = list({each.object_id: each for each in objects}.values())\n",
-        "    made = list({each.object_id: each for each in objects}.values())[:1]\n",
+        "    new_objects = list({new_object.object_id: new_object for new_object in objects}.values())\n",
+        "    new_objects = list({new_object.object_id: new_object for new_object in objects}.values())[:1]\n",
     ),
 ]

@@ -8,8 +8,8 @@ QUEUES = [
     Fault(
         "a read goes on to the end of its last segment",
         "store/log/reading.py",
-        "max(asked.start, row.start_index), min(asked.end, row.end_index)\n",
-        "max(asked.start, row.start_index), row.end_index\n",
+        "max(requested.start, row.start_index), min(requested.end, row.end_index)\n",
+        "max(requested.start, row.start_index), row.end_index\n",
     ),
     Fault(
         "a read skips rows that were trimmed although it is to fail",
@@ -32,8 +32,8 @@ QUEUES = [
     Fault(
         "a trim goes beyond the newest row",
         "store/log/trim.py",
-        "        min(wanted, record.next_index, _consumers_bound(",
-        "        min(wanted, _consumers_bound(",
+        "        min(requested, record.next_index, _consumers_bound(",
+        "        min(requested, _consumers_bound(",
     ),
     Fault(
         "a trim takes every owner for dead",
@@ -44,20 +44,20 @@ QUEUES = [
     Fault(
         "a merge replaces segments that somebody else has replaced",
         "store/log/compact.py",
-        "    if list(map(_identity, present)) != list(map(_identity, old)):\n        return False\n",
+        "    if list(map(_segment_identity, current)) != list(map(_segment_identity, old)):\n        return False\n",
         "",
     ),
     Fault(
         "a merge reverses the order of segments",
         "store/log/compact.py",
-        "    segment = Segment(run.partition, pa.concat_batches(batches), columns_id)\n",
-        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]), columns_id)\n",
+        "    segment = Segment(group.partition, pa.concat_batches(batches), columns_id)\n",
+        "    segment = Segment(group.partition, pa.concat_batches(batches[::-1]), columns_id)\n",
     ),
     Fault(
         "a merge does not lock its partition",
         "store/log/compact.py",
-        "    lock_partition(tx, queue, new.partition)\n    present",
-        "    present",
+        "    lock_partition(tx, queue, new.partition)\n    current",
+        "    current",
     ),
     Fault(
         "a queue that grows does not tell its partitions",

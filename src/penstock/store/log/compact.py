@@ -1,7 +1,7 @@
 """Compaction: replace small segments by large ones while appends and reads continue.
 
 The segments are read and encoded outside any write transaction. A short transaction then replaces them, and
-does nothing if one of the segments is gone. A reader pages by row index, so it sees the old segments or the
+does nothing if one of them no longer exists. A reader pages by row index, so it sees the old segments or the
 new one, never a gap.
 
 The newest segments are compacted when there are 64 of them that together have at least twice the rows of the
@@ -28,20 +28,20 @@ from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.payloads import store_payloads, with_payloads, write_objects
 from penstock.store.log.reading import PAGE_SEGMENTS
-from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment, by_size
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Runs, Segment, SegmentRuns, by_size
 from penstock.store.records.catalog import QueueRecord, lock_partition, require_columns, reread
 from penstock.store.records.locations import require_own_location
 
 SEGMENT_BYTES = 8 << 20
-TOGETHER_BYTES = 4 * SEGMENT_BYTES
-"""The bytes of runs that are compacted at the same time."""
-NEWEST = 4 * COMPACTION_FAN_IN
-_PASSES = 10
+GROUP_BYTES = 4 * SEGMENT_BYTES
+"""The bytes of the groups that are compacted at the same time."""
+NEWEST_SEGMENTS = 4 * COMPACTION_FAN_IN
+_MAX_PASSES = 10
 
 
 @dataclass(frozen=True)
-class Run:
-    """Adjacent segments of a partition that are to become one."""
+class SegmentGroup:
+    """Adjacent segments of a partition to compact into one."""
 
     partition: int
     segments: Sequence[Row]
@@ -61,45 +61,50 @@ class _Compacted:
 
 
 @dataclass(frozen=True)
-class CompactedRuns:
-    """Compacted segments that have not yet replaced the original ones."""
+class CompactedGroups:
+    """Compacted segments that have not yet replaced the original segments."""
 
     database: Database
     queue: QueueRecord
     compacted: Sequence[_Compacted]
 
     def replace(self) -> list[tuple[int, int]]:
-        """Store the compacted segments. Return for each run how many of its segments were processed, and how
-        many of those are gone; (0, 0) for a run that has changed.
+        """Store the compacted segments. Return for each group how many of its segments were processed, and
+        how many fewer there are now; (0, 0) for a group that has changed.
         """
-        segments = [each.segment for each in self.compacted if each.segment is not None]
+        segments = [compacted.segment for compacted in self.compacted if compacted.segment is not None]
         write_objects(self.database, self.queue, segments)
-        return [self._replaced(each) for each in self.compacted]
+        return [self._replace(compacted) for compacted in self.compacted]
 
-    def _replaced(self, compacted: _Compacted) -> tuple[int, int]:
+    def _replace(self, compacted: _Compacted) -> tuple[int, int]:
         segment, runs = compacted.segment, compacted.runs
         if segment is None or runs is None:
             return len(compacted.rows), 0
-        exchange = partial(_exchange, queue=self.queue, old=compacted.rows, new=segment, runs=runs)
-        if not self.database.run(exchange, idempotent=True):
+        replace_segments = partial(
+            _replace_segments, queue=self.queue, old=compacted.rows, new=segment, runs=runs
+        )
+        if not self.database.run(replace_segments, idempotent=True):
             return 0, 0
         return len(compacted.rows), len(compacted.rows) - 1
 
 
 def compact_newest(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Compact the newest segments if many are small; return how many segments are gone."""
+    """Compact the newest segments if many are small; return how many segments fewer there are."""
     newest = database.run(
         lambda tx: tx.all(
-            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=NEWEST
+            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=NEWEST_SEGMENTS
         ),
         write=False,
     )
-    return sum(compact_run(database, queue, partition, run) for run in groups(worthwhile_run(newest)))
+    return sum(
+        compact_segments(database, queue, partition, group)
+        for group in adjacent_groups(segments_worth_compacting(newest))
+    )
 
 
 def compact_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
-    """Compact every run of small segments in some partitions, up to the largest size of a segment; return how
-    many segments are gone.
+    """Compact all small segments in some partitions, up to the largest size of a segment; return how many
+    segments fewer there are.
 
     Partitions are compacted together: payloads that share an object are read with one request, and new
     payloads are written into shared objects.
@@ -109,56 +114,56 @@ def compact_all(database: Database, queue: QueueRecord, partitions: Iterable[int
     PenstockError
         When segments cannot be read. The other segments are compacted.
     """
-    gone = 0
+    removed = 0
     errors: dict[int, PenstockError] = {}
-    before: dict[int, list[Run]] = {partition: [] for partition in partitions}
-    for _ in range(_PASSES):
-        runs = {partition: _runs_of(database, queue, partition) for partition in before}
-        # A run that was compacted or trimmed meanwhile is listed again, as it is now.
-        before = {each: found for each, found in runs.items() if found != before[each]}
-        for group in by_size(chain.from_iterable(before.values()), attrgetter("bytes"), TOGETHER_BYTES):
-            gone += _compact_group(database, queue, group, errors)
-        before = {each: found for each, found in before.items() if each not in errors}
-        if not before:
+    pending: dict[int, list[SegmentGroup]] = {partition: [] for partition in partitions}
+    for _ in range(_MAX_PASSES):
+        listed = {partition: _compactable_groups(database, queue, partition) for partition in pending}
+        # A group that was compacted or trimmed meanwhile is listed again, as it is now.
+        pending = {partition: groups for partition, groups in listed.items() if groups != pending[partition]}
+        for group in by_size(chain.from_iterable(pending.values()), attrgetter("bytes"), GROUP_BYTES):
+            removed += _compact_group_or_each(database, queue, group, errors)
+        pending = {partition: groups for partition, groups in pending.items() if partition not in errors}
+        if not pending:
             break
     if errors:
         raise errors[min(errors)]
-    return gone
+    return removed
 
 
-def _runs_of(database: Database, queue: QueueRecord, partition: int) -> list[Run]:
-    runs = [Run(partition, segments) for segments in _small_runs(database, queue, partition)]
-    return [run for run in runs if len(run.segments) > 1]
+def _compactable_groups(database: Database, queue: QueueRecord, partition: int) -> list[SegmentGroup]:
+    groups = [SegmentGroup(partition, segments) for segments in _list_groups(database, queue, partition)]
+    return [group for group in groups if len(group.segments) > 1]
 
 
-def _compact_group(
-    database: Database, queue: QueueRecord, group: Sequence[Run], errors: dict[int, PenstockError]
+def _compact_group_or_each(
+    database: Database, queue: QueueRecord, group: Sequence[SegmentGroup], errors: dict[int, PenstockError]
 ) -> int:
     try:
-        return _compact_runs(database, queue, group)
+        return _compact_groups(database, queue, group)
     except PenstockError as error:
         if len(group) == 1:
             errors[group[0].partition] = error
             return 0
-    return sum(_compact_group(database, queue, [run], errors) for run in group)
+    return sum(_compact_group_or_each(database, queue, [single], errors) for single in group)
 
 
-def worthwhile_run(newest: Sequence[Row]) -> list[Row]:
-    """Return the longest run of small segments that is worth compacting, oldest first; ``newest`` is ordered
-    newest first.
+def segments_worth_compacting(newest: Sequence[Row]) -> list[Row]:
+    """Return the longest sequence of small segments that is worth compacting, oldest first; ``newest`` is
+    ordered newest first.
     """
     length = rows = largest = 0
     for count, segment in enumerate(newest, 1):
-        own = segment.end_index - segment.start_index
-        if own >= SEGMENT_ROWS // 2 or segment.bytes >= SEGMENT_BYTES // 2:
+        row_count = segment.end_index - segment.start_index
+        if row_count >= SEGMENT_ROWS // 2 or segment.bytes >= SEGMENT_BYTES // 2:
             break
-        rows, largest = rows + own, max(largest, own)
+        rows, largest = rows + row_count, max(largest, row_count)
         if count >= COMPACTION_FAN_IN and rows >= 2 * largest:
             length = count
     return list(reversed(newest[:length]))
 
 
-def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Row]]:
+def _list_groups(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Row]]:
     def read(tx: Transaction) -> list[Row]:
         return tx.all(
             "read_segments",
@@ -172,7 +177,7 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
     pending: list[Row] = []
     while True:
         page = database.run(read, write=False)
-        *complete, pending = [*groups(pending + page)] or [[]]
+        *complete, pending = [*adjacent_groups(pending + page)] or [[]]
         yield from complete
         if len(page) < PAGE_SEGMENTS:
             yield pending
@@ -180,7 +185,7 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
         position = page[-1].end_index
 
 
-def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
+def adjacent_groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield groups of adjacent segments that fit into one segment."""
     group: list[Row] = []
     rows = size = 0
@@ -196,56 +201,63 @@ def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def compact_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
-    """Compact adjacent segments, into several if one would take too much memory; return how many segments are
-    gone.
+def compact_segments(database: Database, queue: QueueRecord, partition: int, segments: Sequence[Row]) -> int:
+    """Compact adjacent segments, into several if one would take too much memory; return how many segments
+    fewer there are.
     """
-    return _compact_runs(database, queue, [Run(partition, run)])
+    return _compact_groups(database, queue, [SegmentGroup(partition, segments)])
 
 
-def _compact_runs(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> int:
-    gone = 0
-    while runs := [run for run in runs if len(run.segments) > 1]:
-        results = load(database, queue, runs).replace()
-        gone += sum(fewer for _, fewer in results)
-        runs = [
-            Run(run.partition, run.segments[done:])
-            for run, (done, _) in zip(runs, results, strict=True)
-            if done
+def _compact_groups(database: Database, queue: QueueRecord, groups: Sequence[SegmentGroup]) -> int:
+    removed = 0
+    while groups := [group for group in groups if len(group.segments) > 1]:
+        results = compact_in_memory(database, queue, groups).replace()
+        removed += sum(removed_count for _, removed_count in results)
+        groups = [
+            SegmentGroup(group.partition, group.segments[processed:])
+            for group, (processed, _) in zip(groups, results, strict=True)
+            if processed
         ]
-    return gone
+    return removed
 
 
-def load(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> CompactedRuns:
-    """Read and compact the first segments of each run, as many as fit into memory; nothing is replaced
+def compact_in_memory(
+    database: Database, queue: QueueRecord, groups: Sequence[SegmentGroup]
+) -> CompactedGroups:
+    """Read and compact the first segments of each group, as many as fit into memory; nothing is replaced
     yet.
     """
-    queue, loaded = _payloads(database, queue, runs)
-    compacted = [_compacted(queue, run, rows) for run, rows in zip(runs, loaded, strict=True)]
-    return CompactedRuns(database, queue, compacted)
+    queue, loaded = _read_payloads(database, queue, groups)
+    compacted = [_compact_group(queue, group, rows) for group, rows in zip(groups, loaded, strict=True)]
+    return CompactedGroups(database, queue, compacted)
 
 
-def _compacted(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Compacted:
-    if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run.segments[: len(rows)]]:
+def _compact_group(queue: QueueRecord, group: SegmentGroup, rows: Sequence[Row]) -> _Compacted:
+    if not rows or [row.payload_id for row in rows] != [
+        old.payload_id for old in group.segments[: len(rows)]
+    ]:
         return _Compacted([])
     try:
-        batches = within_memory(queue, rows)
+        batches = decode_within_memory(queue, rows)
     except StoreError as error:
-        bad = _first_unreadable(queue, rows)
-        raise unreadable(queue, run.partition, bad[0].start_index, bad[-1].end_index, error) from error
+        unreadable_rows = _find_unreadable(queue, rows)
+        raise unreadable(
+            queue, group.partition, unreadable_rows[0].start_index, unreadable_rows[-1].end_index, error
+        ) from error
     columns_id = queue.columns.latest(row.columns_id for row in rows)
     rows = rows[: len(batches)]
     if len(batches) == 1:
         return _Compacted(rows)
     parts = [
-        Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
+        SegmentRuns(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs)
+        for row in rows
     ]
-    segment = Segment(run.partition, pa.concat_batches(batches), columns_id)
+    segment = Segment(group.partition, pa.concat_batches(batches), columns_id)
     _ = segment.payload  # compress before anything is locked and before the next run is decoded
     return _Compacted(rows, segment, Runs.concat(parts).to_buffer())
 
 
-def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
+def decode_within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
     """Return as many decoded segments as fit into memory together, at least the first one."""
     batches: list[pa.RecordBatch] = []
     size = without_bytes = 0
@@ -259,20 +271,20 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
     return batches
 
 
-def _first_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
+def _find_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
     """Return the first segment that cannot be read alone; all of them if only their runs cannot be joined."""
-    for place in range(len(rows)):
+    for position in range(len(rows)):
         try:
-            within_memory(queue, rows[place : place + 1])
+            decode_within_memory(queue, rows[position : position + 1])
         except StoreError:
-            return rows[place : place + 1]
+            return rows[position : position + 1]
     return rows
 
 
-def _payloads(
-    database: Database, queue: QueueRecord, runs: Sequence[Run]
+def _read_payloads(
+    database: Database, queue: QueueRecord, groups: Sequence[SegmentGroup]
 ) -> tuple[QueueRecord, list[list[Row]]]:
-    """Return the queue with all columns of the segments, and as many segments of each run, with their
+    """Return the queue with all columns of the segments, and as many segments of each group, with their
     payloads, as fit into memory together.
     """
 
@@ -280,45 +292,47 @@ def _payloads(
         if queue.payloads is not None:
             # A copy of the store may not write objects: check this before doing the work.
             require_own_location(tx, database.uuid, queue.payloads)
-        found: list[list[Row]] = []
+        pages_rows: list[list[Row]] = []
         size = 0
-        for run in runs:
-            # Count the payloads' real sizes, not those in the log. At least one run is read.
-            rows = [] if size > TOGETHER_BYTES else _page(tx, queue, run)
+        for group in groups:
+            # Count the payloads' real sizes, not those in the log. At least one group is read.
+            rows = [] if size > GROUP_BYTES else _read_page(tx, queue, group)
             size += sum(map(stored_bytes, rows))
-            found.append(rows)
+            pages_rows.append(rows)
         # Without this, columns added since the queue was looked up would be lost.
-        return reread(tx, queue) if any(found) else queue, found
+        return reread(tx, queue) if any(pages_rows) else queue, pages_rows
 
-    queue, found = database.run(work, write=False)
-    pages = [(run.partition, rows) for run, rows in zip(runs, found, strict=True)]
+    queue, pages_rows = database.run(work, write=False)
+    pages = [(group.partition, rows) for group, rows in zip(groups, pages_rows, strict=True)]
     return queue, with_payloads(database, queue, pages)
 
 
-def _page(tx: Transaction, queue: QueueRecord, run: Run) -> list[Row]:
+def _read_page(tx: Transaction, queue: QueueRecord, group: SegmentGroup) -> list[Row]:
     return tx.page(
         queue_id=queue.queue_id,
-        partition=run.partition,
-        start_index=run.segments[0].start_index,
-        end_index=run.segments[-1].end_index,
-        max_segments=len(run.segments),
+        partition=group.partition,
+        start_index=group.segments[0].start_index,
+        end_index=group.segments[-1].end_index,
+        max_segments=len(group.segments),
         max_bytes=2 * SEGMENT_BYTES,
         with_runs=1,
     )
 
 
-def _identity(row: Row) -> tuple[int, ...]:
+def _segment_identity(row: Row) -> tuple[int, ...]:
     """Identify a segment even if its payload's id was reused after a backup was restored."""
     return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
 
 
-def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segment, runs: pa.Buffer) -> bool:
+def _replace_segments(
+    tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segment, runs: pa.Buffer
+) -> bool:
     """Replace several segments by one if all of them still exist."""
     where = {"queue_id": queue.queue_id, "partition": new.partition}
     # Segments are added and removed only under this lock.
     lock_partition(tx, queue, new.partition)
-    present = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
-    if list(map(_identity, present)) != list(map(_identity, old)):
+    current = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
+    if list(map(_segment_identity, current)) != list(map(_segment_identity, old)):
         return False
     require_columns(tx, queue, [new.columns_id])
     payload_id = store_payloads(tx, [new], runs)[0]

@@ -18,20 +18,20 @@ from penstock.errors import InvalidInputError, PenstockError, SchemaMismatchErro
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
-MOST_ROWS = 1 << 20
+MAX_BATCH_ROWS = 1 << 20
 """The largest number of rows in a batch. A segment of a few bytes may claim any number of rows, and what a
 reader adds to each row, such as its time, takes memory.
 """
-_MOST_NULLS = 32 << 20
+_MAX_NULL_BYTES = 32 << 20
 """The largest number of bytes of nulls in a batch."""
-_SAMPLE = 1024
-_OF_ROWS = (
+_SAMPLE_ROWS = 1024
+_ROW_CONDITIONS = (
     "SEGMENT_UNREADABLE", "SEGMENT_MISSING", "STORE_ERROR.OBJECT_MISSING", "STORE_ERROR.OBJECT_DAMAGED",
 )  # fmt: skip
 
 
-class _Fitter:
-    """Fits rows to the columns of a read: fills missing columns with nulls, and converts the others."""
+class _ColumnAdapter:
+    """Adapts batches to the columns of a read: fills missing columns with nulls, and casts the others."""
 
     def __init__(self, queue: QueueRecord, present: Sequence[str], schema: pa.Schema) -> None:
         self._queue, self._schema = queue, schema
@@ -40,46 +40,54 @@ class _Fitter:
         ]
         self._nulls: dict[pa.DataType, pa.Array] = {}
         self._rows = -1
-        added = [pa.nulls(_SAMPLE, kind) for index, kind in self._columns if index is None]
-        size = sum(nulls.nbytes for nulls in added)
-        self.most_rows = max(_MOST_NULLS * _SAMPLE // max(size, 1), 1)
-        """The largest number of rows to fill in one batch."""
+        sample_nulls = [
+            pa.nulls(_SAMPLE_ROWS, data_type) for index, data_type in self._columns if index is None
+        ]
+        null_bytes = sum(nulls.nbytes for nulls in sample_nulls)
+        self.max_batch_rows = max(_MAX_NULL_BYTES * _SAMPLE_ROWS // max(null_bytes, 1), 1)
+        """The largest number of rows in one adapted batch."""
 
-    def fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def adapt(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
             # Adjacent small appends often have the same length, so the arrays are kept.
             self._rows = int(batch.num_rows)
-            self._nulls = {kind: pa.nulls(self._rows, kind) for index, kind in self._columns if index is None}
+            self._nulls = {
+                data_type: pa.nulls(self._rows, data_type)
+                for index, data_type in self._columns
+                if index is None
+            }
         columns = [
-            self._nulls[kind] if index is None else self._typed(batch.column(index), kind, place)
-            for place, (index, kind) in enumerate(self._columns)
+            self._nulls[data_type]
+            if index is None
+            else self._converted(batch.column(index), data_type, position)
+            for position, (index, data_type) in enumerate(self._columns)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _typed(self, column: pa.Array, kind: pa.DataType, place: int) -> pa.Array:
+    def _converted(self, column: pa.Array, data_type: pa.DataType, position: int) -> pa.Array:
         try:
-            return conform_array(column, kind, "")
+            return conform_array(column, data_type, "")
         except Misfit:
-            name = self._schema.names[place]
+            name = self._schema.names[position]
             raise SchemaMismatchError(
                 f"column {in_quotes(name)} of queue {in_quotes(self._queue.name)} is now {column.type}, and "
-                f"has a value that does not fit into {kind}, its type when this reader started: open the "
-                "queue again; a restarted query resumes where it stopped",
+                f"has a value that does not fit into {data_type}, its type when this reader started: open "
+                "the queue again; a restarted query resumes where it stopped",
                 condition="SCHEMA_MISMATCH.COLUMN_WIDENED",
                 column=name,
-                expected=str(kind),
+                expected=str(data_type),
                 found=str(column.type),
             ) from None
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to decode segments with the same columns."""
+    """How to decode the segments that have the same columns."""
 
     schema: pa.Schema
     columns: Sequence[str] | None
     """The columns to decode; all of the schema when None."""
-    fitter: _Fitter | None
+    adapter: _ColumnAdapter | None
 
 
 class Decoder:
@@ -106,39 +114,43 @@ class Decoder:
         reread: Callable[[], QueueRecord],
     ) -> None:
         self._queue, self._reread = queue, reread
-        self._wanted: pa.Schema = columns
+        self._read_schema: pa.Schema = columns
         if columns is None:
-            self._wanted = queue.schema
+            self._read_schema = queue.schema
         elif not isinstance(columns, pa.Schema):
-            self._wanted = pa.schema([queue.schema.field(name) for name in columns])
+            self._read_schema = pa.schema([queue.schema.field(name) for name in columns])
         self._plans: dict[int, _Plan] = {}
 
-    def rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def decode_rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield rows [start, end) of a segment in a page, in several batches if there are many."""
         plan = self._plans.get(row.columns_id)
         if plan is None:
             plan = self._plans[row.columns_id] = self._plan(row.columns_id)
         batch = decode(row.data, plan.schema, plan.columns)
         require_rows(row, batch)
-        most = MOST_ROWS if plan.fitter is None else min(plan.fitter.most_rows, MOST_ROWS)
-        for place in range(start, end, most):
-            piece = batch.slice(place - row.start_index, min(most, end - place))
+        max_rows = (
+            MAX_BATCH_ROWS if plan.adapter is None else min(plan.adapter.max_batch_rows, MAX_BATCH_ROWS)
+        )
+        for row_index in range(start, end, max_rows):
+            part = batch.slice(row_index - row.start_index, min(max_rows, end - row_index))
             # After the slice, so that reading a few rows does not fill nulls for all of them.
-            yield piece if plan.fitter is None else plan.fitter.fitted(piece)
+            yield part if plan.adapter is None else plan.adapter.adapt(part)
 
     def _plan(self, columns_id: int) -> _Plan:
         if columns_id not in self._queue.columns.ids:
             self._queue = self._reread()
         _require_columns(self._queue, columns_id)
-        wanted, schema = self._wanted, self._queue.columns.of(columns_id)
-        present = [name for name in wanted.names if name in schema.names]
-        found = pa.schema([schema.field(name) for name in present])
-        fits = len(found) == len(wanted) and all(map(same_type, found.types, wanted.types))
-        fitter = None if fits else _Fitter(self._queue, present, wanted)
+        read_schema, schema = self._read_schema, self._queue.columns.of(columns_id)
+        present = [name for name in read_schema.names if name in schema.names]
+        present_schema = pa.schema([schema.field(name) for name in present])
+        matches = len(present_schema) == len(read_schema) and all(
+            map(same_type, present_schema.types, read_schema.types)
+        )
+        adapter = None if matches else _ColumnAdapter(self._queue, present, read_schema)
         if present and present == schema.names[: len(present)]:
             # The first columns need no selection.
-            return _Plan(found, None, fitter)
-        return _Plan(schema, present, fitter)
+            return _Plan(present_schema, None, adapter)
+        return _Plan(schema, present, adapter)
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
@@ -153,18 +165,21 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     # much.
     batches = {
         columns_id: decode_each(
-            [row.data for row, own in zip(rows, ids, strict=True) if own == columns_id],
+            [row.data for row, row_columns in zip(rows, ids, strict=True) if row_columns == columns_id],
             queue.columns.of(columns_id),
         )
         for columns_id in set(ids)
     }
     schema = queue.columns.of(latest)
-    fitters = {each: _Fitter(queue, queue.columns.of(each).names, schema) for each in batches}
+    adapters = {
+        columns_id: _ColumnAdapter(queue, queue.columns.of(columns_id).names, schema)
+        for columns_id in batches
+    }
     for row, columns_id in zip(rows, ids, strict=True):
         batch = next(batches[columns_id])
         # Compacting a segment with the wrong number of rows would make its neighbours unreadable too.
         require_rows(row, batch)
-        yield batch if columns_id == latest else fitters[columns_id].fitted(batch)
+        yield batch if columns_id == latest else adapters[columns_id].adapt(batch)
 
 
 def _require_columns(queue: QueueRecord, columns_id: int) -> None:
@@ -188,9 +203,9 @@ def require_rows(row: Row, batch: pa.RecordBatch) -> None:
         )
 
 
-def concerns_rows(error: PenstockError) -> bool:
+def is_about_rows(error: PenstockError) -> bool:
     """Whether an error is about particular rows that cannot be read or written; other rows can."""
-    return error.condition in _OF_ROWS or isinstance(error, InvalidInputError)
+    return error.condition in _ROW_CONDITIONS or isinstance(error, InvalidInputError)
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:

@@ -9,7 +9,7 @@ from penstock.errors import PenstockError, StoreUnavailableError
 from penstock.objects.location import stored_location
 from penstock.objects.storage import ListedObject
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.object_folders import AT_ONCE, ObjectFolder, object_folders
+from penstock.store.log.object_folders import OBJECTS_PER_STATEMENT, ObjectFolder, object_folders
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ObjectsCheck:
     """Why the objects could not be compared; the other fields are then not known."""
 
 
-def check(database: Database) -> list[ObjectsCheck]:
+def check_objects(database: Database) -> list[ObjectsCheck]:
     """Compare the objects in the storage with the store, queue by queue; dropped queues are last.
 
     If the objects of one queue cannot be listed, the others are still compared.
@@ -42,8 +42,8 @@ def check(database: Database) -> list[ObjectsCheck]:
     listings = _Listings(database)
     folders = object_folders(database)
     return [
-        _checked(database, folder, listings)
-        for folder in sorted(folders, key=lambda each: (each.queue is None, each.queue))
+        _check_folder(database, folder, listings)
+        for folder in sorted(folders, key=lambda folder: (folder.queue is None, folder.queue))
     ]
 
 
@@ -52,7 +52,7 @@ class _Listings:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._away: dict[str, StoreUnavailableError] = {}
+        self._unavailable_locations: dict[str, StoreUnavailableError] = {}
 
     def of(self, folder: ObjectFolder) -> dict[str, ListedObject]:
         """Return a queue's objects by name.
@@ -62,53 +62,53 @@ class _Listings:
         PenstockError
             When they cannot be listed.
         """
-        if folder.location in self._away:
-            raise self._away[folder.location]
+        if folder.location in self._unavailable_locations:
+            raise self._unavailable_locations[folder.location]
         try:
             storage = self._database.storages.at(stored_location(folder.location))
-            return {each.name: each for each in folder.listed(storage)}
+            return {listed.name: listed for listed in folder.list_stored(storage)}
         except StoreUnavailableError as error:
-            self._away[folder.location] = error
+            self._unavailable_locations[folder.location] = error
             raise
 
 
-def _checked(database: Database, folder: ObjectFolder, listings: _Listings) -> ObjectsCheck:
+def _check_folder(database: Database, folder: ObjectFolder, listings: _Listings) -> ObjectsCheck:
     # List after reading the store: an object exists before it is recorded. An object that is deleted in
     # between has been without payloads for a day.
-    rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
+    rows, used = database.run(lambda tx: _recorded_and_used(tx, folder), write=False)
     try:
         listed = listings.of(folder)
     except PenstockError as error:
         return ObjectsCheck(folder.queue, str(folder.location), error=error.message)
-    return _compared(folder, rows, used, listed)
+    return _compare(folder, rows, used, listed)
 
 
-def _entered_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
+def _recorded_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
     """Return the objects that the store has recorded, and the ids of those with payloads, even if they are
     marked as unused.
     """
-    rows = list(folder.entered(tx))
+    rows = list(folder.recorded_objects(tx))
     used: set[int] = set()
-    for start in range(0, len(rows), AT_ONCE):
-        page = rows[start : start + AT_ONCE]
+    for start in range(0, len(rows), OBJECTS_PER_STATEMENT):
+        page = rows[start : start + OBJECTS_PER_STATEMENT]
         where = {"queue_id": folder.queue_id, "first": page[0].object_id, "last": page[-1].object_id}
         used.update(row.object_id for row in tx.all("used_objects", **where))
     return rows, used
 
 
-def _compared(
+def _compare(
     folder: ObjectFolder, rows: list[Row], used: set[int], listed: dict[str, ListedObject]
 ) -> ObjectsCheck:
     checked = ObjectsCheck(folder.queue, folder.location, len(rows), sum(map(attrgetter("size"), rows)))
     for row in rows:
         name = folder.name_of(row)
-        there = listed.pop(name, None)
+        stored = listed.pop(name, None)
         if row.object_id not in used:
             checked.unused += 1
-        elif there is None:
+        elif stored is None:
             checked.missing.append(name)
-        elif there.size != row.size:
+        elif stored.size != row.size:
             checked.damaged.append(name)
     checked.orphans = len(listed)
-    checked.orphan_bytes = sum(each.size for each in listed.values())
+    checked.orphan_bytes = sum(orphan.size for orphan in listed.values())
     return checked

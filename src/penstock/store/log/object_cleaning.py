@@ -16,28 +16,28 @@ from penstock.errors import PenstockError, StoreReadOnlyError
 from penstock.objects.location import stored_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.object_folders import AT_ONCE, ObjectFolder, object_folders
-from penstock.store.log.object_owner import OldEnough, begin_cleaning
+from penstock.store.log.object_folders import OBJECTS_PER_STATEMENT, ObjectFolder, object_folders
+from penstock.store.log.object_owner import DeletionBounds, begin_cleanup
 from penstock.store.log.payloads import ORPHAN_AGE
 
-CLEANING_INTERVAL = 3600 * 1_000_000
+CLEANUP_INTERVAL = 3600 * 1_000_000
 """Microseconds between two cleanups of a location by background maintenance."""
 
 
 @dataclass(frozen=True)
-class Cleaned:
-    """What was deleted."""
+class CleanupResult:
+    """The number and size of the deleted objects."""
 
     objects: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Cleaned) -> Cleaned:
-        return Cleaned(self.objects + other.objects, self.bytes + other.bytes)
+    def __add__(self, other: CleanupResult) -> CleanupResult:
+        return CleanupResult(self.objects + other.objects, self.bytes + other.bytes)
 
 
 def clean_up(
     database: Database, *, older_than: int = ORPHAN_AGE, interval: int = 0, take_over: bool = False
-) -> Cleaned:
+) -> CleanupResult:
     """Delete objects that have been unused or orphaned for ``older_than`` microseconds and since before the
     last cleanup.
 
@@ -54,24 +54,24 @@ def clean_up(
     by_location: dict[str, list[ObjectFolder]] = {}
     if take_over:
         # Including locations that have no queue yet, or no queue any more.
-        rows = database.run(lambda tx: tx.all("list_locations"), write=False)
-        by_location = {row.payloads: [] for row in rows}
+        locations = database.run(lambda tx: tx.all("list_locations"), write=False)
+        by_location = {row.payloads: [] for row in locations}
     for folder in object_folders(database):
         by_location.setdefault(folder.location, []).append(folder)
-    cleaned = Cleaned()
+    cleaned = CleanupResult()
     errors: list[PenstockError] = []
     for location, folders in by_location.items():
         try:
             storage = database.storages.at(stored_location(location))
-            before = begin_cleaning(database, storage, older_than, interval, take_over)
+            bounds = begin_cleanup(database, storage, older_than, interval, take_over)
         except PenstockError as error:
             errors.append(error)
             continue
-        if before is None:
+        if bounds is None:
             continue
         for folder in folders:
             try:
-                cleaned += _clean(database, storage, folder, before)
+                cleaned += _clean_folder(database, storage, folder, bounds)
             except PenstockError as error:
                 errors.append(error)
     if errors:
@@ -80,56 +80,60 @@ def clean_up(
     return cleaned
 
 
-def _clean(database: Database, storage: ObjectStorage, folder: ObjectFolder, before: OldEnough) -> Cleaned:
-    cleaned = Cleaned()
+def _clean_folder(
+    database: Database, storage: ObjectStorage, folder: ObjectFolder, bounds: DeletionBounds
+) -> CleanupResult:
+    cleaned = CleanupResult()
     _mark_unused(database, folder)
-    for rows in _unused(database, folder, before.unused):
+    for rows in _delete_unused_records(database, folder, bounds.unused):
         storage.delete([folder.name_of(row) for row in rows])
-        cleaned += Cleaned(len(rows), sum(row.size for row in rows))
-    listed = folder.listed(storage)
-    orphans = _orphans(database, folder, listed, before.written)
-    storage.delete([each.name for each in orphans])
-    if folder.queue is None and len(orphans) == len(listed):
+        cleaned += CleanupResult(len(rows), sum(row.size for row in rows))
+    stored = folder.list_stored(storage)
+    orphans = _orphans(database, folder, stored, bounds.written)
+    storage.delete([orphan.name for orphan in orphans])
+    if folder.queue is None and len(orphans) == len(stored):
 
         def forget(tx: Transaction) -> int:
-            return tx.run("forget_dropped_payloads", queue_id=folder.queue_id, before=before.unused)
+            return tx.run("forget_dropped_payloads", queue_id=folder.queue_id, before=bounds.unused)
 
         database.run(forget, idempotent=True)
-    return cleaned + Cleaned(len(orphans), sum(each.size for each in orphans))
+    return cleaned + CleanupResult(len(orphans), sum(orphan.size for orphan in orphans))
 
 
 def _mark_unused(database: Database, folder: ObjectFolder) -> None:
     def mark(tx: Transaction) -> int:
         # A repeated append may record its object while it is being marked as unused.
         tx.run("mark_used", queue_id=folder.queue_id)
-        return tx.run("mark_unused", queue_id=folder.queue_id, now=tx.now(), most=AT_ONCE)
+        return tx.run("mark_unused", queue_id=folder.queue_id, now=tx.now(), most=OBJECTS_PER_STATEMENT)
 
-    while database.run(mark, idempotent=True) == AT_ONCE:
+    while database.run(mark, idempotent=True) == OBJECTS_PER_STATEMENT:
         pass
 
 
-def _unused(database: Database, folder: ObjectFolder, before: int) -> Iterator[list[Row]]:
+def _delete_unused_records(database: Database, folder: ObjectFolder, before: int) -> Iterator[list[Row]]:
     """Remove the records of objects that have been without payloads since before a time, and yield them.
 
     If the process dies before it deletes such an object, the object is an orphan.
     """
 
     def delete(tx: Transaction) -> list[Row]:
-        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=AT_ONCE)
+        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=OBJECTS_PER_STATEMENT)
 
     while rows := database.run(delete):
         yield rows
 
 
 def _orphans(
-    database: Database, folder: ObjectFolder, listed: list[ListedObject], before: int
+    database: Database, folder: ObjectFolder, stored: list[ListedObject], before: int
 ) -> list[ListedObject]:
     """Return the listed objects that were written before a time by the storage's clock and that the store has
     not recorded.
     """
-    old = [each for each in listed if each.modified_at < before]
-    if not old:
+    old_enough = [stored_object for stored_object in stored if stored_object.modified_at < before]
+    if not old_enough:
         return []
     # A write transaction: in SQLite it waits for one that is about to record an object.
-    names = database.run(lambda tx: {folder.name_of(row) for row in folder.entered(tx)}, idempotent=True)
-    return [each for each in old if each.name not in names]
+    names = database.run(
+        lambda tx: {folder.name_of(row) for row in folder.recorded_objects(tx)}, idempotent=True
+    )
+    return [stored_object for stored_object in old_enough if stored_object.name not in names]

@@ -9,7 +9,7 @@ from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import folder_of, is_object_name, object_name
 
-AT_ONCE = 1000
+OBJECTS_PER_STATEMENT = 1000
 """The number of objects that one statement reads or deletes."""
 
 
@@ -25,15 +25,15 @@ class ObjectFolder:
     location: str
     """The URL as stored; it is not validated, and another program may have written it."""
 
-    def listed(self, storage: ObjectStorage) -> list[ListedObject]:
+    def list_stored(self, storage: ObjectStorage) -> list[ListedObject]:
         """Return the queue's objects in the storage. Other files there do not belong to Penstock."""
         prefix = folder_of(self.store, self.queue_id)
-        return [each for each in storage.listed(prefix) if is_object_name(each.name[len(prefix) :])]
+        return [stored for stored in storage.listed(prefix) if is_object_name(stored.name[len(prefix) :])]
 
-    def entered(self, tx: Transaction) -> Iterator[Row]:
+    def recorded_objects(self, tx: Transaction) -> Iterator[Row]:
         """Yield the objects that the store has recorded."""
         after = -1
-        while rows := tx.all("list_objects", queue_id=self.queue_id, after=after, most=AT_ONCE):
+        while rows := tx.all("list_objects", queue_id=self.queue_id, after=after, most=OBJECTS_PER_STATEMENT):
             yield from rows
             after = rows[-1].object_id
 

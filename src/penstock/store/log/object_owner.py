@@ -45,12 +45,12 @@ log = logging.getLogger("penstock.store")
 _TOKEN_BYTES = 16
 _TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _TOKEN, _OWNER, _OBJECTION, _DATABASE = "token", ".owner", ".objection", ".database"
-_MARK = b"\n"
-"""The content of an object that matters only by its name; some services do not keep empty objects."""
+_MARKER_CONTENT = b"\n"
+"""The content of a marker that matters only by its name; some services do not keep empty objects."""
 
 
 @dataclass(frozen=True)
-class OldEnough:
+class DeletionBounds:
     """The times before which objects are old enough to be deleted, in microseconds since 1970."""
 
     written: int
@@ -74,10 +74,10 @@ def claim(database: Database, storage: ObjectStorage) -> None:
         return tx.instance()
 
     instance = database.run(read, write=False)
-    found = Marks.at(database, storage)
-    if not found.databases():
-        found.write_database(instance)
-    elif found.is_of_another(instance):
+    markers = LocationMarkers.read_from(database, storage)
+    if not markers.owning_databases():
+        markers.write_database(instance)
+    elif markers.belongs_to_another(instance):
 
         def refuse(tx: Transaction) -> None:
             enter_location(tx, storage.url, tx.now())
@@ -87,9 +87,9 @@ def claim(database: Database, storage: ObjectStorage) -> None:
         raise not_of_this_database(storage.url)
 
 
-def begin_cleaning(
+def begin_cleanup(
     database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
-) -> OldEnough | None:
+) -> DeletionBounds | None:
     """Write a new token into the store and its location; return what is old enough to delete, or None if the
     location was cleaned up recently.
     """
@@ -102,44 +102,48 @@ def begin_cleaning(
             require_same_store(tx, database.uuid)
         else:
             require_own_location(tx, database.uuid, storage.url)
-        before = now if take_over else now - interval
-        if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=before):
+        due_before = now if take_over else now - interval
+        if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=due_before):
             return None
         tx.run("insert_cleaning", payloads=storage.url, token=token, now=now, taken_over=int(take_over))
         return now, tx.instance()
 
-    begins = database.run(begin)
-    if begins is None:
+    started = database.run(begin)
+    if started is None:
         return None
-    begun, instance = begins
+    started_at, instance = started
     if take_over:
-        return _take_over(database, storage, token, begun, instance, older_than)
+        return _take_over(database, storage, token, started_at, instance, older_than)
     try:
-        found, own = _uncontested(database, storage, instance)
+        markers, records = _require_uncontested(database, storage, instance)
     except BaseException:
-        _forget(database, storage, token)
+        _forget_token(database, storage, token)
         raise
     try:
-        written = found.put(token)
+        written_at = markers.write_token(token)
     except (StoreReadOnlyError, StoreFullError):
-        _forget(database, storage, token)
+        _forget_token(database, storage, token)
         raise
-    earlier = [each for each in own.values() if each.begun_at < begun]
-    _settle(database, storage, token, _kept(found, own, earlier, begun))
-    if found.token is None or found.written is None:
-        return OldEnough(0, 0)
+    earlier = [record for record in records.values() if record.begun_at < started_at]
+    _settle_token(database, storage, token, _oldest_kept_token(markers, records, earlier, started_at))
+    if markers.token is None or markers.written is None:
+        return DeletionBounds(0, 0)
     # Only tokens that other copies have had ``older_than`` microseconds to object to.
-    stood = [
-        each for each in earlier if each.settled_at is not None and each.settled_at <= begun - older_than
+    uncontested = [
+        record
+        for record in earlier
+        if record.settled_at is not None and record.settled_at <= started_at - older_than
     ]
-    unused = max((each.begun_at for each in stood), default=0)
-    return OldEnough(min(found.written, written, own[found.token].begun_at) - older_than, unused)
+    unused_before = max((record.begun_at for record in uncontested), default=0)
+    return DeletionBounds(
+        min(markers.written, written_at, records[markers.token].begun_at) - older_than, unused_before
+    )
 
 
-def _uncontested(
+def _require_uncontested(
     database: Database, storage: ObjectStorage, instance: str
-) -> tuple[Marks, dict[str, _Cleaning]]:
-    """Return the marks at a location, and the tokens that the store has.
+) -> tuple[LocationMarkers, dict[str, _CleanupRecord]]:
+    """Return the markers at a location, and the tokens that the store has.
 
     Raises
     ------
@@ -147,44 +151,51 @@ def _uncontested(
         When the location belongs to another database, or another copy of the store has cleaned it up or has
         objected.
     """
-    found, own = _found(database, storage)
-    if not found.databases():
+    markers, records = _read_markers(database, storage)
+    if not markers.owning_databases():
         raise of_nobody(storage.url)
-    if found.is_of_another(instance) or found.contest(own):
+    if markers.belongs_to_another(instance) or markers.is_contested(records):
         database.run(
             lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
         )
         raise not_of_this_database(storage.url)
-    return found, own
+    return markers, records
 
 
-def _kept(found: Marks, own: Mapping[str, _Cleaning], earlier: Sequence[_Cleaning], begun: int) -> int:
-    """Return the time from which on the store keeps its tokens."""
-    if found.token is None:
+def _oldest_kept_token(
+    markers: LocationMarkers,
+    records: Mapping[str, _CleanupRecord],
+    earlier: Sequence[_CleanupRecord],
+    started_at: int,
+) -> int:
+    """Return the time from which on the store keeps the records of its tokens."""
+    if markers.token is None:
         return 0
     # Another process may still be about to write a younger token, or may have read the previous one.
-    kept = max((each.begun_at for each in earlier if each.begun_at <= begun - ORPHAN_AGE), default=0)
-    return min(kept, own[found.token].begun_at)
+    kept_from = max(
+        (record.begun_at for record in earlier if record.begun_at <= started_at - ORPHAN_AGE), default=0
+    )
+    return min(kept_from, records[markers.token].begun_at)
 
 
-def _settle(database: Database, storage: ObjectStorage, token: str, kept: int) -> None:
-    """Record that a token was written, and delete the records of tokens from before ``kept``."""
+def _settle_token(database: Database, storage: ObjectStorage, token: str, kept_from: int) -> None:
+    """Record that a token was written, and delete the records of tokens from before ``kept_from``."""
 
     def settle(tx: Transaction) -> None:
         # In this order: by now this token may be that old itself.
-        tx.run("forget_cleanings", payloads=storage.url, before=kept)
+        tx.run("forget_cleanings", payloads=storage.url, before=kept_from)
         tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
 
     database.run(settle, idempotent=True)
 
 
 def _take_over(
-    database: Database, storage: ObjectStorage, token: str, begun: int, instance: str, older_than: int
-) -> OldEnough:
+    database: Database, storage: ObjectStorage, token: str, started_at: int, instance: str, older_than: int
+) -> DeletionBounds:
     """Make a location belong to this database: first in the storage, so that no other database deletes what
     this one writes.
     """
-    written = Marks.at(database, storage).take_over(token, instance)
+    written_at = LocationMarkers.read_from(database, storage).take_over(token, instance)
 
     def own(tx: Transaction) -> None:
         tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
@@ -196,32 +207,34 @@ def _take_over(
         storage.url,
         extra={"action": "objects_taken_over", "storage": storage.url},
     )
-    return OldEnough(min(written, begun) - older_than, begun - older_than)
+    return DeletionBounds(min(written_at, started_at) - older_than, started_at - older_than)
 
 
-def _found(database: Database, storage: ObjectStorage) -> tuple[Marks, dict[str, _Cleaning]]:
-    """Return the marks at a location, and the tokens that the store has."""
+def _read_markers(
+    database: Database, storage: ObjectStorage
+) -> tuple[LocationMarkers, dict[str, _CleanupRecord]]:
+    """Return the markers at a location, and the tokens that the store has."""
     # List before reading: if the token is replaced in between, the new one is taken to be older than it is.
-    found = Marks.at(database, storage)
+    markers = LocationMarkers.read_from(database, storage)
     # Query the store after reading the token: another process may have begun a cleanup meanwhile.
-    own = _cleanings(database)
-    while found.token is not None and found.token not in own:
-        again = Marks.at(database, storage)
-        if again.token == found.token:
+    records = _cleanup_records(database)
+    while markers.token is not None and markers.token not in records:
+        reread = LocationMarkers.read_from(database, storage)
+        if reread.token == markers.token:
             break
         # The token was replaced after it was read, and its record deleted.
-        found, own = again, _cleanings(database)
-    return found, own
+        markers, records = reread, _cleanup_records(database)
+    return markers, records
 
 
-def _forget(database: Database, storage: ObjectStorage, token: str) -> None:
+def _forget_token(database: Database, storage: ObjectStorage, token: str) -> None:
     """Delete the record of a token that was not written; if that fails, the record stays, harmlessly."""
     with suppress(PenstockError):
         database.run(lambda tx: tx.run("forget_cleaning", payloads=storage.url, token=token), idempotent=True)
 
 
 @dataclass(frozen=True)
-class _Cleaning:
+class _CleanupRecord:
     """The store's record of a token."""
 
     begun_at: int
@@ -229,14 +242,14 @@ class _Cleaning:
     """When the token was written to the location; None if it was not, or if that is not known."""
 
 
-def _cleanings(database: Database) -> dict[str, _Cleaning]:
+def _cleanup_records(database: Database) -> dict[str, _CleanupRecord]:
     rows = database.run(lambda tx: tx.all("list_cleanings"), write=False)
-    return {row.token: _Cleaning(row.begun_at, row.settled_at) for row in rows}
+    return {row.token: _CleanupRecord(row.begun_at, row.settled_at) for row in rows}
 
 
 @dataclass(frozen=True)
-class Marks:
-    """The marks that earlier cleanups have left at a location."""
+class LocationMarkers:
+    """The marker objects at a location, which earlier cleanups have written."""
 
     database: Database
     storage: ObjectStorage
@@ -247,78 +260,83 @@ class Marks:
     """When the token was written, in microseconds since 1970 by the storage's clock."""
 
     @classmethod
-    def at(cls, database: Database, storage: ObjectStorage) -> Marks:
+    def read_from(cls, database: Database, storage: ObjectStorage) -> LocationMarkers:
         folder = _token_folder(database)
-        with _in_its_place(storage, folder):
-            listed = {each.name[len(folder) :]: each.modified_at for each in storage.listed(folder)}
+        with _explaining_misplaced(storage, folder):
+            listed = {stored.name[len(folder) :]: stored.modified_at for stored in storage.listed(folder)}
         return cls(
-            database, storage, frozenset(listed), _token(storage, f"{folder}{_TOKEN}"), listed.get(_TOKEN)
+            database,
+            storage,
+            frozenset(listed),
+            _read_token(storage, f"{folder}{_TOKEN}"),
+            listed.get(_TOKEN),
         )
 
-    def databases(self) -> list[str]:
-        """Return the databases that the marks name as owners; several if a take-over was interrupted."""
+    def owning_databases(self) -> list[str]:
+        """Return the databases that the markers name as owners; several if a take-over was interrupted."""
         return [
             name.removesuffix(_DATABASE).replace("-", "/") for name in self.names if name.endswith(_DATABASE)
         ]
 
     def write_database(self, instance: str) -> None:
-        self._write(_database_name(instance), _MARK)
+        self._write(_database_marker(instance), _MARKER_CONTENT)
 
-    def is_of_another(self, instance: str) -> bool:
-        """Whether the marks say that the location belongs to a different database."""
-        return any(differ(each, instance) for each in self.databases())
+    def belongs_to_another(self, instance: str) -> bool:
+        """Whether the markers say that the location belongs to a different database."""
+        return any(differ(database, instance) for database in self.owning_databases())
 
-    def contest(self, own: Mapping[str, _Cleaning]) -> bool:
-        """Object if another copy of the store has cleaned up; return whether one has, or has objected to this
-        copy.
+    def is_contested(self, records: Mapping[str, _CleanupRecord]) -> bool:
+        """Return whether another copy of the store has cleaned up, or has objected to this copy.
+
+        If another copy has cleaned up, write an objection to its token.
         """
         owners = [name.removesuffix(_OWNER) for name in self.names if name.endswith(_OWNER)]
-        if any(owner not in own for owner in owners):
+        if any(owner not in records for owner in owners):
             # The user has chosen another copy.
             return True
-        if self.token is not None and self.token not in own:
+        if self.token is not None and self.token not in records:
             if _TOKEN_TEXT.fullmatch(self.token):
-                self._write(f"{self.token}{_OBJECTION}", _MARK)
+                self._write(f"{self.token}{_OBJECTION}", _MARKER_CONTENT)
             return True
-        since = max((own[owner].begun_at for owner in owners), default=0)
+        chosen_at = max((records[owner].begun_at for owner in owners), default=0)
         objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
         # Objections to tokens from before this copy was chosen are settled, and copies that see the choice no
         # longer object.
-        return any(token in own and own[token].begun_at > since for token in objections)
+        return any(token in records and records[token].begun_at > chosen_at for token in objections)
 
-    def put(self, token: str) -> int:
+    def write_token(self, token: str) -> int:
         """Write a token, and return when it was written."""
         self._write(_TOKEN, token.encode())
         folder = _token_folder(self.database)
-        for each in self.storage.listed(folder):
-            if each.name == f"{folder}{_TOKEN}":
-                return each.modified_at
+        for stored in self.storage.listed(folder):
+            if stored.name == f"{folder}{_TOKEN}":
+                return stored.modified_at
         raise self.storage.unavailable("an object that was just written is not listed")
 
     def take_over(self, token: str, instance: str) -> int:
-        """Write a token and a mark that this database is the one to keep; return the time of the token."""
+        """Write a token and a marker that this database is the one to keep; return the time of the token."""
         self.write_database(instance)
-        self._write(f"{token}{_OWNER}", _MARK)
-        written = self.put(token)
-        own = {f"{each}{_OWNER}" for each in _cleanings(self.database)}
-        new = Marks.at(self.database, self.storage).names - self.names - own
-        if any(name.endswith(_OWNER) for name in new):
+        self._write(f"{token}{_OWNER}", _MARKER_CONTENT)
+        written_at = self.write_token(token)
+        own_markers = {f"{own_token}{_OWNER}" for own_token in _cleanup_records(self.database)}
+        new_markers = LocationMarkers.read_from(self.database, self.storage).names - self.names - own_markers
+        if any(name.endswith(_OWNER) for name in new_markers):
             # Another database took over the location while this process was suspended.
             raise not_of_this_database(self.storage.url)
-        settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
-        settled = [name for name in settled if name != _database_name(instance)]
-        self.storage.delete([f"{_token_folder(self.database)}{name}" for name in settled])
-        return written
+        obsolete = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
+        obsolete = [name for name in obsolete if name != _database_marker(instance)]
+        self.storage.delete([f"{_token_folder(self.database)}{name}" for name in obsolete])
+        return written_at
 
     def _write(self, name: str, data: bytes) -> None:
         name = f"{_token_folder(self.database)}{name}"
-        with _in_its_place(self.storage, name):
+        with _explaining_misplaced(self.storage, name):
             self.storage.put(name, [data])
 
 
 @contextmanager
-def _in_its_place(storage: ObjectStorage, name: str) -> Iterator[None]:
-    """Explain what to do if something other than a token is in a token's place."""
+def _explaining_misplaced(storage: ObjectStorage, name: str) -> Iterator[None]:
+    """Explain what to do if something other than a marker is in a marker's place."""
     try:
         yield
     except StoreError as error:
@@ -334,7 +352,7 @@ def _in_its_place(storage: ObjectStorage, name: str) -> Iterator[None]:
         ) from error
 
 
-def _database_name(instance: str) -> str:
+def _database_marker(instance: str) -> str:
     return f"{instance.replace('/', '-')}{_DATABASE}"
 
 
@@ -342,12 +360,12 @@ def _token_folder(database: Database) -> str:
     return f"{database.uuid}/cleaning/"
 
 
-def _token(storage: ObjectStorage, name: str) -> str | None:
+def _read_token(storage: ObjectStorage, name: str) -> str | None:
     try:
         return bytes(storage.read(name, [(0, 2 * _TOKEN_BYTES)])[0]).decode("ascii", "replace")
     except StoreError as error:
         if error.condition == "STORE_ERROR.OBJECT_DAMAGED":
-            # A token of no store.
+            # Not a token of any store.
             return ""
         if error.condition != "STORE_ERROR.OBJECT_MISSING":
             raise

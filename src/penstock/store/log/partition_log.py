@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.store.database import Database, Transaction
 from penstock.store.log.payloads import allocate_payloads, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
-from penstock.store.log.written import Index, Written, store_written
+from penstock.store.log.written import SegmentIndex, TaskSegments, store_task_segments
 from penstock.store.records.catalog import QueueRecord, dropped, grown, require_columns, within_limits
 from penstock.store.records.queue_columns import FIRST_COLUMNS, id_text
 from penstock.store.records.staged import Stored
@@ -44,15 +44,15 @@ class Appended:
         return dict(zip(self.partitions, zip(starts, self.ends, strict=True), strict=True))
 
 
-def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
+def append_at_least_once(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
     """Append segments in a separate transaction, possibly more than once if its outcome is unknown."""
     write_objects(database, queue, segments)
     # A single statement is committed before its result is checked for keys.
-    single = _is_one(database.dialect, segments) and not queue.key
+    single = _is_single_statement(database.dialect, segments) and not queue.key
     return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=True)
 
 
-def _is_one(dialect: str, segments: Sequence[Segment]) -> bool:
+def _is_single_statement(dialect: str, segments: Sequence[Segment]) -> bool:
     """Whether segments are appended with one statement."""
     return len(segments) == 1 and dialect == "postgres" and segments[0].stored is None
 
@@ -66,8 +66,8 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
         When rows with equal keys could end up in different partitions, or the queue does not have the rows'
         columns.
     """
-    if _is_one(tx.dialect, segments):
-        return _append_one(tx, queue, segments[0])
+    if _is_single_statement(tx.dialect, segments):
+        return _append_single(tx, queue, segments[0])
     if not segments:
         return Appended()
     ordered = sorted(segments, key=attrgetter("partition"))
@@ -75,25 +75,27 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     # In SQLite all other writers wait anyway, and the first payload's id can be the append's.
     require_columns(tx, queue, map(attrgetter("columns_id"), ordered))
     ids = store_payloads(tx, ordered)
-    return publish(tx, queue, stored_columns(ordered, ids), ids[0])
+    return publish_segments(tx, queue, stored_segments(ordered, ids), ids[0])
 
 
-def stored_columns(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
+def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
     """Return segments whose payloads have these ids, column by column."""
     rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
     return Stored([segment.partition for segment in segments], rows, sizes, payload_ids)
 
 
-def append_written(tx: Transaction, queue: QueueRecord, written: Sequence[Written], index: Index) -> Appended:
+def append_task_segments(
+    tx: Transaction, queue: QueueRecord, written: Sequence[TaskSegments], index: SegmentIndex
+) -> Appended:
     """Append what tasks have written as one append, as :func:`append` does."""
-    if not any(each.objects for each in written):
+    if not any(task.objects for task in written):
         return append(tx, queue, index.segments(written))
     require_columns(tx, queue, index.columns_id)
-    ids = store_written(tx, written, index)
-    return publish(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
+    ids = store_task_segments(tx, written, index)
+    return publish_segments(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
 
 
-def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
+def _append_single(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
     """Append a segment in one round trip to PostgreSQL."""
     with within_limits(f"partition {segment.partition} of queue {queue.name!r}"):
         row = tx.one(
@@ -105,18 +107,18 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
             data=memoryview(segment.payload),
             columns_id=segment.columns_id,
             columns=None if segment.columns_id == FIRST_COLUMNS else id_text(segment.columns_id),
-            gap=gap_after_last(),
+            gap=timestamp_gap(),
         )
     if row is None:
         require_columns(tx, queue, [segment.columns_id])
         raise dropped(queue)
-    _check_heads(tx, queue, {row.channel}, {row.total})
-    where = (segment.partition,)
-    to_compact = where if _needs_compaction(row.segments, 1) else ()
-    return Appended(where, (segment.rows,), (row.next_index,), to_compact)
+    _check_partitions(tx, queue, {row.channel}, {row.total})
+    partitions = (segment.partition,)
+    to_compact = partitions if _needs_compaction(row.segments, 1) else ()
+    return Appended(partitions, (segment.rows,), (row.next_index,), to_compact)
 
 
-def gap_after_last() -> int:
+def timestamp_gap() -> int:
     """Return the microseconds by which an append is dated after the previous one if the clock has not
     advanced.
 
@@ -126,7 +128,9 @@ def gap_after_last() -> int:
     return 1 + secrets.randbits(8)
 
 
-def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None = None) -> Appended:
+def publish_segments(
+    tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None = None
+) -> Appended:
     """Make segments visible as one append.
 
     Append ids ascend within each partition. ``append_id`` may be an id that a SQLite transaction has
@@ -136,46 +140,46 @@ def publish(tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int 
         return Appended()
     with within_limits(f"a partition of queue {queue.name!r}"):
         if tx.dialect == "postgres":
-            return _publish_at_once(tx, queue, stored)
-        return _publish_one_by_one(tx, queue, stored, append_id)
+            return _publish_in_one_statement(tx, queue, stored)
+        return _publish_by_partition(tx, queue, stored, append_id)
 
 
-class _Parts(NamedTuple):
-    """An append by partition: the totals of each partition, and where each segment goes in it."""
+class _PartitionTotals(NamedTuple):
+    """The totals of an append in each partition, and the position of each segment in its partition."""
 
     partitions: array[int]
     rows: array[int]
     bytes: array[int]
     segments: array[int]
-    places: array[int]
+    partition_numbers: array[int]
     """For each segment, the position of its partition in these lists, counted from 1."""
     rows_before: array[int]
     """For each segment, the rows of the append that come before it in its partition."""
 
     @classmethod
-    def of(cls, stored: Stored) -> _Parts:
-        of_segments = stored.partition
-        begins = [*map(ne, of_segments, chain([None], of_segments))]
-        if all(begins):
-            return cls._one_each(stored)
-        places = [*accumulate(map(int, begins))]
-        bounds = [*compress(count(), begins), len(of_segments)]
+    def of(cls, stored: Stored) -> _PartitionTotals:
+        segment_partitions = stored.partition
+        is_first = [*map(ne, segment_partitions, chain([None], segment_partitions))]
+        if all(is_first):
+            return cls._one_segment_each(stored)
+        partition_numbers = [*accumulate(map(int, is_first))]
+        boundaries = [*compress(count(), is_first), len(segment_partitions)]
         rows_upto = [*accumulate(stored.row_count, initial=0)]
         bytes_upto = [*accumulate(stored.bytes, initial=0)]
-        rows_at = [rows_upto[bound] for bound in bounds]
-        bytes_at = [bytes_upto[bound] for bound in bounds]
+        rows_at = [rows_upto[bound] for bound in boundaries]
+        bytes_at = [bytes_upto[bound] for bound in boundaries]
         return cls(
-            array("q", compress(of_segments, begins)),
+            array("q", compress(segment_partitions, is_first)),
             array("q", map(sub, rows_at[1:], rows_at)),
             array("q", map(sub, bytes_at[1:], bytes_at)),
-            array("q", map(sub, bounds[1:], bounds)),
-            array("q", places),
-            array("q", map(sub, rows_upto, [rows_at[place - 1] for place in places])),
+            array("q", map(sub, boundaries[1:], boundaries)),
+            array("q", partition_numbers),
+            array("q", map(sub, rows_upto, [rows_at[number - 1] for number in partition_numbers])),
         )
 
     @classmethod
-    def _one_each(cls, stored: Stored) -> _Parts:
-        """Return the parts of an append with one segment in each partition, which most appends have."""
+    def _one_segment_each(cls, stored: Stored) -> _PartitionTotals:
+        """Return the totals of an append with one segment in each partition, which most appends have."""
         count = len(stored.partition)
         return cls(
             array("q", stored.partition),
@@ -192,65 +196,69 @@ class _Parts(NamedTuple):
         return Appended(self.partitions, self.rows, ends, tuple(to_compact))
 
 
-def _publish_at_once(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
+def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
     """Make segments visible with one PostgreSQL statement, since there may be thousands of partitions."""
-    parts = _Parts.of(stored)
-    moved = tx.one(
+    totals = _PartitionTotals.of(stored)
+    advanced = tx.one(
         "publish_segments",
         queue_id=queue.queue_id,
-        partition=parts.partitions,
-        row_count=parts.rows,
-        bytes=parts.bytes,
-        segments=parts.segments,
-        place=parts.places,
-        rows_before=parts.rows_before,
+        partition=totals.partitions,
+        row_count=totals.rows,
+        bytes=totals.bytes,
+        segments=totals.segments,
+        place=totals.partition_numbers,
+        rows_before=totals.rows_before,
         segment_rows=array("q", stored.row_count),
         segment_bytes=array("q", stored.bytes),
         payload_id=array("q", stored.payload_id),
-        gap=gap_after_last(),
+        gap=timestamp_gap(),
     )
-    if moved.partitions < len(parts.partitions):
+    if advanced.partitions < len(totals.partitions):
         raise dropped(queue)
-    _check_heads(tx, queue, {moved.channel}, {moved.least_total, moved.most_total})
-    return parts.appended(moved.next_index, moved.segments)
+    _check_partitions(tx, queue, {advanced.channel}, {advanced.least_total, advanced.most_total})
+    return totals.appended(advanced.next_index, advanced.segments)
 
 
-def _publish_one_by_one(
+def _publish_by_partition(
     tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None
 ) -> Appended:
-    parts = _Parts.of(stored)
-    heads = tx.all_for_many(
+    totals = _PartitionTotals.of(stored)
+    advanced = tx.all_for_many(
         "advance_partition",
         {
-            "partition": parts.partitions,
-            "row_count": parts.rows,
-            "bytes": parts.bytes,
-            "segments": parts.segments,
+            "partition": totals.partitions,
+            "row_count": totals.rows,
+            "bytes": totals.bytes,
+            "segments": totals.segments,
         },
         queue_id=queue.queue_id,
-        gap=gap_after_last(),
+        gap=timestamp_gap(),
         now=tx.write_time(),
     )
-    if len(heads) < len(parts.partitions):
+    if len(advanced) < len(totals.partitions):
         raise dropped(queue)
-    _check_heads(tx, queue, {head.channel for head in heads}, {head.total for head in heads})
+    _check_partitions(
+        tx, queue, {partition.channel for partition in advanced}, {partition.total for partition in advanced}
+    )
     if append_id is None:
         append_id = allocate_payloads(tx, 1)[0]
-    appended = parts.appended([head.next_index for head in heads], [head.segments for head in heads])
-    starts_in_partition = [*map(sub, appended.ends, parts.rows)]
+    appended = totals.appended(
+        [partition.next_index for partition in advanced], [partition.segments for partition in advanced]
+    )
+    starts_in_partition = [*map(sub, appended.ends, totals.rows)]
     starts = [
-        starts_in_partition[place - 1] + before
-        for place, before in zip(parts.places, parts.rows_before, strict=True)
+        starts_in_partition[number - 1] + before
+        for number, before in zip(totals.partition_numbers, totals.rows_before, strict=True)
     ]
-    times = [heads[place - 1].last_timestamp for place in parts.places]
+    timestamps = [advanced[number - 1].last_timestamp for number in totals.partition_numbers]
     tx.run_many(
         "insert_segment",
         {
             "partition": stored.partition,
             "start_index": starts,
             "end_index": [*map(add, starts, stored.row_count)],
-            "first_timestamp": times,
-            "last_timestamp": times,
+            "first_timestamp": timestamps,
+            "last_timestamp": timestamps,
             "bytes": stored.bytes,
             "payload_id": stored.payload_id,
         },
@@ -261,13 +269,15 @@ def _publish_one_by_one(
     return appended
 
 
-def _check_heads(tx: Transaction, queue: QueueRecord, channels: set[str | None], totals: set[int]) -> None:
+def _check_partitions(
+    tx: Transaction, queue: QueueRecord, channels: set[str | None], partition_counts: set[int]
+) -> None:
     """Check partitions that have been advanced, and wake their watchers."""
     tx.channels.update(channel for channel in channels if channel is not None)
-    if queue.key and totals != {queue.partitions}:
+    if queue.key and partition_counts != {queue.partitions}:
         raise grown(queue)
 
 
-def _needs_compaction(now: int, new: int) -> bool:
-    """Whether ``new`` segments, which bring the number to ``now``, may have made enough to compact."""
-    return now // COMPACTION_FAN_IN > (now - new) // COMPACTION_FAN_IN
+def _needs_compaction(total: int, added: int) -> bool:
+    """Whether ``added`` segments, which bring their number to ``total``, may have made enough to compact."""
+    return total // COMPACTION_FAN_IN > (total - added) // COMPACTION_FAN_IN

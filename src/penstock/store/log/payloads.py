@@ -27,11 +27,11 @@ from penstock.objects.storage import Buffer, ObjectStorage
 from penstock.parallel import in_parallel
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import unreadable
-from penstock.store.log.segmenting import InObject, NewObject, Segment, by_size
+from penstock.store.log.segmenting import NewObject, Segment, StoredPayload, by_size
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.locations import replaced, require_own_location, require_same_store
 
-BLOCK = 4096
+BLOCK_IDS = 4096
 MESSAGE_BYTES = 1 << 20
 """Payloads are sent to the database in messages of about this size."""
 INLINE_BYTES = 64 << 10
@@ -41,7 +41,7 @@ OBJECT_BYTES = 8 << 20
 ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has recorded is deleted."""
 _OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED)})?", re.ASCII)
-_READ_AGAIN = 2
+_REREADS = 2
 
 
 def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> str:
@@ -78,14 +78,14 @@ def write_objects(database: Database, owner: PayloadOwner, segments: Sequence[Se
         return
     # The segments of a repeated append are already there.
     segments = [segment for segment in segments if segment.stored is None]
-    if not segments or are_small(segments):
+    if not segments or fit_inline(segments):
         return
     storage = database.storages.at(owner.payloads)
-    now = objects_begun_at(database, owner.payloads)
-    put_into_objects(storage, database.uuid, owner.queue_id, segments, now)
+    now = object_write_time(database, owner.payloads)
+    write_segments_to_objects(storage, database.uuid, owner.queue_id, segments, now)
 
 
-def objects_begun_at(database: Database, location: str) -> int:
+def object_write_time(database: Database, location: str) -> int:
     """Return the time of the database, in microseconds since 1970, before objects are written to a location.
 
     Raises
@@ -103,34 +103,39 @@ def objects_begun_at(database: Database, location: str) -> int:
     return database.run(read, write=False)
 
 
-def are_small(segments: Sequence[Segment]) -> bool:
+def fit_inline(segments: Sequence[Segment]) -> bool:
     return sum(segment.bytes for segment in segments) < INLINE_BYTES
 
 
-def put_into_objects(
+def write_segments_to_objects(
     storage: ObjectStorage, store_uuid: str, queue_id: int, segments: Sequence[Segment], begun_at: int
 ) -> None:
     """Write segments into objects, in parallel."""
 
     def put(group: Sequence[Segment]) -> None:
         parts, places = pack(
-            [Packed(each.partition, each.rows, each.columns_id, memoryview(each.payload)) for each in group]
+            [
+                Packed(segment.partition, segment.rows, segment.columns_id, memoryview(segment.payload))
+                for segment in group
+            ]
         )
         size = sum(memoryview(part).nbytes for part in parts)
         # Ids are below 2**62 so that both databases can count with them.
-        made = NewObject(secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at)
-        storage.put(object_name(store_uuid, queue_id, made.object_id, made.suffix), parts)
+        new_object = NewObject(
+            secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at
+        )
+        storage.put(object_name(store_uuid, queue_id, new_object.object_id, new_object.suffix), parts)
         for segment, place in zip(group, places, strict=True):
-            segment.move_to_object(InObject(made, place))
+            segment.move_to_object(StoredPayload(new_object, place))
 
     in_parallel(put, list(by_size(segments, attrgetter("bytes"), OBJECT_BYTES)))
 
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     """Return ascending ids for ``count`` payloads; later calls return higher ids."""
-    blocks = tx.all_for_many("allocate_block", {"place": range(0, count, BLOCK)})
-    firsts = sorted(row.block * BLOCK for row in blocks)
-    ids = chain.from_iterable(range(first, first + BLOCK) for first in firsts)
+    blocks = tx.all_for_many("allocate_block", {"place": range(0, count, BLOCK_IDS)})
+    first_ids = sorted(row.block * BLOCK_IDS for row in blocks)
+    ids = chain.from_iterable(range(first_id, first_id + BLOCK_IDS) for first_id in first_ids)
     return [*islice(ids, count)]
 
 
@@ -140,31 +145,33 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     ``runs`` may be passed only with a single, compacted segment.
     """
     ids = allocate_payloads(tx, len(segments))
-    kept = [
-        (number, segment) for number, segment in zip(ids, segments, strict=True) if segment.stored is None
+    inline = [
+        (payload_id, segment)
+        for payload_id, segment in zip(ids, segments, strict=True)
+        if segment.stored is None
     ]
-    placed = [
-        (number, segment.columns_id, segment.stored)
-        for number, segment in zip(ids, segments, strict=True)
+    object_segments = [
+        (payload_id, segment.columns_id, segment.stored)
+        for payload_id, segment in zip(ids, segments, strict=True)
         if segment.stored is not None
     ]
-    own_runs = runs and memoryview(runs)
-    insert_payloads(tx, kept, own_runs)
-    insert_objects(tx, [stored.object for _, _, stored in placed])
-    places = [stored.place for _, _, stored in placed]
-    in_objects = Places(
-        [number for number, _, _ in placed],
-        [columns_id for _, columns_id, _ in placed],
-        [stored.object.object_id for _, _, stored in placed],
+    runs_data = runs and memoryview(runs)
+    insert_payloads(tx, inline, runs_data)
+    insert_objects(tx, [stored.object for _, _, stored in object_segments])
+    places = [stored.place for _, _, stored in object_segments]
+    in_objects = ObjectPlaces(
+        [payload_id for payload_id, _, _ in object_segments],
+        [columns_id for _, columns_id, _ in object_segments],
+        [stored.object.object_id for _, _, stored in object_segments],
         [place.offset for place in places],
         [place.length for place in places],
         [place.checksum for place in places],
     )
-    insert_places(tx, in_objects, own_runs)
+    insert_object_places(tx, in_objects, runs_data)
     return ids
 
 
-class Places(NamedTuple):
+class ObjectPlaces(NamedTuple):
     """The places of payloads in objects, column by column, since there may be thousands."""
 
     payload_id: Sequence[int]
@@ -175,7 +182,7 @@ class Places(NamedTuple):
     checksum: Sequence[int]
 
 
-def insert_places(tx: Transaction, places: Places, runs: memoryview | None = None) -> None:
+def insert_object_places(tx: Transaction, places: ObjectPlaces, runs: memoryview | None = None) -> None:
     """Record where payloads in objects are."""
     tx.run_many("insert_payload_in_object", places._asdict(), runs=runs)
 
@@ -186,41 +193,43 @@ def insert_payloads(
     """Store payloads in the database, several in each message."""
     first = size = 0
     data: list[memoryview] = []
-    for place, (_, segment) in enumerate(segments, 1):
+    for count, (_, segment) in enumerate(segments, 1):
         data.append(memoryview(segment.payload))
         size += data[-1].nbytes
-        if size >= MESSAGE_BYTES or place == len(segments):
-            part = segments[first:place]
+        if size >= MESSAGE_BYTES or count == len(segments):
+            message_segments = segments[first:count]
             message: dict[str, Sequence[object]] = {
-                "payload_id": [number for number, _ in part],
+                "payload_id": [payload_id for payload_id, _ in message_segments],
                 "data": data,
-                "columns_id": [each.columns_id for _, each in part],
+                "columns_id": [member.columns_id for _, member in message_segments],
             }
             tx.run_many("insert_payload", message, runs=runs)
-            first, size, data = place, 0, []
+            first, size, data = count, 0, []
 
 
 def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
-    made = list({each.object_id: each for each in objects}.values())
-    if not made:
+    new_objects = list({new_object.object_id: new_object for new_object in objects}.values())
+    if not new_objects:
         return
     columns = {
-        "object_id": [each.object_id for each in made],
-        "suffix": [each.suffix for each in made],
-        "size": [each.size for each in made],
+        "object_id": [new_object.object_id for new_object in new_objects],
+        "suffix": [new_object.suffix for new_object in new_objects],
+        "size": [new_object.size for new_object in new_objects],
     }
-    entered = tx.all_for_many("insert_object", columns, queue_id=made[0].queue_id, now=tx.write_time())
-    if len({row.store for row in entered} | {each.store for each in made}) > 1:
+    recorded = tx.all_for_many(
+        "insert_object", columns, queue_id=new_objects[0].queue_id, now=tx.write_time()
+    )
+    if len({row.store for row in recorded} | {new_object.store for new_object in new_objects}) > 1:
         raise replaced()
-    if len(entered) < len(made):
+    if len(recorded) < len(new_objects):
         raise CommitRefusedError(
             "an object with the same random id exists already: repeat the append",
             condition="COMMIT_REFUSED.OBJECT_EXISTS",
         )
-    begun = [each.begun_at for each in made]
+    write_times = [new_object.begun_at for new_object in new_objects]
     # If the clock was set back since, the objects are older than they seem.
-    earliest, latest = max(begun) - ORPHAN_AGE // 2, min(begun) + ORPHAN_AGE // 2
-    if any(not earliest <= row.created_at <= latest for row in entered):
+    earliest, latest = max(write_times) - ORPHAN_AGE // 2, min(write_times) + ORPHAN_AGE // 2
+    if any(not earliest <= row.created_at <= latest for row in recorded):
         raise CommitRefusedError(
             "these rows were written to object storage more than half a day ago by the database's clock, or "
             "the clock was set back by that much since. They may have been deleted in the meantime, like the "
@@ -263,7 +272,7 @@ def with_payloads(
             places = [Place(row.start_byte, row.length, row.checksum) for row in rows]
             data = database.storages.recent.read(
                 [(storage.url, name, place) for place in places],
-                lambda missing: _verified(storage, name, [places[each] for each in missing]),
+                lambda uncached: _read_verified(storage, name, [places[each] for each in uncached]),
             )
         except StoreError as error:
             if error.condition == "STORE_ERROR.OBJECT_MISSING":
@@ -272,18 +281,18 @@ def with_payloads(
             raise unreadable(queue, partition, first.start_index, last.end_index, error) from error
         return [(row.payload_id, each) for row, each in zip(rows, data, strict=True)]
 
-    found = dict(pair for pairs in in_parallel(read, list(by_object.values())) for pair in pairs)
+    payloads = dict(pair for pairs in in_parallel(read, list(by_object.values())) for pair in pairs)
     return [
-        [row._replace(data=found[row.payload_id]) if row.data is None else row for row in rows]
+        [row._replace(data=payloads[row.payload_id]) if row.data is None else row for row in rows]
         for _, rows in pages
     ]
 
 
-def _verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:
+def _read_verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:
     """Read payloads, and again if one is not what was written."""
-    for _ in range(1 + _READ_AGAIN):
+    for _ in range(1 + _REREADS):
         data = storage.read(name, [(place.offset, place.length) for place in places])
-        if all(place.holds(each) for place, each in zip(places, data, strict=True)):
+        if all(place.holds(payload) for place, payload in zip(places, data, strict=True)):
             return data
     raise storage.damaged(name, "has other bytes than were written")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.errors import InvalidPositionError
 from penstock.store.database import Transaction
-from penstock.store.log.trim import first_since
+from penstock.store.log.trim import first_row_since
 from penstock.store.records.catalog import PartitionRecord, QueueRecord, lock_partitions
 
 Position = str | int | Mapping[int, int]
@@ -25,15 +25,15 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
         return [record.next_index for record in records]
     if isinstance(position, int) and not isinstance(position, bool):
         now = tx.now()
-        return [first_since(tx, queue, record, position, now) for record in records]
+        return [first_row_since(tx, queue, record, position, now) for record in records]
     if isinstance(position, Mapping):
-        return _explicit(queue, records, position)
+        return _offsets_of_mapping(queue, records, position)
     raise InvalidPositionError(
         f"a position is 'earliest', 'latest', a datetime or {{partition: row index}}, not {position!r}"
     )
 
 
-def _explicit(
+def _offsets_of_mapping(
     queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]
 ) -> list[int]:
     offsets = [record.first_index for record in records]

@@ -18,7 +18,7 @@ from penstock.store.records.catalog import QueueRecord, dropped, reread
 
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
-_PAGE_RANGES = 64
+_RANGES_PER_PAGE = 64
 
 
 class Range(NamedTuple):
@@ -74,39 +74,43 @@ def read(
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)
     # Object storage is slow to answer, so the next page is fetched while this one is decoded.
     for page in pages if queue.payloads is None else ahead(pages):
-        for asked, rows in page:
-            yield from _decoded(queue, asked, rows, decoder)
+        for requested, rows in page:
+            yield from _decode_page(queue, requested, rows, decoder)
 
 
-def _decoded(queue: QueueRecord, asked: Range, rows: Sequence[Row], decoder: Decoder) -> Iterator[Chunk]:
+def _decode_page(
+    queue: QueueRecord, requested: Range, rows: Sequence[Row], decoder: Decoder
+) -> Iterator[Chunk]:
     """Yield the rows of a range that a page has."""
-    position = asked.start
+    position = requested.start
     for row in rows:
         if row.start_index > position:
-            raise segment_missing(queue, asked.partition, position, row.start_index)
-        for chunk in _chunks(queue, asked._replace(start=position), row, decoder, ends_page=row is rows[-1]):
+            raise segment_missing(queue, requested.partition, position, row.start_index)
+        for chunk in _segment_chunks(
+            queue, requested._replace(start=position), row, decoder, ends_page=row is rows[-1]
+        ):
             position = chunk.end
             yield chunk
 
 
-def _chunks(
-    queue: QueueRecord, asked: Range, row: Row, decoder: Decoder, *, ends_page: bool
+def _segment_chunks(
+    queue: QueueRecord, requested: Range, row: Row, decoder: Decoder, *, ends_page: bool
 ) -> Iterator[Chunk]:
     """Yield the rows of a segment that are in a range."""
     rows, runs = row.end_index - row.start_index, None
-    first, last = max(asked.start, row.start_index), min(asked.end, row.end_index)
+    first, last = max(requested.start, row.start_index), min(requested.end, row.end_index)
     try:
-        for batch in decoder.rows(row, first, last):
+        for batch in decoder.decode_rows(row, first, last):
             if runs is None and row.runs is not None:
                 runs = Runs.from_bytes(row.runs, rows)
-            own, count = runs, int(batch.num_rows)
+            chunk_runs, count = runs, int(batch.num_rows)
             if runs is not None and count < rows:
-                own = runs.slice(first - row.start_index, count)
+                chunk_runs = runs.slice(first - row.start_index, count)
             is_last = ends_page and first + count == last
-            yield Chunk(asked.partition, first, batch, own, row.first_timestamp, is_last)
+            yield Chunk(requested.partition, first, batch, chunk_runs, row.first_timestamp, is_last)
             first += count
     except StoreError as error:
-        raise unreadable(queue, asked.partition, row.start_index, row.end_index, error) from error
+        raise unreadable(queue, requested.partition, row.start_index, row.end_index, error) from error
 
 
 class _Pages:
@@ -120,31 +124,34 @@ class _Pages:
 
     def of(self, ranges: Sequence[Range]) -> Iterator[list[tuple[Range, list[Row]]]]:
         """Yield pages: for each range of a page, the part not read yet and its next segments."""
-        left = [each for each in ranges if each.start < each.end]
-        at = 0
-        while at < len(left):
+        remaining = [candidate for candidate in ranges if candidate.start < candidate.end]
+        position = 0
+        while position < len(remaining):
             page = []
-            for first_index, rows in self._next(left[at : at + _PAGE_RANGES]):
-                asked = left[at]
-                if first_index > asked.start:
+            for first_index, rows in self._next_segments(remaining[position : position + _RANGES_PER_PAGE]):
+                requested = remaining[position]
+                if first_index > requested.start:
                     if self._on_lost == "fail":
-                        raise lost(
-                            self._queue.name, asked.partition, asked.start, min(first_index, asked.end)
+                        raise trimmed_error(
+                            self._queue.name,
+                            requested.partition,
+                            requested.start,
+                            min(first_index, requested.end),
                         )
-                    left[at] = asked._replace(start=first_index)
-                    at += first_index >= asked.end
+                    remaining[position] = requested._replace(start=first_index)
+                    position += first_index >= requested.end
                     break
                 if not rows:
-                    raise _past_end(self._queue, asked)
-                page.append((asked, rows))
-                left[at] = asked._replace(start=rows[-1].end_index)
-                at += rows[-1].end_index >= asked.end
+                    raise _past_end_error(self._queue, requested)
+                page.append((requested, rows))
+                remaining[position] = requested._replace(start=rows[-1].end_index)
+                position += rows[-1].end_index >= requested.end
             if page:
-                pages = [(asked.partition, rows) for asked, rows in page]
+                pages = [(requested.partition, rows) for requested, rows in page]
                 loaded = with_payloads(self._database, self._queue, pages)
-                yield [(asked, rows) for (asked, _), rows in zip(page, loaded, strict=True)]
+                yield [(requested, rows) for (requested, _), rows in zip(page, loaded, strict=True)]
 
-    def _next(self, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
+    def _next_segments(self, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
         """Return, for one or more of the first ranges, the partition's first row index and the range's next
         segments: all of them, except possibly for the last range that is returned.
         """
@@ -155,34 +162,34 @@ class _Pages:
             )
             if rows:
                 return [(rows[0].first_index, rows)]
-        return self._database.run(lambda tx: self._together(tx, ranges), write=False)
+        return self._database.run(lambda tx: self._read_ranges(tx, ranges), write=False)
 
-    def _together(self, tx: Transaction, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
-        found, left = [], self._page_bytes
-        for asked in ranges:
-            first_index, rows = self._first(tx, asked, left)
-            found.append((first_index, rows))
-            left -= sum(map(stored_bytes, rows))
-            if left <= 0 or not rows or rows[-1].end_index < asked.end:
+    def _read_ranges(self, tx: Transaction, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
+        results, bytes_left = [], self._page_bytes
+        for requested in ranges:
+            first_index, rows = self._read_range(tx, requested, bytes_left)
+            results.append((first_index, rows))
+            bytes_left -= sum(map(stored_bytes, rows))
+            if bytes_left <= 0 or not rows or rows[-1].end_index < requested.end:
                 break
-        return found
+        return results
 
-    def _first(self, tx: Transaction, asked: Range, max_bytes: int) -> tuple[int, list[Row]]:
-        rows = self._segments(tx, asked, max_bytes)
+    def _read_range(self, tx: Transaction, requested: Range, max_bytes: int) -> tuple[int, list[Row]]:
+        rows = self._segments(tx, requested, max_bytes)
         if rows:
             return rows[0].first_index, rows
-        record = tx.one("read_partition", queue_id=self._queue.queue_id, partition=asked.partition)
+        record = tx.one("read_partition", queue_id=self._queue.queue_id, partition=requested.partition)
         if record is None:
             raise dropped(self._queue)
         # Rows may have been appended meanwhile.
-        return record.first_index, self._segments(tx, asked, max_bytes)
+        return record.first_index, self._segments(tx, requested, max_bytes)
 
-    def _segments(self, tx: Transaction, asked: Range, max_bytes: int) -> list[Row]:
+    def _segments(self, tx: Transaction, requested: Range, max_bytes: int) -> list[Row]:
         return tx.page(
             queue_id=self._queue.queue_id,
-            partition=asked.partition,
-            start_index=asked.start,
-            end_index=asked.end,
+            partition=requested.partition,
+            start_index=requested.start,
+            end_index=requested.end,
             max_segments=PAGE_SEGMENTS,
             max_bytes=max_bytes,
             with_runs=int(self._with_runs),
@@ -210,15 +217,15 @@ def segment_missing(queue: QueueRecord, partition: int, start: int, end: int) ->
     )
 
 
-def _past_end(queue: QueueRecord, asked: Range) -> StoreError:
+def _past_end_error(queue: QueueRecord, requested: Range) -> StoreError:
     return StoreError(
-        f"queue {queue.name!r}, partition {asked.partition}, has no row {asked.start}: the range ends at "
-        f"{asked.end}, past the newest row",
+        f"queue {queue.name!r}, partition {requested.partition}, has no row {requested.start}: the range "
+        f"ends at {requested.end}, past the newest row",
         condition="STORE_ERROR.PAST_END",
     )
 
 
-def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
+def trimmed_error(queue: str, partition: int, start: int, end: int) -> DataLostError:
     return DataLostError(
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
         "consumer to 'earliest', or set failOnDataLoss=false to continue without them",

@@ -24,12 +24,12 @@ from penstock.store.records.queue_columns import FIRST_COLUMNS
 
 T = TypeVar("T")
 
-_SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
+_RUNS_SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
 
 
 @dataclass(frozen=True)
-class Part:
-    """A segment to join: from one append with one time, or with encoded runs."""
+class SegmentRuns:
+    """The runs of a segment to join: one append with one time, or encoded runs."""
 
     rows: int
     append: int
@@ -49,12 +49,12 @@ class Runs:
     @classmethod
     def from_bytes(cls, data: bytes, rows: int | None) -> Runs:
         """Read the runs of a segment with ``rows`` rows, or with any number of rows when None."""
-        runs = cls(decode(data, _SCHEMA))
-        if not runs._cover(rows):
-            raise _of_other_rows()
+        runs = cls(decode(data, _RUNS_SCHEMA))
+        if not runs._covers(rows):
+            raise _mismatched_runs()
         return runs
 
-    def _cover(self, rows: int | None) -> bool:
+    def _covers(self, rows: int | None) -> bool:
         """Whether these runs cover ``rows`` rows; otherwise their times could take any amount of memory."""
         ends = self.batch.column("end")
         if not len(ends) or any(column.null_count for column in self.batch.columns):
@@ -64,34 +64,37 @@ class Runs:
 
     @classmethod
     def of(cls, ends: Sequence[int], appends: Sequence[int], timestamps: Sequence[int]) -> Runs:
-        return cls(pa.RecordBatch.from_arrays([ends, appends, timestamps], schema=_SCHEMA))
+        return cls(pa.RecordBatch.from_arrays([ends, appends, timestamps], schema=_RUNS_SCHEMA))
 
     @classmethod
-    def concat(cls, parts: Sequence[Part]) -> Runs:
-        """Return the joined runs of adjacent segments."""
+    def concat(cls, parts: Sequence[SegmentRuns]) -> Runs:
+        """Concatenate the runs of adjacent segments."""
         batches: list[pa.RecordBatch] = []
-        plain: tuple[list[int], list[int], list[int]] = ([], [], [])
+        pending: tuple[list[int], list[int], list[int]] = ([], [], [])
         offset = 0
-        for part in parts:
-            if part.runs is None:
-                plain[0].append(offset + part.rows)
-                plain[1].append(part.append)
-                plain[2].append(part.timestamp)
+        for segment in parts:
+            if segment.runs is None:
+                pending[0].append(offset + segment.rows)
+                pending[1].append(segment.append)
+                pending[2].append(segment.timestamp)
             else:
-                batches += [cls.of(*plain).batch, cls.from_bytes(part.runs, part.rows)._shifted(offset)]
-                plain = ([], [], [])
-            offset += part.rows
-        return cls(pa.concat_batches([*batches, cls.of(*plain).batch]))._joined()
+                batches += [
+                    cls.of(*pending).batch,
+                    cls.from_bytes(segment.runs, segment.rows)._shift_ends(offset),
+                ]
+                pending = ([], [], [])
+            offset += segment.rows
+        return cls(pa.concat_batches([*batches, cls.of(*pending).batch]))._merge_adjacent()
 
-    def _shifted(self, offset: int) -> pa.RecordBatch:
+    def _shift_ends(self, offset: int) -> pa.RecordBatch:
         ends = pc.add(self.batch.column("end"), offset)
-        return pa.RecordBatch.from_arrays([ends, *self.batch.columns[1:]], schema=_SCHEMA)
+        return pa.RecordBatch.from_arrays([ends, *self.batch.columns[1:]], schema=_RUNS_SCHEMA)
 
-    def _joined(self) -> Runs:
-        """Join adjacent runs of the same append."""
+    def _merge_adjacent(self) -> Runs:
+        """Merge adjacent runs of the same append."""
         appends = self.batch.column("append")
-        last = [*pc.not_equal(appends[:-1], appends[1:]).to_pylist(), True]
-        return Runs(self.batch.filter(pa.array(last)))
+        is_last = [*pc.not_equal(appends[:-1], appends[1:]).to_pylist(), True]
+        return Runs(self.batch.filter(pa.array(is_last)))
 
     def to_buffer(self) -> pa.Buffer:
         return encode(self.batch)
@@ -103,7 +106,7 @@ class Runs:
         within = pc.and_(pc.greater(ends, 0), pc.less(starts, length))
         batch = pa.RecordBatch.from_arrays(
             [pc.min_element_wise(ends, pa.scalar(length, pa.int64())), *self.batch.columns[1:]],
-            schema=_SCHEMA,
+            schema=_RUNS_SCHEMA,
         )
         return Runs(batch.filter(within))
 
@@ -115,11 +118,11 @@ class Runs:
 
     def end_of(self, append: int) -> int:
         """The number of rows up to the last append with an id of at most ``append``."""
-        return self._rows_of(pc.less_equal(self.batch.column("append"), append))
+        return self._rows_in_runs(pc.less_equal(self.batch.column("append"), append))
 
     def rows_before(self, timestamp: int) -> int:
         """The number of rows older than ``timestamp``."""
-        return self._rows_of(pc.less(self.batch.column("timestamp"), timestamp))
+        return self._rows_in_runs(pc.less(self.batch.column("timestamp"), timestamp))
 
     def append_at(self, row: int) -> int:
         """The id of the append that wrote a row."""
@@ -129,33 +132,33 @@ class Runs:
         """The time of a row."""
         return self._value_at("timestamp", row)
 
-    def _rows_of(self, first_runs: pa.BooleanArray) -> int:
-        runs = _count(first_runs)
+    def _rows_in_runs(self, first_runs: pa.BooleanArray) -> int:
+        runs = _count_true(first_runs)
         return int(self.batch.column("end")[runs - 1].as_py()) if runs else 0
 
     def _value_at(self, column: str, row: int) -> int:
-        run = _count(pc.less_equal(self.batch.column("end"), row))
+        run = _count_true(pc.less_equal(self.batch.column("end"), row))
         if run == len(self.batch.column(column)):
-            raise _of_other_rows()
+            raise _mismatched_runs()
         return int(self.batch.column(column)[run].as_py())
 
 
-def _of_other_rows() -> StoreError:
+def _mismatched_runs() -> StoreError:
     return StoreError(
         "the stored times do not match the segment's rows: the store is damaged; restore a backup",
         condition="SEGMENT_UNREADABLE",
     )
 
 
-def _count(condition: pa.BooleanArray) -> int:
+def _count_true(condition: pa.BooleanArray) -> int:
     return int(pc.sum(condition).as_py() or 0)
 
 
 SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
-MAX_PAYLOAD = 900_000_000
+MAX_PAYLOAD_BYTES = 900_000_000
 """The bytes of one segment that both databases accept; only a single huge row comes close to it."""
-_MAX_ROW = MAX_UNPACKED - (1 << 20)
+_MAX_ROW_BYTES = MAX_UNPACKED - (1 << 20)
 """Less than a reader unpacks, since buffers are padded to whole words."""
 
 
@@ -174,8 +177,8 @@ class NewObject:
 
 
 @dataclass(frozen=True)
-class InObject:
-    """The place of a payload in an object."""
+class StoredPayload:
+    """A payload in an object, and its byte range there."""
 
     object: NewObject
     place: Place
@@ -189,10 +192,10 @@ class Segment:
         self.rows = int(batch.num_rows)
         self.columns_id = columns_id
         """Which of the queue's columns the rows have (`QueueColumns`)."""
-        self.stored: InObject | None = None
+        self.stored: StoredPayload | None = None
         """Where the rows are, if they have been written to object storage."""
         self._batch: pa.RecordBatch | None = batch
-        self._payload: pa.Buffer | None = None
+        self._encode_payload: pa.Buffer | None = None
 
     def __repr__(self) -> str:
         return f"Segment(partition={self.partition}, rows={self.rows})"
@@ -201,9 +204,9 @@ class Segment:
     def payload(self) -> pa.Buffer:
         """The rows as they are stored."""
         if self._batch is not None:
-            self._payload = _payload(self._batch)
+            self._encode_payload = _encode_payload(self._batch)
             self._batch = None
-        return self._payload
+        return self._encode_payload
 
     @property
     def bytes(self) -> int:
@@ -211,30 +214,35 @@ class Segment:
 
     @classmethod
     def written(
-        cls, partition: int, rows: int, columns_id: int, payload: pa.Buffer | None, stored: InObject | None
+        cls,
+        partition: int,
+        rows: int,
+        columns_id: int,
+        payload: pa.Buffer | None,
+        stored: StoredPayload | None,
     ) -> Segment:
         """Return a segment that another process has encoded, with its rows or with where they are."""
         segment = cls.__new__(cls)
         segment.partition, segment.rows, segment.columns_id = partition, rows, columns_id
-        segment.stored, segment._batch, segment._payload = stored, None, payload
+        segment.stored, segment._batch, segment._encode_payload = stored, None, payload
         return segment
 
-    def move_to_object(self, stored: InObject) -> None:
+    def move_to_object(self, stored: StoredPayload) -> None:
         """Release the memory of rows that have been written to object storage."""
-        self.stored, self._payload = stored, None
+        self.stored, self._encode_payload = stored, None
 
 
-def by_size(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Divide items, in order, into groups of at most ``most`` bytes; a larger item gets its own group."""
+def by_size(items: Iterable[T], size_of: Callable[[T], int], max_bytes: int) -> Iterator[list[T]]:
+    """Divide items, in order, into groups of at most ``max_bytes``; a larger item gets its own group."""
     group: list[T] = []
     size = 0
     for item in items:
-        own = size_of(item)
-        if group and size + own > most:
+        item_size = size_of(item)
+        if group and size + item_size > max_bytes:
             yield group
             group, size = [], 0
         group.append(item)
-        size += own
+        size += item_size
     if group:
         yield group
 
@@ -257,26 +265,26 @@ def to_segments(
     else:
         combined = table.combine_chunks() if table.num_rows > 0 else table
         batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
-    segments = [Segment(partition, piece, columns_id) for batch in batches for piece in _halved(batch)]
+    segments = [Segment(partition, part, columns_id) for batch in batches for part in _split_in_halves(batch)]
     if not lazy:
         for segment in segments:
             _ = segment.payload
     return segments
 
 
-def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_in_halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if batch.num_rows < 2 or batch.nbytes <= SEGMENT_RAW_BYTES:
         yield batch
         return
     middle = batch.num_rows // 2
-    yield from _halved(batch.slice(0, middle))
-    yield from _halved(batch.slice(middle))
+    yield from _split_in_halves(batch.slice(0, middle))
+    yield from _split_in_halves(batch.slice(middle))
 
 
-def _payload(batch: pa.RecordBatch) -> pa.Buffer:
+def _encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
     # The size of the whole buffers is an upper bound, and quicker to compute.
-    if batch.get_total_buffer_size() > _MAX_ROW and batch.nbytes > _MAX_ROW:
-        raise _too_large(batch.nbytes, _MAX_ROW, "a reader unpacks")
+    if batch.get_total_buffer_size() > _MAX_ROW_BYTES and batch.nbytes > _MAX_ROW_BYTES:
+        raise _too_large(batch.nbytes, _MAX_ROW_BYTES, "a reader unpacks")
     if (count := values_without_bytes(batch)) > MOST_WITHOUT_BYTES:
         raise InvalidInputError(
             f"the lists of these rows have {count} values without any bytes, more than a reader accepts: "
@@ -286,14 +294,15 @@ def _payload(batch: pa.RecordBatch) -> pa.Buffer:
             limit=MOST_WITHOUT_BYTES,
         )
     payload = encode(batch)
-    if payload.size > MAX_PAYLOAD:
-        raise _too_large(payload.size, MAX_PAYLOAD, "a database holds in one value")
+    if payload.size > MAX_PAYLOAD_BYTES:
+        raise _too_large(payload.size, MAX_PAYLOAD_BYTES, "a database holds in one value")
     return payload
 
 
-def _too_large(size: int, limit: int, who: str) -> InvalidInputError:
+def _too_large(size: int, limit: int, limited_by: str) -> InvalidInputError:
     return InvalidInputError(
-        f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
+        f"a row takes {size} bytes, more than {limited_by}: keep large objects in files and append their "
+        "paths",
         condition="INVALID_INPUT.ROW_TOO_LARGE",
         size=size,
         limit=limit,

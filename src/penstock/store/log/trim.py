@@ -30,7 +30,7 @@ from penstock.store.records.catalog import (
 
 log = logging.getLogger("penstock.store")
 
-_STEPS = 16
+_ENDS_PER_AGE = 16
 """How many ends are recorded per retention age; a row may stay one step longer."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,30 +41,31 @@ def trim(
     partition: int,
     *,
     before: int | None,
-    alive: Callable[[str], bool],
+    has_live_owner: Callable[[str], bool],
 ) -> tuple[int, int]:
     """Drop the rows below ``before`` (by default, the rows that the retention does not keep), as far as
     retention and retention-blocking consumers allow. Return the first row index before and after.
 
-    ``alive`` tells whether the consumer with a name has a live owner on the queue.
+    ``has_live_owner`` tells whether the consumer with a name has a live owner on the queue.
     """
     # The caller may have read the retention long ago.
     queue = reread(tx, queue)
     record = lock_partition(tx, queue, partition)
     now = tx.now()
-    _observe_end(tx, queue, record, now)
-    wanted = retention_bound(tx, queue, record, now)
+    _record_end(tx, queue, record, now)
+    requested = retention_bound(tx, queue, record, now)
     if before is not None:
-        wanted = before if queue.retention.unlimited else min(before, wanted)
+        requested = before if queue.retention.unlimited else min(before, requested)
     bound = max(
-        min(wanted, record.next_index, _consumers_bound(tx, queue, partition, alive)), record.first_index
+        min(requested, record.next_index, _consumers_bound(tx, queue, partition, has_live_owner)),
+        record.first_index,
     )
     if bound > record.first_index:
-        _cut(tx, queue, partition, bound)
+        _delete_before(tx, queue, partition, bound)
     return record.first_index, bound
 
 
-def _cut(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> None:
+def _delete_before(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> None:
     where = {"queue_id": queue.queue_id, "partition": partition, "row_index": bound}
     tx.run("delete_payloads_before", **where)
     dropped = tx.all("delete_segments_before", **where)
@@ -79,7 +80,7 @@ def _cut(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> Non
 
 
 def _consumers_bound(
-    tx: Transaction, queue: QueueRecord, partition: int, alive: Callable[[str], bool]
+    tx: Transaction, queue: QueueRecord, partition: int, has_live_owner: Callable[[str], bool]
 ) -> int:
     """Return the lowest of the safe offsets of vital consumers and the starts of other consumers'
     micro-batches in flight.
@@ -90,12 +91,12 @@ def _consumers_bound(
         bounds.append(int(vital))
     for registration in tx.all("registrations_of_queue", queue_id=queue.queue_id):
         open_plan = registration.plan_epoch is not None and registration.plan_epoch == registration.epoch
-        if open_plan and alive(registration.consumer):
-            bounds.append(_planned_start(registration, partition))
+        if open_plan and has_live_owner(registration.consumer):
+            bounds.append(_plan_start(registration, partition))
     return min(bounds)
 
 
-def _planned_start(registration: Row, partition: int) -> int:
+def _plan_start(registration: Row, partition: int) -> int:
     """Return the row index where the consumer's plan begins in a partition."""
     what = f"the plan of consumer {registration.consumer!r}"
     starts = parse_record(registration.plan or "null", what, dict).get("from")
@@ -110,7 +111,7 @@ def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord
     if limits.rows is not None:
         bound = max(bound, record.next_index - limits.rows)
     if limits.age is not None:
-        bound = max(bound, first_since(tx, queue, record, now - limits.age, now))
+        bound = max(bound, first_row_since(tx, queue, record, now - limits.age, now))
     if limits.bytes is not None and record.bytes > limits.bytes:
         bound = max(bound, _bytes_bound(tx, queue, record, limits))
     return bound
@@ -132,20 +133,22 @@ def _bytes_bound(
     return bound
 
 
-def first_since(
+def first_row_since(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
 ) -> int:
     """Return the first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and
     the recorded ends.
     """
-    dated = _first_dated(tx, queue, record, timestamp)
-    if not _is_ahead(record, now):
-        return dated
-    row = tx.one("observed_end_before", timestamp=timestamp, **_keys(queue, record))
-    return max(dated, min(int(row.next_index or 0), record.next_index))
+    by_timestamp = _first_row_by_timestamp(tx, queue, record, timestamp)
+    if not _is_dated_ahead(record, now):
+        return by_timestamp
+    row = tx.one("observed_end_before", timestamp=timestamp, **_end_keys(queue, record))
+    return max(by_timestamp, min(int(row.next_index or 0), record.next_index))
 
 
-def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int) -> int:
+def _first_row_by_timestamp(
+    tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int
+) -> int:
     """Return the first row with a time at or after ``timestamp``, by bisection: times never decrease."""
     low, high = record.first_index, record.next_index
     while low < high:
@@ -158,19 +161,19 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
         elif segment.first_timestamp >= timestamp:
             high = max(int(segment.start_index), low)
         else:
-            older = _runs(tx, queue, record.partition, segment).rows_before(timestamp)
-            return max(int(segment.start_index) + older, low)
+            older_rows = _read_runs(tx, queue, record.partition, segment).rows_before(timestamp)
+            return max(int(segment.start_index) + older_rows, low)
     return low
 
 
-def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
+def append_time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
     """Return when a row was appended, in microseconds; None if there is no such row."""
     segment = _segment_at(tx, queue, partition, row_index)
     if segment is None:
         return None
     if segment.first_timestamp == segment.last_timestamp:
         return int(segment.first_timestamp)
-    return _runs(tx, queue, partition, segment).timestamp_at(row_index - segment.start_index)
+    return _read_runs(tx, queue, partition, segment).timestamp_at(row_index - segment.start_index)
 
 
 def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> Row | None:
@@ -179,15 +182,15 @@ def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: 
     return None if segment is None or segment.start_index > row_index else segment
 
 
-def _runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row) -> Runs:
+def _read_runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row) -> Runs:
     start, end = segment.start_index, segment.end_index
     payload = tx.one("runs_of", payload_ids=json.dumps([segment.payload_id]))
     if payload is None or payload.runs is None:
-        missing = StoreError(
+        missing_error = StoreError(
             "the times of these rows are missing: the store is damaged; restore a backup",
             condition="SEGMENT_MISSING",
         )
-        raise unreadable(queue, partition, start, end, missing)
+        raise unreadable(queue, partition, start, end, missing_error)
     try:
         return Runs.from_bytes(payload.runs, end - start)
     except StoreError as error:
@@ -196,44 +199,46 @@ def _runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row) -> 
 
 def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:
     """Whether it is time to record where the partition ends."""
-    return _is_ahead(record, now) and _is_due(queue, record, _newest_end(tx, queue, record, now), now)
+    return _is_dated_ahead(record, now) and _is_end_due(
+        queue, record, _newest_end(tx, queue, record, now), now
+    )
 
 
-def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
+def _record_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
     """Record where the locked partition ends now, if it is time to, and delete records that are no longer
     needed.
     """
-    if not _is_ahead(record, now):
+    if not _is_dated_ahead(record, now):
         return
     newest = _newest_end(tx, queue, record, now)
-    if not _is_due(queue, record, newest, now):
+    if not _is_end_due(queue, record, newest, now):
         return
     if newest is None:
         _warn_ahead(queue, record, now)
-    keys = _keys(queue, record)
+    keys = _end_keys(queue, record)
     tx.run("forget_observed_ends", now=now, expired=now - (queue.retention.age or 0), **keys)
     tx.run("insert_observed_end", now=now, next_index=record.next_index, **keys)
 
 
-def _is_ahead(record: PartitionRecord, now: int) -> bool:
+def _is_dated_ahead(record: PartitionRecord, now: int) -> bool:
     return record.last_timestamp > now + MAX_CLOCK_SKEW
 
 
 def _newest_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> Row | None:
-    newest: Row | None = tx.one("newest_observed_end", now=now, **_keys(queue, record))
+    newest: Row | None = tx.one("newest_observed_end", now=now, **_end_keys(queue, record))
     return newest
 
 
-def _is_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None, now: int) -> bool:
+def _is_end_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None, now: int) -> bool:
     age = queue.retention.age
     if age is None or not record.rows:
         return False
     if newest is None:
         return True
-    return bool(newest.next_index < record.next_index and newest.observed_at + age // _STEPS <= now)
+    return bool(newest.next_index < record.next_index and newest.observed_at + age // _ENDS_PER_AGE <= now)
 
 
-def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
+def _end_keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
     # ``last_clock`` does not change while rows are dated ahead of the clock.
     return {
         "queue_id": queue.queue_id,
@@ -248,13 +253,13 @@ def _warn_ahead(queue: QueueRecord, record: PartitionRecord, now: int) -> None:
         "catches up, retention counts from when it first saw the rows",
         queue.name,
         record.partition,
-        _moment(record.last_timestamp),
-        _moment(now),
+        _timestamp_text(record.last_timestamp),
+        _timestamp_text(now),
         extra={"action": "dated_ahead", "queue": queue.name, "partition": record.partition},
     )
 
 
-def _moment(microseconds: int) -> str:
+def _timestamp_text(microseconds: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")
     except OverflowError:

@@ -17,28 +17,28 @@ from penstock.objects.storage import ObjectStorage
 from penstock.store.database import Transaction
 from penstock.store.int_columns import count_rows, pack_columns, sort_by_first, unpack_columns
 from penstock.store.log.payloads import (
-    Places,
+    ObjectPlaces,
     allocate_payloads,
-    are_small,
+    fit_inline,
+    insert_object_places,
     insert_objects,
     insert_payloads,
-    insert_places,
-    put_into_objects,
+    write_segments_to_objects,
 )
 from penstock.store.log.segmenting import NewObject, Segment
 
-_NO_OBJECT = -1
-_COLUMNS = 7
-"""The number of columns of ``Index``, except for the last one."""
+_IN_TASK_DATA = -1
+_INDEX_COLUMNS = 7
+"""The number of columns of ``SegmentIndex``, except for the last one."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """The segments of a task."""
+class TaskSegments:
+    """The segments that a task has written."""
 
     objects: tuple[NewObject, ...]
     index: bytes
-    """The columns of ``Index``, except for the last one, packed."""
+    """The columns of ``SegmentIndex``, except for the last one, packed."""
     data: bytes
     """The payloads that are not in objects, one after the other."""
 
@@ -49,23 +49,23 @@ class Written:
         store_uuid: str,
         queue_id: int,
         segments: Sequence[Segment],
-        begun_at: int,
-    ) -> Written:
+        write_time: int,
+    ) -> TaskSegments:
         """Write segments into objects if they are large enough, and describe them."""
-        if not are_small(segments):
-            put_into_objects(storage, store_uuid, queue_id, segments, begun_at)
+        if not fit_inline(segments):
+            write_segments_to_objects(storage, store_uuid, queue_id, segments, write_time)
         stored = [segment.stored for segment in segments if segment.stored is not None]
-        objects = {each.object.object_id: each.object for each in stored}
+        objects = {payload.object.object_id: payload.object for payload in stored}
         data = [] if stored else [memoryview(segment.payload) for segment in segments]
         ends = accumulate(map(len, data), initial=0)
-        places = [each.place for each in stored] or [
-            Place(at, len(part), 0) for at, part in zip(ends, data, strict=False)
+        places = [payload.place for payload in stored] or [
+            Place(offset, len(payload_bytes), 0) for offset, payload_bytes in zip(ends, data, strict=False)
         ]
         columns = (
             [segment.partition for segment in segments],
             [segment.rows for segment in segments],
             [segment.columns_id for segment in segments],
-            [each.object.object_id for each in stored] or [_NO_OBJECT] * len(data),
+            [payload.object.object_id for payload in stored] or [_IN_TASK_DATA] * len(data),
             [place.offset for place in places],
             [place.length for place in places],
             [place.checksum for place in places],
@@ -73,55 +73,66 @@ class Written:
         return cls(tuple(objects.values()), pack_columns(columns), b"".join(data))
 
 
-class Index(NamedTuple):
+class SegmentIndex(NamedTuple):
     """The segments of tasks, column by column."""
 
     partition: list[int]
     rows: list[int]
     columns_id: list[int]
     object_id: list[int]
-    """``_NO_OBJECT`` if the payload is in the task's data."""
+    """``_IN_TASK_DATA`` if the payload is not in an object."""
     offset: list[int]
     length: list[int]
     checksum: list[int]
     task: list[int]
 
     @classmethod
-    def of(cls, written: Sequence[Written]) -> Index:
+    def of(cls, tasks: Sequence[TaskSegments]) -> SegmentIndex:
         """Return the segments, ordered by partition and then by task."""
-        columns = unpack_columns((each.index for each in written), _COLUMNS)
-        tasks = (repeat(task, count_rows(each.index, _COLUMNS)) for task, each in enumerate(written))
-        return cls(*sort_by_first([*columns, [*chain.from_iterable(tasks)]]))
+        columns = unpack_columns((task_segments.index for task_segments in tasks), _INDEX_COLUMNS)
+        task_numbers = (
+            repeat(task, count_rows(task_segments.index, _INDEX_COLUMNS))
+            for task, task_segments in enumerate(tasks)
+        )
+        return cls(*sort_by_first([*columns, [*chain.from_iterable(task_numbers)]]))
 
     @property
-    def is_in_task(self) -> list[bool]:
+    def is_in_task_data(self) -> list[bool]:
         """For each segment, whether its payload is in the task's data."""
-        return [number == _NO_OBJECT for number in self.object_id]
+        return [object_id == _IN_TASK_DATA for object_id in self.object_id]
 
-    def where(self, chosen: Sequence[bool]) -> Index:
+    def select(self, chosen: Sequence[bool]) -> SegmentIndex:
         """Return the segments for which ``chosen`` is true."""
-        return self if all(chosen) else Index(*([*compress(column, chosen)] for column in self))
+        return self if all(chosen) else SegmentIndex(*([*compress(column, chosen)] for column in self))
 
-    def segments(self, written: Sequence[Written]) -> list[Segment]:
+    def segments(self, tasks: Sequence[TaskSegments]) -> list[Segment]:
         """Return the segments; all payloads must be in the tasks' data."""
-        data = [pa.py_buffer(each.data) for each in written]
+        data = [pa.py_buffer(task_segments.data) for task_segments in tasks]
         return [
-            Segment.written(partition, size, columns_id, data[task].slice(offset, length), None)
-            for partition, size, columns_id, _, offset, length, _, task in zip(*self, strict=True)
+            Segment.written(partition, row_count, columns_id, data[task].slice(offset, length), None)
+            for partition, row_count, columns_id, _, offset, length, _, task in zip(*self, strict=True)
         ]
 
 
-def store_written(tx: Transaction, written: Sequence[Written], index: Index) -> list[int]:
+def store_task_segments(tx: Transaction, tasks: Sequence[TaskSegments], index: SegmentIndex) -> list[int]:
     """Store the payloads of all segments, or where they are; return their ids in the order of the index."""
     ids = allocate_payloads(tx, len(index.partition))
-    in_task = index.is_in_task
-    kept = index.where(in_task).segments(written)
-    insert_payloads(tx, list(zip(compress(ids, in_task), kept, strict=True)))
-    insert_objects(tx, [made for each in written for made in each.objects])
-    in_object = [not each for each in in_task]
-    there = index.where(in_object)
-    placed_ids = [*compress(ids, in_object)]
-    insert_places(
-        tx, Places(placed_ids, there.columns_id, there.object_id, there.offset, there.length, there.checksum)
+    in_task_data = index.is_in_task_data
+    inline = index.select(in_task_data).segments(tasks)
+    insert_payloads(tx, list(zip(compress(ids, in_task_data), inline, strict=True)))
+    insert_objects(tx, [new_object for task_segments in tasks for new_object in task_segments.objects])
+    in_object = [not task_segments for task_segments in in_task_data]
+    stored = index.select(in_object)
+    object_payload_ids = [*compress(ids, in_object)]
+    insert_object_places(
+        tx,
+        ObjectPlaces(
+            object_payload_ids,
+            stored.columns_id,
+            stored.object_id,
+            stored.offset,
+            stored.length,
+            stored.checksum,
+        ),
     )
     return ids
