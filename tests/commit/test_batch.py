@@ -370,7 +370,7 @@ def test_a_read_without_a_consumer_moves_no_consumer(pair: Pair) -> None:
 def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "KEEP", 3)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 3)
     monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
     for batch_id in range(5):
         pair.commit(pair.batch("app", batch_id, ids=[batch_id]))
@@ -379,7 +379,7 @@ def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
         batch_id
         for batch_id in range(5)
         if pair.store.database.run(
-            lambda tx, n=batch_id: ledger.find(tx, replace(key, batch_id=n)), write=False
+            lambda tx, n=batch_id: ledger.find_entry(tx, replace(key, batch_id=n)), write=False
         )
     ]
     assert kept == [1, 2, 3, 4]
@@ -391,14 +391,17 @@ def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
 
 
 def test_old_entries_are_deleted_now_and_then(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "KEEP", 3)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 3)
     monkeypatch.setattr(ledger, "PRUNE_EVERY", 4)
     counts, offsets = [], []
     for number in range(9):
         batch = replace(pair.batch("app", number, ids=[number]), logged=f"offset {number}")
         pair.commit(batch)
         keys = [replace(batch.key, batch_id=each) for each in range(9)]
-        entries = pair.store.database.run(lambda tx: [ledger.find(tx, key) for key in keys], write=False)  # noqa: B023 - it runs now
+        entries = pair.store.database.run(
+            lambda tx: [ledger.find_entry(tx, key) for key in keys],  # noqa: B023 - it runs now
+            write=False,
+        )
         counts.append(sum(each is not None for each in entries))
         offsets.append([each.logged for each in entries if each is not None and each.logged])
     assert counts == [1, 2, 3, 4, 4, 5, 6, 7, 4]
@@ -438,7 +441,7 @@ def test_an_at_least_once_sink_accepts_an_old_copy_of_the_checkpoint(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even older than the ledger goes: the sink has more rows than the checkpoint knows of, not fewer."""
-    monkeypatch.setattr(ledger, "KEEP", 2)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 2)
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
         note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
@@ -484,7 +487,7 @@ def test_a_commit_with_an_unknown_outcome_is_retried_and_happens_once(
 def test_the_ledger_records_what_a_micro_batch_read(pair: Pair) -> None:
     batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
     pair.commit(batch)
-    entry = pair.store.database.run(lambda tx: ledger.find(tx, batch.key), write=False)
+    entry = pair.store.database.run(lambda tx: ledger.find_entry(tx, batch.key), write=False)
     origin, [line] = json.loads(entry.ranges)
     assert (origin, line[1:3], line[4:], entry.rows) == ("app", ["orders", "billing"], [[0, 0], [5, 2]], 7)
 

@@ -97,7 +97,7 @@ def test_one_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.Monke
     for app in ("a", "b", "c"):
         commit(pair, app, *range(12))
         long_ago(pair.into, app)
-    monkeypatch.setattr(ledger, "AT_ONCE", 2)
+    monkeypatch.setattr(ledger, "CLEANUP_LIMIT", 2)
     assert ledger.clean_up(pair.into.database) == 2
     assert ledger.clean_up(pair.into.database) == 1
     assert ledger.clean_up(pair.into.database) == 0

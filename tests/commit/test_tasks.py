@@ -119,7 +119,7 @@ def test_tasks_do_not_repeat_what_exactly_once_has_committed(pair: Pair) -> None
 def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "KEEP", 1)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 1)
     monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
     write(pair, 0, [1])
     pair.commit(pair.batch("app", 0, tasks={0: 1}))
@@ -137,7 +137,7 @@ def test_a_suspended_task_whose_micro_batch_is_committed_meanwhile_appends_nothi
     """It wakes after its checks; a driver has divided the micro-batch otherwise, or the ledger forgot it."""
     if pair.store.database.dialect == "sqlite":
         pytest.skip("nobody commits while a transaction of SQLite writes")
-    monkeypatch.setattr(ledger, "KEEP", 1)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 1)
     monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
     checked = ledger.task_input
 

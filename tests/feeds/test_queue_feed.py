@@ -263,7 +263,7 @@ def test_commits_whose_rows_were_trimmed_are_forgotten(
     for partition in range(3):
         queue.trim(partition, before=queue.info().partitions[partition].next_index)
     feed.append_commit(20, at(20), inserts(1))
-    kept = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
+    kept = store.database.run(lambda tx: feed_commits.list_page(tx, queue.record, -1), write=False)
     assert [commit.version for commit in kept] == [19, 20]
     assert feed.open().oldest() == 19
     assert rows(feed, 19, 20).keys() == {(20, 1)}

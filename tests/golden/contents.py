@@ -158,5 +158,5 @@ def _rows(queue: penstock.Queue, partition: int, start: int) -> list[list[Any]]:
 
 
 def _feed_commits(store: penstock.Store, queue: penstock.Queue) -> list[list[Any]]:
-    found = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
+    found = store.database.run(lambda tx: feed_commits.list_page(tx, queue.record, -1), write=False)
     return [[each.version, each.timestamp, each.rows, each.ends] for each in found]

@@ -45,7 +45,8 @@ def rows(store: penstock.Store) -> list[Any]:
 
 def progress(store: penstock.Store) -> list[Any]:
     return store.database.run(
-        lambda tx: queries.progress_since(tx, 0, upto=tx.now(), most=queries.KEPT_PROGRESS), write=False
+        lambda tx: queries.progress_since(tx, 0, upto=tx.now(), max_rows_per_query=queries.MAX_PROGRESS_ROWS),
+        write=False,
     )
 
 

@@ -174,7 +174,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.store.log.reading.ahead": iter,
         "penstock.spark.queue_writers.ahead": iter,
         "penstock.store.database.time": clock,
-        "penstock.store.records.ledger.KEEP": 2,
+        "penstock.store.records.ledger.KEPT_BATCHES": 2,
         "penstock.store.records.ledger.PRUNE_EVERY": 1,
         "penstock.store.log.partition_log.COMPACTION_FAN_IN": 3,
         "penstock.store.log.reading.PAGE_SEGMENTS": 3,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.store.log.partition_log import _PartitionTotals
-from penstock.store.records.staged import Stored
+from penstock.store.records.staged import StoredSegments
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99), st.integers(0, 999)), min_size=1)
 """The partition, the rows and the bytes of each segment."""
@@ -19,7 +19,7 @@ def test_each_segment_comes_after_those_before_it_in_its_partition(
     segments: list[tuple[int, int, int]],
 ) -> None:
     segments = sorted(segments, key=lambda segment: segment[0])
-    parts = _PartitionTotals.of(Stored(*zip(*segments, strict=True), range(len(segments))))
+    parts = _PartitionTotals.of(StoredSegments(*zip(*segments, strict=True), range(len(segments))))
     groups = {key: list(group) for key, group in groupby(segments, lambda segment: segment[0])}
     assert list(parts.partitions) == list(groups)
     assert list(parts.rows) == [sum(rows for _, rows, _ in group) for group in groups.values()]

@@ -23,7 +23,7 @@ def _listed(store: penstock.Store) -> list[Row]:
 
 def _progress(store: penstock.Store, since: int = 0) -> list[Row]:
     def read(tx: Transaction) -> list[Row]:
-        return queries.progress_since(tx, since, upto=tx.now(), most=queries.KEPT_PROGRESS)
+        return queries.progress_since(tx, since, upto=tx.now(), max_rows_per_query=queries.MAX_PROGRESS_ROWS)
 
     return store.database.run(read, write=False)
 
@@ -87,7 +87,7 @@ def test_the_last_error_stays_when_a_query_runs_again(store: penstock.Store) -> 
 
 
 def test_only_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
+    monkeypatch.setattr(queries, "MAX_PROGRESS_ROWS", 3)
     other = QueryRun("other", "run", None, "continuous", 6)
     for run in (RUN, other):
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
@@ -107,7 +107,7 @@ def test_only_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: py
 def test_progress_reported_by_a_clock_far_ahead_is_replaced(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
+    monkeypatch.setattr(queries, "MAX_PROGRESS_ROWS", 3)
     store.database.run(lambda tx: queries.begin(tx, RUN))
     for batch in range(3):
         store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
@@ -124,7 +124,7 @@ def test_a_query_that_has_not_reported_for_long_is_deleted_with_its_progress(
 ) -> None:
     store.database.run(lambda tx: queries.begin(tx, RUN))
     store.database.run(lambda tx: queries.report(tx, RUN, QueryProgress(0, 1)))
-    monkeypatch.setattr(queries, "FORGOTTEN_SECONDS", 0)
+    monkeypatch.setattr(queries, "RETENTION_SECONDS", 0)
     later = QueryRun("later", "run", None, "continuous", 6)
     store.database.run(lambda tx: queries.begin(tx, later))
     assert [row.query_id for row in _listed(store)] == ["later"]

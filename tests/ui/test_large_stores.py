@@ -259,7 +259,7 @@ def test_only_the_first_queues_are_shown_if_there_are_too_many(
 def test_only_the_queries_that_have_reported_last_are_shown_if_there_are_too_many(
     collector: Collector, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "KEPT_QUERIES", 2)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 2)
     for name in ("b", "c", "a"):
         run = QueryRun(name, "run", name, "continuous", 5)
         begin(store, run)

@@ -74,10 +74,10 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         for source in moved
         if source.store == store_uuid
     ]
-    around = ledger.around(tx, batch.key)
+    around = ledger.adjacent_entries(tx, batch.key)
     if around.empty:
         _refuse_rewound(tx, batch.key)
-    before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
+    before = ledger.insert_entry(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
     if before is not None:
         _same(batch, before.ranges)
         _settle(tx, batch, locked)
@@ -104,9 +104,9 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntr
 
     Return the entry of the micro-batch before, if any.
     """
-    previous = ledger.find(tx, key.before) if key.batch_id else None
+    previous = ledger.find_entry(tx, key.before) if key.batch_id else None
     if key.batch_id and previous is None:
-        newest = ledger.newest(tx, key.sink, key.app_id, key.batch_id)
+        newest = ledger.newest_entry(tx, key.sink, key.app_id, key.batch_id)
         if newest is not None or not new_sink:
             raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
     return previous
@@ -163,10 +163,10 @@ def note_batch(
     """Record a micro-batch of a sink that may repeat rows, so that a lost one is noticed later."""
 
     def work(tx: Transaction) -> None:
-        if ledger.rewound(tx, key) is not None:
+        if ledger.newest_batch_if_rewound(tx, key) is not None:
             # An old copy of the checkpoint may repeat rows, but the sink lacks none.
             return
-        if ledger.enter(tx, key, json.dumps([origin, []]), rows, logged) is None:
+        if ledger.insert_entry(tx, key, json.dumps([origin, []]), rows, logged) is None:
             refuse_gap(tx, key, new_sink=new_sink)
             ledger.prune(tx, key)
 
@@ -204,7 +204,7 @@ def _settle(
 
 
 def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
-    last = ledger.rewound(tx, key)
+    last = ledger.newest_batch_if_rewound(tx, key)
     if last is not None:
         raise CheckpointRewoundError(
             f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at "
@@ -273,17 +273,17 @@ def append_task(
 def _appended_before(
     tx: Transaction, key: LedgerKey, origin: str, covers: str, rows: int, new_sink: bool
 ) -> bool:
-    if ledger.find(tx, key.whole) is not None:
+    if ledger.find_entry(tx, key.whole) is not None:
         return True
     written = ledger.task_input(tx, key)
     if written is not None:
         _same_input(key, written, origin, covers)
-    before = ledger.enter(tx, key, f"{origin} {covers}", rows)
+    before = ledger.insert_entry(tx, key, f"{origin} {covers}", rows)
     if before is None:
         # If the task was suspended, the checks above were made long ago. Another driver may have committed
         # the micro-batch since, and the ledger may have deleted its entry.
         _refuse_rewound(tx, key)
-        if ledger.find(tx, key.whole) is not None:
+        if ledger.find_entry(tx, key.whole) is not None:
             raise _unrepeatable(key, {}, {key.task: rows})
         refuse_gap(tx, key, new_sink=new_sink)
         return False

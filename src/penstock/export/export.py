@@ -202,7 +202,7 @@ class QueueExport:
 
         def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
             # In this order, so that the record has all columns of those rows.
-            return catalog.partitions(tx, record), catalog.reread(tx, record)
+            return catalog.partitions(tx, record), catalog.reload_queue(tx, record)
 
         parts, record = store.database.run(read, write=False)
         starts = starts_of(self.queue, parts, known_positions(table, queue, len(parts)) if is_there else {})

@@ -106,7 +106,7 @@ class ExportSource:
             self.consumer.refuse_when_owned(tx, registration, "move")
             partitions = catalog.partitions(tx, self.record)
             # In this order, so that the record has all columns of those rows.
-            return partitions, catalog.reread(tx, self.record)
+            return partitions, catalog.reload_queue(tx, self.record)
 
         partitions, self.record = self._store.database.run(read, write=False)
         known = positions(len(partitions))

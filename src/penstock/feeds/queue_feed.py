@@ -73,7 +73,7 @@ class OpenQueueFeed(OpenFeed):
         return Description(identity, record.schema, _contract_of(record))
 
     def oldest(self) -> int:
-        return self._run(feed_commits.oldest)
+        return self._run(feed_commits.oldest_readable)
 
     def newest(self, after: int) -> int:
         self._last, self._finalized_before = self._run(_newest)
@@ -82,19 +82,19 @@ class OpenQueueFeed(OpenFeed):
     def finalized_until(self, upto: int) -> int | None:
         """Return the time of the last commit, or the later time before which the pump has all commits."""
         if self._last is not None and self._last.version > upto and self._finalized_before is not None:
-            last = self._run(lambda tx, queue: feed_commits.newest(tx, queue, upto))
+            last = self._run(lambda tx, queue: feed_commits.newest_commit(tx, queue, upto))
             return None if last is None else last.timestamp
         return self._finalized_before
 
     def commit_name(self, version: int) -> str | None:
         """Return the version and time of the commit, or of the last one before it if it does not exist."""
-        commit = self._run(lambda tx, queue: feed_commits.newest(tx, queue, version))
+        commit = self._run(lambda tx, queue: feed_commits.newest_commit(tx, queue, version))
         return None if commit is None else f"{commit.version}@{commit.timestamp}"
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         def page(tx: Transaction, queue: QueueRecord) -> list[FeedCommit]:
             self._require_retained(tx, queue, after)
-            return feed_commits.page(tx, queue, after, upto)
+            return feed_commits.list_page(tx, queue, after, upto)
 
         while commits := self._run(page):
             for commit in commits:
@@ -108,8 +108,8 @@ class OpenQueueFeed(OpenFeed):
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._require_retained(tx, queue, after)
             return (
-                feed_commits.starts(tx, queue, after),
-                feed_commits.starts(tx, queue, upto),
+                feed_commits.start_indexes(tx, queue, after),
+                feed_commits.start_indexes(tx, queue, upto),
             )
 
         start, end = self._run(bounds)
@@ -128,11 +128,11 @@ class OpenQueueFeed(OpenFeed):
 
     def _require_retained(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
         """Refuse a range whose first rows have been trimmed."""
-        oldest = feed_commits.oldest(tx, queue)
+        oldest = feed_commits.oldest_readable(tx, queue)
         if after >= oldest:
             return
         first_indexes = [part.first_index for part in catalog.partitions(tx, queue)]
-        starts = feed_commits.starts(tx, queue, after)
+        starts = feed_commits.start_indexes(tx, queue, after)
         if any(start < first for start, first in zip(starts, first_indexes, strict=True)):
             raise DataLostError(
                 f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
@@ -148,10 +148,10 @@ def _newest(tx: Transaction, queue: QueueRecord) -> tuple[FeedCommit | None, int
     """Return the newest commit, and the time before which there are no later commits; None if unknown."""
     # Read the pump first: commits that it appends afterwards do not have an earlier time.
     pump = pumps.pump_of(tx, queue.name)
-    last = feed_commits.newest(tx, queue)
+    last = feed_commits.newest_commit(tx, queue)
     times = [] if last is None else [last.timestamp]
     if pump is not None:
-        if pump.copies(queue.name):
+        if pump.is_copying(queue.name):
             return last, None
         times.append(pump.position.timestamp)
     return last, max(times, default=None)

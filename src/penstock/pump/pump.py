@@ -193,7 +193,7 @@ class Pump:
             record = _require(pumps.find_pump(tx, self.name), self.name)
             # An attempt whose outcome was unknown may have succeeded.
             return record.owner == owner or (
-                not record.is_alive(tx.now()) and pumps.own_pump(tx, record, owner)
+                not record.is_alive(tx.now()) and pumps.acquire_pump(tx, record, owner)
             )
 
         while not self._stopping.is_set():
@@ -212,5 +212,5 @@ class Pump:
 
 def _require(record: PumpRecord | None, name: str) -> PumpRecord:
     if record is None:
-        raise pumps.removed(name)
+        raise pumps.pump_removed_error(name)
     return record

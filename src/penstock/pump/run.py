@@ -300,14 +300,14 @@ class PumpRun:
                 return
 
     def _sign(self, tx: Transaction, news: News) -> bool:
-        if not pumps.beat_pump(tx, self.settings.name, self.owner):
+        if not pumps.send_heartbeat(tx, self.settings.name, self.owner):
             return False
         self.reports.report(tx, news)
         return True
 
     def _ends(self) -> bool:
         if self._lost.is_set():
-            raise pumps.fenced(self.settings.name)
+            raise pumps.pump_fenced_error(self.settings.name)
         return self.stopping.is_set()
 
     def _run(self, work: Callable[[Transaction], T]) -> T:

@@ -58,7 +58,7 @@ class Targets:
 
     def last_commit(self, tx: Transaction) -> int:
         """Return the newest commit in any of the queues; 0 if there is none."""
-        commits = (feed_commits.newest(tx, queue.record) for queue in self._queues.values())
+        commits = (feed_commits.newest_commit(tx, queue.record) for queue in self._queues.values())
         return max((each.version for each in commits if each is not None), default=0)
 
     def rows(

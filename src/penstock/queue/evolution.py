@@ -60,7 +60,7 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
         catalog.lock_partitions(tx, current)
         if current.key:
             _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])
-        catalog.grow(tx, current, total)
+        catalog.set_partition_count(tx, current, total)
         consumers.add_partition_positions(tx, registrations, current.partitions, total)
 
     database.run(work)
@@ -162,7 +162,7 @@ def _change_columns(
         if locked.queue_id != queue.queue_id:
             raise catalog.dropped(queue)
         # Includes what other programs changed while this one waited for the lock.
-        current = catalog.reread(tx, locked)
+        current = catalog.reload_queue(tx, locked)
         changed = changes(current)
         if changed:
             catalog.change_columns(tx, current, changed)

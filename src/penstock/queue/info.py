@@ -60,7 +60,7 @@ class QueueInfo:
 
 
 def queue_info(tx: Transaction, queue: QueueRecord) -> QueueInfo:
-    record = catalog.reread(tx, queue)
+    record = catalog.reload_queue(tx, queue)
     return QueueInfo(
         record.name,
         record.schema,

@@ -32,7 +32,7 @@ from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger
 from penstock.store.records.catalog import PartitionRecord, QueueRecord, RetentionLimits
-from penstock.store.records.consumers import owner_name
+from penstock.store.records.consumers import owner_lock_name
 
 log = logging.getLogger("penstock.queue")
 
@@ -237,7 +237,7 @@ def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iter
     chosen = set(partitions)
 
     def find_due(tx: Transaction) -> _Due:
-        record, now = catalog.reread(tx, queue), tx.now()
+        record, now = catalog.reload_queue(tx, queue), tx.now()
         due = _Due(record)
         for part in catalog.partitions(tx, record):
             if part.partition in chosen:
@@ -288,7 +288,7 @@ def trim_partition(
 ) -> tuple[int, int]:
     def work(tx: Transaction) -> tuple[int, int]:
         def has_owner(consumer: str) -> bool:
-            return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))
+            return tx.owner_alive(owner_lock_name(database.uuid, consumer, queue.queue_id))
 
         return trim(tx, queue, partition, before=before, has_live_owner=has_owner)
 

@@ -257,7 +257,7 @@ class Queue:
         QueueNotFoundError
             When the queue was dropped, even if another one with its name exists now.
         """
-        self._record = self.database.run(lambda tx: catalog.reread(tx, self._record), write=False)
+        self._record = self.database.run(lambda tx: catalog.reload_queue(tx, self._record), write=False)
         self._placed = None
 
     def _check_partition(self, partition: int) -> None:

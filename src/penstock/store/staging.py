@@ -14,7 +14,7 @@ from penstock.store.log.payloads import PayloadOwner, store_payloads, write_obje
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import SegmentIndex, TaskSegments
 from penstock.store.postgres import staging_relations
-from penstock.store.records.catalog import QueueRecord, require_columns, require_unchanged
+from penstock.store.records.catalog import QueueRecord, require_columns, require_same_layout
 from penstock.store.records.consumers import list_registrations
 from penstock.store.records.staged import delete_staged_payloads, insert_staged, segments_of
 
@@ -121,7 +121,7 @@ def promote(
         )
     delete_staged_payloads(tx, compress(staged, map(not_, is_acknowledged)))
     if not rows:
-        require_unchanged(tx, queue)
+        require_same_layout(tx, queue)
         return Appended()
     rows.sort(key=attrgetter("task", "attempt", "ordinal"))
     return publish_segments(tx, queue, segments_of(rows))
@@ -136,7 +136,7 @@ def publish_written(
     discard(tx, queue, app_id, batch_id)
     index = SegmentIndex.of(written)
     if not index.partition:
-        require_unchanged(tx, queue)
+        require_same_layout(tx, queue)
     return append_task_segments(tx, queue, written, index)
 
 

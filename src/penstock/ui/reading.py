@@ -15,9 +15,9 @@ from penstock.errors import PenstockError
 from penstock.instants import moment_of, moment_text
 from penstock.store.database import MAX_CLOCK_SKEW, Database, Row, Transaction
 from penstock.store.records import catalog, queries
-from penstock.store.records.catalog import QueueOutline, QueueRecord
-from penstock.store.records.consumers import owner_name
-from penstock.store.records.queries import KEPT_PROGRESS
+from penstock.store.records.catalog import QueueRecord, QueueSummary
+from penstock.store.records.consumers import owner_lock_name
+from penstock.store.records.queries import MAX_PROGRESS_ROWS
 from penstock.store.store_schema import open_database, require_version
 
 MOST_QUEUES = 2000
@@ -136,7 +136,7 @@ class CommitRow(Protocol):
 
 @dataclass(frozen=True)
 class QueuesState:
-    outlines: Sequence[QueueOutline]
+    summaries: Sequence[QueueSummary]
     unreadable: Sequence[PenstockError]
     """The errors of the queues whose records cannot be read."""
     partitions: Sequence[PartitionRow]
@@ -145,7 +145,7 @@ class QueuesState:
 
     @property
     def records(self) -> list[QueueRecord]:
-        return [outline.record for outline in self.outlines]
+        return [outline.record for outline in self.summaries]
 
     def partitions_by_queue(self) -> dict[int, list[PartitionRow]]:
         partitions: dict[int, list[PartitionRow]] = {record.queue_id: [] for record in self.records}
@@ -214,8 +214,8 @@ def read_store(database: Database, since: int) -> StoreState:
 
 def read_queues(tx: Transaction, most: int) -> QueuesState:
     """Read the first queues by name."""
-    found = catalog.outline_queues(tx, most)
-    fitting = _fitting(found.outlines, lambda outline: outline.partition_rows)
+    found = catalog.summarize_queues(tx, most)
+    fitting = _fitting(found.summaries, lambda outline: outline.partition_rows)
     ids = json.dumps([outline.record.queue_id for outline in fitting])
     return QueuesState(
         fitting,
@@ -259,10 +259,10 @@ def read_queries(tx: Transaction, since: int) -> QueriesState:
     """
     upto = tx.now() + MAX_CLOCK_SKEW
     rows = queries.reported_queries(tx)
-    most = min(max(MOST_REPORTS // max(len(rows), 1), FEWEST_REPORTS), KEPT_PROGRESS)
+    most = min(max(MOST_REPORTS // max(len(rows), 1), FEWEST_REPORTS), MAX_PROGRESS_ROWS)
     return QueriesState(
         cast("list[QueryRow]", rows),
-        cast("list[ProgressRow]", queries.progress_since(tx, since, upto=upto, most=most)),
+        cast("list[ProgressRow]", queries.progress_since(tx, since, upto=upto, max_rows_per_query=most)),
         cast("list[ProgressTexts]", queries.newest_texts(tx, since, upto=upto)),
         left_out=_total(rows) - len(rows),
     )
@@ -272,7 +272,7 @@ def _owned(
     tx: Transaction, uuid: str, registrations: Sequence[RegistrationRow]
 ) -> frozenset[tuple[int, int]]:
     names = {
-        owner_name(uuid, row.consumer, row.queue_id): (row.consumer_id, row.queue_id)
+        owner_lock_name(uuid, row.consumer, row.queue_id): (row.consumer_id, row.queue_id)
         for row in registrations
         if row.epoch
     }

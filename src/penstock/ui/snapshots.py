@@ -21,7 +21,7 @@ from penstock.errors import PenstockError, StoreNotFoundError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.redaction import secrets_of, sentence, shown
-from penstock.store.records.queries import KEPT_QUERIES
+from penstock.store.records.queries import MAX_QUERIES
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
 from penstock.ui.history import step_for
@@ -46,7 +46,7 @@ _LISTS = ("queues", "consumers", "queries", "ledger", "dead_letters", "notes")
 _SHOWN = {
     "queues": f"the first {MOST_QUEUES:,} by name, with {MOST_PARTITIONS:,} partitions at most",
     "consumers": f"the {MOST_CONSUMERS:,} that are most behind, with {MOST_PARTITIONS:,} partitions at most",
-    "queries": f"the {KEPT_QUERIES:,} that have reported last",
+    "queries": f"the {MAX_QUERIES:,} that have reported last",
 }
 """The records that the page shows, by kind."""
 _KINDS = {"sqlite": "sqlite", "postgres": "postgresql"}

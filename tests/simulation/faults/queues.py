@@ -38,7 +38,7 @@ QUEUES = [
     Fault(
         "a trim takes every owner for dead",
         "queue/maintenance.py",
-        "            return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))\n",
+        "            return tx.owner_alive(owner_lock_name(database.uuid, consumer, queue.queue_id))\n",
         "            return False\n",
     ),
     Fault(
@@ -98,8 +98,8 @@ QUEUES = [
     Fault(
         "an append that met a growth keeps the old placement",
         "queue/queue.py",
-        "lambda tx: catalog.reread(tx, self._record), write=False)\n        self._placed = None\n",
-        "lambda tx: catalog.reread(tx, self._record), write=False)\n",
+        "lambda tx: catalog.reload_queue(tx, self._record), write=False)\n        self._placed = None\n",
+        "lambda tx: catalog.reload_queue(tx, self._record), write=False)\n",
     ),
     Fault(
         "the last append of a producer session is not taken for a repeat",
@@ -128,7 +128,7 @@ QUEUES = [
     Fault(
         "rows are entered with columns that a restored store does not have",
         "store/records/catalog.py",
-        "    if later and not later <= set(reread(tx, queue).columns.ids):\n",
+        "    if added_ids and not added_ids <= set(reload_queue(tx, queue).columns.ids):\n",
         "    if False:\n",
     ),
     Fault(

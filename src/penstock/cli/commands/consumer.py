@@ -166,14 +166,14 @@ def list_consumers(run: Run) -> None:
     the last to commit with the consumer, if that query's sink is in this store: the query id that `penstock
     checkpoint show` prints. The list has the first 5,000 rows by name, and a note says how many are left out.
     """
-    from penstock.store.records.consumers import outline_registrations, owner_name
+    from penstock.store.records.consumers import owner_lock_name, summarize_registrations
     from penstock.ui.unreadable import Unreadable
 
     with run.connect() as store:
 
         def read(tx: Transaction) -> tuple[list[Row], list[str], set[str]]:
-            rows = outline_registrations(tx, MOST_LISTED)
-            locks = [owner_name(store.uuid, row.consumer, row.queue_id) for row in rows]
+            rows = summarize_registrations(tx, MOST_LISTED)
+            locks = [owner_lock_name(store.uuid, row.consumer, row.queue_id) for row in rows]
             return rows, locks, tx.owners_alive(locks)
 
         listed, locks, alive = store.database.run(read, write=False)

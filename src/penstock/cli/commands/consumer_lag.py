@@ -61,7 +61,7 @@ def lag(
 
     Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
     """
-    from penstock.store.records.consumers import outline_registrations
+    from penstock.store.records.consumers import summarize_registrations
     from penstock.ui.unreadable import Unreadable
 
     unreadable, left_out = Unreadable(), 0
@@ -74,7 +74,7 @@ def lag(
         if consumer is not None:
             rows = lags.of_consumer(consumer)
         else:
-            listed = store.database.run(lambda tx: outline_registrations(tx, MOST_LISTED), write=False)
+            listed = store.database.run(lambda tx: summarize_registrations(tx, MOST_LISTED), write=False)
             rows, more = lags.of_registrations(listed)
             left_out = left_out_of(listed) + more
     note_missing(run.output, unreadable, left_out, "consumers", "the first ones by name")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.json_text import Json
     from penstock.queue.info import QueueInfo
     from penstock.queue.maintenance import Retention
-    from penstock.store.records.catalog import QueueOutline
+    from penstock.store.records.catalog import QueueSummary
     from penstock.ui.reading import PartitionRow
 
 group = typer.Typer(help="Create, fill and inspect queues.", no_args_is_help=True)
@@ -205,7 +205,7 @@ def list_queues(run: Run) -> None:
     for error in state.unreadable:
         unreadable.add("a queue", error)
     rows = unreadable.each(
-        state.outlines,
+        state.summaries,
         lambda outline: _outline(outline, partitions[outline.record.queue_id]),
         lambda outline: named("queue", outline.record.name),
     )
@@ -213,7 +213,7 @@ def list_queues(run: Run) -> None:
     run.output.table("queues", _SUMMARY_COLUMNS, rows)
 
 
-def _outline(outline: QueueOutline, partitions: Sequence[PartitionRow]) -> Json:
+def _outline(outline: QueueSummary, partitions: Sequence[PartitionRow]) -> Json:
     from penstock.queue.maintenance import Retention
 
     record = outline.record

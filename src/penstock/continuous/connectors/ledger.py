@@ -69,8 +69,8 @@ class Commits:
         """Return the last epoch in the ledger."""
 
         def last_two(tx: Transaction) -> tuple[LedgerEntry | None, LedgerEntry | None]:
-            entry = ledger.newest(tx, ledger_name, self.app_id)
-            return entry, entry and ledger.newest(tx, ledger_name, self.app_id, entry.batch_id)
+            entry = ledger.newest_entry(tx, ledger_name, self.app_id)
+            return entry, entry and ledger.newest_entry(tx, ledger_name, self.app_id, entry.batch_id)
 
         entry, before = open_store(self.url).database.run(last_two, write=False)
         if entry is None:

@@ -29,7 +29,7 @@ from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.payloads import store_payloads, with_payloads, write_objects
 from penstock.store.log.reading import PAGE_SEGMENTS
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Runs, Segment, SegmentRuns, by_size
-from penstock.store.records.catalog import QueueRecord, lock_partition, require_columns, reread
+from penstock.store.records.catalog import QueueRecord, lock_partition, reload_queue, require_columns
 from penstock.store.records.locations import require_own_location
 
 SEGMENT_BYTES = 8 << 20
@@ -300,7 +300,7 @@ def _read_payloads(
             size += sum(map(stored_bytes, rows))
             pages_rows.append(rows)
         # Without this, columns added since the queue was looked up would be lost.
-        return reread(tx, queue) if any(pages_rows) else queue, pages_rows
+        return reload_queue(tx, queue) if any(pages_rows) else queue, pages_rows
 
     queue, pages_rows = database.run(work, write=False)
     pages = [(group.partition, rows) for group, rows in zip(groups, pages_rows, strict=True)]

@@ -32,10 +32,10 @@ from penstock.objects.storage import ObjectStorage
 from penstock.store.database import Database, Transaction
 from penstock.store.log.payloads import ORPHAN_AGE
 from penstock.store.records.locations import (
-    differ,
-    enter_location,
-    not_of_this_database,
-    of_nobody,
+    are_different_databases,
+    other_owner_error,
+    owner_unknown_error,
+    record_location,
     require_own_location,
     require_same_store,
 )
@@ -80,11 +80,11 @@ def claim(database: Database, storage: ObjectStorage) -> None:
     elif markers.belongs_to_another(instance):
 
         def refuse(tx: Transaction) -> None:
-            enter_location(tx, storage.url, tx.now())
+            record_location(tx, storage.url, tx.now())
             tx.run("refuse_location", payloads=storage.url, now=tx.now())
 
         database.run(refuse, idempotent=True)
-        raise not_of_this_database(storage.url)
+        raise other_owner_error(storage.url)
 
 
 def begin_cleanup(
@@ -97,7 +97,7 @@ def begin_cleanup(
 
     def begin(tx: Transaction) -> tuple[int, str] | None:
         now = tx.now()
-        enter_location(tx, storage.url, now - interval)
+        record_location(tx, storage.url, now - interval)
         if take_over:
             require_same_store(tx, database.uuid)
         else:
@@ -153,12 +153,12 @@ def _require_uncontested(
     """
     markers, records = _read_markers(database, storage)
     if not markers.owning_databases():
-        raise of_nobody(storage.url)
+        raise owner_unknown_error(storage.url)
     if markers.belongs_to_another(instance) or markers.is_contested(records):
         database.run(
             lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
         )
-        raise not_of_this_database(storage.url)
+        raise other_owner_error(storage.url)
     return markers, records
 
 
@@ -283,7 +283,7 @@ class LocationMarkers:
 
     def belongs_to_another(self, instance: str) -> bool:
         """Whether the markers say that the location belongs to a different database."""
-        return any(differ(database, instance) for database in self.owning_databases())
+        return any(are_different_databases(database, instance) for database in self.owning_databases())
 
     def is_contested(self, records: Mapping[str, _CleanupRecord]) -> bool:
         """Return whether another copy of the store has cleaned up, or has objected to this copy.
@@ -322,7 +322,7 @@ class LocationMarkers:
         new_markers = LocationMarkers.read_from(self.database, self.storage).names - self.names - own_markers
         if any(name.endswith(_OWNER) for name in new_markers):
             # Another database took over the location while this process was suspended.
-            raise not_of_this_database(self.storage.url)
+            raise other_owner_error(self.storage.url)
         obsolete = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
         obsolete = [name for name in obsolete if name != _database_marker(instance)]
         self.storage.delete([f"{_token_folder(self.database)}{name}" for name in obsolete])

@@ -14,9 +14,15 @@ from penstock.store.database import Database, Transaction
 from penstock.store.log.payloads import allocate_payloads, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import SegmentIndex, TaskSegments, store_task_segments
-from penstock.store.records.catalog import QueueRecord, dropped, grown, require_columns, within_limits
+from penstock.store.records.catalog import (
+    QueueRecord,
+    dropped,
+    partitions_added,
+    require_columns,
+    within_limits,
+)
 from penstock.store.records.queue_columns import FIRST_COLUMNS, id_text
-from penstock.store.records.staged import Stored
+from penstock.store.records.staged import StoredSegments
 
 COMPACTION_FAN_IN = 64
 
@@ -78,10 +84,10 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     return publish_segments(tx, queue, stored_segments(ordered, ids), ids[0])
 
 
-def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> Stored:
+def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> StoredSegments:
     """Return segments whose payloads have these ids, column by column."""
     rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
-    return Stored([segment.partition for segment in segments], rows, sizes, payload_ids)
+    return StoredSegments([segment.partition for segment in segments], rows, sizes, payload_ids)
 
 
 def append_task_segments(
@@ -92,7 +98,7 @@ def append_task_segments(
         return append(tx, queue, index.segments(written))
     require_columns(tx, queue, index.columns_id)
     ids = store_task_segments(tx, written, index)
-    return publish_segments(tx, queue, Stored(index.partition, index.rows, index.length, ids), ids[0])
+    return publish_segments(tx, queue, StoredSegments(index.partition, index.rows, index.length, ids), ids[0])
 
 
 def _append_single(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
@@ -129,7 +135,7 @@ def timestamp_gap() -> int:
 
 
 def publish_segments(
-    tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None = None
+    tx: Transaction, queue: QueueRecord, stored: StoredSegments, append_id: int | None = None
 ) -> Appended:
     """Make segments visible as one append.
 
@@ -157,7 +163,7 @@ class _PartitionTotals(NamedTuple):
     """For each segment, the rows of the append that come before it in its partition."""
 
     @classmethod
-    def of(cls, stored: Stored) -> _PartitionTotals:
+    def of(cls, stored: StoredSegments) -> _PartitionTotals:
         segment_partitions = stored.partition
         is_first = [*map(ne, segment_partitions, chain([None], segment_partitions))]
         if all(is_first):
@@ -178,7 +184,7 @@ class _PartitionTotals(NamedTuple):
         )
 
     @classmethod
-    def _one_segment_each(cls, stored: Stored) -> _PartitionTotals:
+    def _one_segment_each(cls, stored: StoredSegments) -> _PartitionTotals:
         """Return the totals of an append with one segment in each partition, which most appends have."""
         count = len(stored.partition)
         return cls(
@@ -196,7 +202,7 @@ class _PartitionTotals(NamedTuple):
         return Appended(self.partitions, self.rows, ends, tuple(to_compact))
 
 
-def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: Stored) -> Appended:
+def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: StoredSegments) -> Appended:
     """Make segments visible with one PostgreSQL statement, since there may be thousands of partitions."""
     totals = _PartitionTotals.of(stored)
     advanced = tx.one(
@@ -220,7 +226,7 @@ def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: Store
 
 
 def _publish_by_partition(
-    tx: Transaction, queue: QueueRecord, stored: Stored, append_id: int | None
+    tx: Transaction, queue: QueueRecord, stored: StoredSegments, append_id: int | None
 ) -> Appended:
     totals = _PartitionTotals.of(stored)
     advanced = tx.all_for_many(
@@ -275,7 +281,7 @@ def _check_partitions(
     """Check partitions that have been advanced, and wake their watchers."""
     tx.channels.update(channel for channel in channels if channel is not None)
     if queue.key and partition_counts != {queue.partitions}:
-        raise grown(queue)
+        raise partitions_added(queue)
 
 
 def _needs_compaction(total: int, added: int) -> bool:

@@ -29,7 +29,7 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import unreadable
 from penstock.store.log.segmenting import NewObject, Segment, StoredPayload, by_size
 from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.locations import replaced, require_own_location, require_same_store
+from penstock.store.records.locations import require_own_location, require_same_store, store_replaced_error
 
 BLOCK_IDS = 4096
 MESSAGE_BYTES = 1 << 20
@@ -220,7 +220,7 @@ def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         "insert_object", columns, queue_id=new_objects[0].queue_id, now=tx.write_time()
     )
     if len({row.store for row in recorded} | {new_object.store for new_object in new_objects}) > 1:
-        raise replaced()
+        raise store_replaced_error()
     if len(recorded) < len(new_objects):
         raise CommitRefusedError(
             "an object with the same random id exists already: repeat the append",

@@ -14,7 +14,7 @@ from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import Decoder, unreadable
 from penstock.store.log.payloads import with_payloads
 from penstock.store.log.segmenting import Runs
-from penstock.store.records.catalog import QueueRecord, dropped, reread
+from penstock.store.records.catalog import QueueRecord, dropped, reload_queue
 
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
@@ -70,7 +70,7 @@ def read(
     ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` makes each
     row's time available, which costs a little for compacted segments.
     """
-    decoder = Decoder(queue, columns, lambda: database.run(lambda tx: reread(tx, queue), write=False))
+    decoder = Decoder(queue, columns, lambda: database.run(lambda tx: reload_queue(tx, queue), write=False))
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)
     # Object storage is slow to answer, so the next page is fetched while this one is decoded.
     for page in pages if queue.payloads is None else ahead(pages):

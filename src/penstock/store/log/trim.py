@@ -25,7 +25,7 @@ from penstock.store.records.catalog import (
     QueueRecord,
     RetentionLimits,
     lock_partition,
-    reread,
+    reload_queue,
 )
 
 log = logging.getLogger("penstock.store")
@@ -49,7 +49,7 @@ def trim(
     ``has_live_owner`` tells whether the consumer with a name has a live owner on the queue.
     """
     # The caller may have read the retention long ago.
-    queue = reread(tx, queue)
+    queue = reload_queue(tx, queue)
     record = lock_partition(tx, queue, partition)
     now = tx.now()
     _record_end(tx, queue, record, now)

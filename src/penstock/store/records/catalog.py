@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.json_text import parse_record, require_numbered, unreadable_record
 from penstock.objects.location import stored_location
 from penstock.store.database import Row, Transaction
-from penstock.store.records.locations import enter_location
+from penstock.store.records.locations import record_location
 from penstock.store.records.queue_columns import FIRST_COLUMNS, QueueColumns
 from penstock.store.records.staged import delete_staged_payloads
 
@@ -72,7 +72,7 @@ class QueueRecord:
 
 
 MAX_PARTITIONS = 10_000
-MOST_ROWS = 1 << 40
+MAX_PARTITION_ROWS = 1 << 40
 """More rows than a partition can hold."""
 _CHECK_VIOLATION = "23514"
 
@@ -104,23 +104,23 @@ def _record(row: Row) -> QueueRecord:
         columns=QueueColumns(
             bytes(row.schema or b""), None if row.added_columns is None else bytes(row.added_columns)
         ),
-        key=_key(row),
-        partitions=_partitions(row),
-        retention=_limits(row),
+        key=_key_columns(row),
+        partitions=_checked_partition_count(row),
+        retention=_retention_limits(row),
         created_at=row.created_at,
         contract=row.contract,
-        payloads=_payloads(row),
+        payloads=_payload_location(row),
     )
 
 
-def _limits(row: Row) -> RetentionLimits:
+def _retention_limits(row: Row) -> RetentionLimits:
     limits = (row.retention_rows, row.retention_age, row.retention_bytes)
     if any(limit is not None and limit < 0 for limit in limits):
         raise unreadable_record(f"the retention of queue {row.name!r}", ValueError(f"it is {limits}"))
     return RetentionLimits(*limits)
 
 
-def _partitions(row: Row) -> int:
+def _checked_partition_count(row: Row) -> int:
     """Refuse a number that would keep maintenance busy for ever, or for which no row can be placed."""
     if not 1 <= row.partitions <= MAX_PARTITIONS:
         reason = ValueError(f"it is {row.partitions}, and a queue has 1 to {MAX_PARTITIONS}")
@@ -128,7 +128,7 @@ def _partitions(row: Row) -> int:
     return int(row.partitions)
 
 
-def _payloads(row: Row) -> str | None:
+def _payload_location(row: Row) -> str | None:
     if row.payloads is None:
         return None
     try:
@@ -137,7 +137,7 @@ def _payloads(row: Row) -> str | None:
         raise unreadable_record(f"the location of the payloads of queue {row.name!r}", error) from error
 
 
-def _key(row: Row) -> tuple[str, ...]:
+def _key_columns(row: Row) -> tuple[str, ...]:
     what = f"the key of queue {row.name!r}"
     columns = parse_record(row.key_columns, what, list)
     if not all(isinstance(column, str) for column in columns):
@@ -166,7 +166,7 @@ def create_queue(
         contract=contract,
         payloads=payloads,
         now=tx.now(),
-        **_retention(retention),
+        **_retention_parameters(retention),
     )
     if row is None:
         raise AlreadyExistsError(
@@ -175,7 +175,7 @@ def create_queue(
         )
     _insert_partitions(tx, row.queue_id, 0, partitions)
     if payloads is not None:
-        enter_location(tx, payloads, tx.now())
+        record_location(tx, payloads, tx.now())
     return find_queue(tx, name)
 
 
@@ -183,7 +183,7 @@ def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -
     tx.run_many("insert_partition", {"partition": range(first, total)}, queue_id=queue_id, total=total)
 
 
-def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
+def set_partition_count(tx: Transaction, queue: QueueRecord, total: int) -> None:
     """Add partitions until there are ``total``; the caller holds the queue's and all partitions' locks."""
     tx.run("set_partitions", queue_id=queue.queue_id, partitions=total)
     tx.run("set_total", queue_id=queue.queue_id, total=total)
@@ -196,40 +196,40 @@ def change_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Fiel
     Appends continue meanwhile. Their rows have the columns that their writers know, and each payload says
     which columns it has.
     """
-    tx.run("set_added_columns", queue_id=queue.queue_id, columns=queue.columns.with_more(fields))
+    tx.run("set_added_columns", queue_id=queue.queue_id, columns=queue.columns.extended_with(fields))
 
 
-def _retention(limits: RetentionLimits) -> dict[str, int | None]:
+def _retention_parameters(limits: RetentionLimits) -> dict[str, int | None]:
     return {"retention_rows": limits.rows, "retention_age": limits.age, "retention_bytes": limits.bytes}
 
 
 def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord:
     row = tx.one("lock_queue" if lock and tx.write else "find_queue", name=name)
     if row is None:
-        known = [queue.name for queue in tx.all("list_queues")]
+        names = [queue.name for queue in tx.all("list_queues")]
         raise QueueNotFoundError(
             f"there is no queue {in_quotes(name)}."
-            + (did_you_mean(name, known) or " Create it with store.create_queue or `penstock queue create`"),
+            + (did_you_mean(name, names) or " Create it with store.create_queue or `penstock queue create`"),
             queue=name,
         )
     return _record(row)
 
 
-def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
+def require_same_layout(tx: Transaction, queue: QueueRecord) -> None:
     """Refuse rows for a queue that was recreated, or whose keys now belong to other partitions.
 
     Only a micro-batch without rows needs this; an append checks when it locks the partitions.
     """
-    now = find_queue(tx, queue.name)
-    if now.queue_id != queue.queue_id:
+    current = find_queue(tx, queue.name)
+    if current.queue_id != queue.queue_id:
         raise CommitRefusedError(
             f"queue {queue.name!r} was recreated while rows were written to it, and none of them is "
             "visible: start again; a restarted query repeats the micro-batch",
             condition="COMMIT_REFUSED.QUEUE_CHANGED",
             queue=queue.name,
         )
-    if queue.key and now.partitions != queue.partitions:
-        raise grown(queue)
+    if queue.key and current.partitions != queue.partitions:
+        raise partitions_added(queue)
 
 
 class QueueSink(Protocol):
@@ -255,7 +255,7 @@ class QueueChanged(CommitRefusedError):
     condition = "COMMIT_REFUSED.QUEUE_CHANGED"
 
 
-def grown(queue: QueueRecord) -> QueueChanged:
+def partitions_added(queue: QueueRecord) -> QueueChanged:
     return QueueChanged(
         f"queue {queue.name!r} got more partitions while rows were written to it, and none of these rows is "
         "visible: repeat the append, or restart the query, which repeats the micro-batch",
@@ -274,8 +274,8 @@ def require_columns(tx: Transaction, queue: QueueRecord, ids: Iterable[int]) -> 
     QueueNotFoundError
         When the queue was dropped.
     """
-    later = set(ids) - {FIRST_COLUMNS}
-    if later and not later <= set(reread(tx, queue).columns.ids):
+    added_ids = set(ids) - {FIRST_COLUMNS}
+    if added_ids and not added_ids <= set(reload_queue(tx, queue).columns.ids):
         raise QueueChanged(
             f"queue {queue.name!r} does not have the columns, or their types, with which these rows were "
             "prepared: its store was restored from an earlier backup. None of the rows is visible. Add or "
@@ -285,7 +285,7 @@ def require_columns(tx: Transaction, queue: QueueRecord, ids: Iterable[int]) -> 
         )
 
 
-def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
+def reload_queue(tx: Transaction, queue: QueueRecord) -> QueueRecord:
     """Return the queue as it is now; a recreated queue of the same name is a different one."""
     row = tx.one("find_queue_by_id", queue_id=queue.queue_id)
     if row is None:
@@ -310,8 +310,8 @@ def list_queues(tx: Transaction) -> list[ListedQueue]:
 
 
 @dataclass(frozen=True)
-class QueueOutline:
-    """A queue in a list: its record without the contract and without a long schema, and two counts."""
+class QueueSummary:
+    """A queue in a list: its record without the contract and without a long schema, and its counts."""
 
     record: QueueRecord
     partition_rows: int
@@ -319,29 +319,29 @@ class QueueOutline:
 
 
 @dataclass(frozen=True)
-class QueueOutlines:
+class QueueSummaries:
     """The first queues by name."""
 
-    outlines: list[QueueOutline]
+    summaries: list[QueueSummary]
     errors: list[StoreError]
     """The errors of queues whose records cannot be read."""
     total: int
     """The number of all queues."""
 
 
-def outline_queues(tx: Transaction, most: int) -> QueueOutlines:
-    rows = tx.all("outline_queues", most=most)
-    found = QueueOutlines([], [], rows[0].total if rows else 0)
+def summarize_queues(tx: Transaction, max_queues: int) -> QueueSummaries:
+    rows = tx.all("outline_queues", most=max_queues)
+    summaries = QueueSummaries([], [], rows[0].total if rows else 0)
     for row in rows:
         try:
-            found.outlines.append(QueueOutline(_record(row), row.partition_rows, row.registrations))
+            summaries.summaries.append(QueueSummary(_record(row), row.partition_rows, row.registrations))
         except StoreError as error:
-            found.errors.append(error)
-    return found
+            summaries.errors.append(error)
+    return summaries
 
 
 def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) -> None:
-    tx.run("set_retention", queue_id=queue.queue_id, **_retention(limits))
+    tx.run("set_retention", queue_id=queue.queue_id, **_retention_parameters(limits))
 
 
 def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
@@ -360,41 +360,43 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
 
 
 def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
-    found = _checked_partitions(tx.tuples("read_partitions", queue_id=queue.queue_id), queue)
-    require_numbered((each.partition for each in found), f"queue {queue.name!r}")
-    return found
+    records = _partition_records(tx.tuples("read_partitions", queue_id=queue.queue_id), queue)
+    require_numbered((record.partition for record in records), f"queue {queue.name!r}")
+    return records
 
 
-def _checked_partitions(rows: Sequence[tuple[int, ...]], queue: QueueRecord) -> list[PartitionRecord]:
-    found = [PartitionRecord(*row) for row in rows]
-    for each in found:
-        if not 0 <= each.first_index <= each.next_index <= each.first_index + MOST_ROWS:
+def _partition_records(rows: Sequence[tuple[int, ...]], queue: QueueRecord) -> list[PartitionRecord]:
+    records = [PartitionRecord(*row) for row in rows]
+    for record in records:
+        if not 0 <= record.first_index <= record.next_index <= record.first_index + MAX_PARTITION_ROWS:
             raise unreadable_record(
-                f"partition {each.partition} of queue {queue.name!r}",
-                ValueError(f"it has the rows [{each.first_index}, {each.next_index})"),
+                f"partition {record.partition} of queue {queue.name!r}",
+                ValueError(f"it has the rows [{record.first_index}, {record.next_index})"),
             )
-    return found
+    return records
 
 
 @contextmanager
-def within_limits(what: str) -> Iterator[None]:
+def within_limits(record_name: str) -> Iterator[None]:
     """Name the record if a statement in the block would exceed a limit of the schema, because another program
     has written a number close to it.
     """
     try:
         yield
     except Exception as error:
-        codes = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
-        checked = codes[0] == _CHECK_VIOLATION or codes[1] == sqlite3.SQLITE_CONSTRAINT_CHECK
-        if checked or isinstance(error, OverflowError):
-            raise unreadable_record(what, ValueError("a number in it is at its limit")) from error
+        error_codes = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
+        is_check_violation = (
+            error_codes[0] == _CHECK_VIOLATION or error_codes[1] == sqlite3.SQLITE_CONSTRAINT_CHECK
+        )
+        if is_check_violation or isinstance(error, OverflowError):
+            raise unreadable_record(record_name, ValueError("a number in it is at its limit")) from error
         raise
 
 
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     """Lock all partitions in ascending order and return them."""
     statement = "lock_partitions" if tx.write else "read_partitions"
-    return _checked_partitions(tx.tuples(statement, queue_id=queue.queue_id), queue)
+    return _partition_records(tx.tuples(statement, queue_id=queue.queue_id), queue)
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
@@ -403,4 +405,4 @@ def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> Parti
     rows = tx.tuples(statement, queue_id=queue.queue_id, partition=partition)
     if not rows:
         raise dropped(queue)
-    return _checked_partitions(rows, queue)[0]
+    return _partition_records(rows, queue)[0]

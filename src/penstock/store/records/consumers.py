@@ -49,10 +49,10 @@ class Registration:
         return {"consumer_id": self.consumer_id, "queue_id": self.queue_id}
 
     def lock_name(self, store_uuid: str) -> str:
-        return owner_name(store_uuid, self.consumer, self.queue_id)
+        return owner_lock_name(store_uuid, self.consumer, self.queue_id)
 
 
-def owner_name(store_uuid: str, consumer: str, queue_id: int) -> str:
+def owner_lock_name(store_uuid: str, consumer: str, queue_id: int) -> str:
     """The name of the lock that the owner of a consumer on a queue holds."""
     return f"{store_uuid}/{queue_id}/{consumer}"
 
@@ -84,11 +84,11 @@ def create_consumer(tx: Transaction, name: str) -> None:
 def find_consumer(tx: Transaction, name: str) -> int:
     row = tx.one("find_consumer", name=name)
     if row is None:
-        known = [consumer.name for consumer in tx.all("list_consumers")]
+        names = [consumer.name for consumer in tx.all("list_consumers")]
         raise ConsumerNotFoundError(
             f"there is no consumer {in_quotes(name)}."
             + (
-                did_you_mean(name, known)
+                did_you_mean(name, names)
                 or " Create it with store.create_consumer or `penstock consumer create`"
             ),
             consumer=name,
@@ -124,11 +124,11 @@ def list_registrations(tx: Transaction) -> list[Registration]:
     return [_registration(row) for row in tx.all("list_registrations")]
 
 
-def outline_registrations(tx: Transaction, most: int) -> list[Row]:
+def summarize_registrations(tx: Transaction, max_rows: int) -> list[Row]:
     """Return rows for a list of consumers and their registrations: the first ones by name, with texts of
     bounded length. A consumer without a registration has one row, without a queue. ``total`` counts all.
     """
-    return tx.all("outline_registrations", most=most)
+    return tx.all("outline_registrations", most=max_rows)
 
 
 def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
@@ -165,9 +165,9 @@ def _by_partition(offsets: Sequence[int]) -> Columns:
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
     """Return the offsets and the safe offsets, by partition."""
     rows = tx.tuples("read_positions", **registration.keys)
-    numbers, offsets, safe = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
-    require_numbered(numbers, f"the offsets of consumer {registration.consumer!r}")
-    return offsets, safe
+    partitions, offsets, safe_offsets = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+    require_numbered(partitions, f"the offsets of consumer {registration.consumer!r}")
+    return offsets, safe_offsets
 
 
 def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:
@@ -197,44 +197,48 @@ def advance(
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
     if tx.run_many("advance_position", rows, **registration.keys) < len(moves["partition"]):
-        raise _moved_meanwhile(tx, registration, moves)
+        raise _moved_by_another(tx, registration, moves)
 
 
-def _moved_meanwhile(
+def _moved_by_another(
     tx: Transaction, registration: Registration, moves: Mapping[str, Sequence[int]]
 ) -> OffsetConflictError:
-    about = f"consumer {registration.consumer!r} on queue {registration.queue!r}"
-    names = {"consumer": registration.consumer, "queue": registration.queue}
+    subject = f"consumer {registration.consumer!r} on queue {registration.queue!r}"
+    parameters = {"consumer": registration.consumer, "queue": registration.queue}
     current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
-    each = list(zip(moves["partition"], moves["old"], moves["new"], strict=True))
+    all_moves = list(zip(moves["partition"], moves["old"], moves["new"], strict=True))
     # Offsets that this transaction has moved are at ``new``, but another program may have moved one there.
-    behind = each if len(each) == 1 else [move for move in each if current.get(move[0]) != move[2]]
-    if not behind:
+    conflicting = (
+        all_moves if len(all_moves) == 1 else [move for move in all_moves if current.get(move[0]) != move[2]]
+    )
+    if not conflicting:
         return OffsetConflictError(
-            f"{about} has been moved to the same place by another program or query: read its offsets and "
+            f"{subject} has been moved to the same place by another program or query: read its offsets and "
             "resume there",
             condition="OFFSET_CONFLICT.ADVANCE",
-            **names,
+            **parameters,
         )
-    partition, old, _ = behind[0]
-    there = current.get(partition)
-    is_at = "does not exist" if there is None else f"is at {there}"
+    partition, old, _ = conflicting[0]
+    stored_offset = current.get(partition)
+    position = "does not exist" if stored_offset is None else f"is at {stored_offset}"
     return OffsetConflictError(
-        f"{about}, partition {partition}, {is_at}, not at {old}: another program or query moved it; read its "
-        "offsets and resume there",
+        f"{subject}, partition {partition}, {position}, not at {old}: another program or query moved it; "
+        "read its offsets and resume there",
         condition="OFFSET_CONFLICT.ADVANCE",
-        **names,
+        **parameters,
         partition=partition,
         expected=old,
-        found=there,
+        found=stored_offset,
     )
 
 
 def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int]) -> None:
     """Raise the safe offsets, and any offsets that are before them."""
-    now = read_offsets(tx, registration)[1]
-    lower = [part for part, (new, old) in enumerate(zip(safe, now, strict=False)) if old < new]
-    rows = {"partition": lower, "safe_index": [safe[part] for part in lower]}
+    stored_safe = read_offsets(tx, registration)[1]
+    raised = [
+        partition for partition, (new, old) in enumerate(zip(safe, stored_safe, strict=False)) if old < new
+    ]
+    rows = {"partition": raised, "safe_index": [safe[partition] for partition in raised]}
     tx.run_many("raise_safe", rows, **registration.keys)
 
 

@@ -13,9 +13,9 @@ from penstock.store.database import Columns, Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
-PAGE = 1024
-_PRUNED_AT_ONCE = 64
-_EVER = 2**63 - 1
+PAGE_COMMITS = 1024
+_PRUNED_PER_CALL = 64
+_MAX_VERSION = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -29,39 +29,39 @@ class FeedCommit:
     """Where each partition ends after it, without partitions that were added later."""
 
 
-def newest(tx: Transaction, queue: QueueRecord, upto: int = _EVER) -> FeedCommit | None:
+def newest_commit(tx: Transaction, queue: QueueRecord, upto: int = _MAX_VERSION) -> FeedCommit | None:
     """The newest commit at or below a version."""
     row = tx.one("feed_commit_upto", queue_id=queue.queue_id, version=upto)
     return None if row is None else _commit(row)
 
 
-def page(
-    tx: Transaction, queue: QueueRecord, after: int, upto: int = _EVER, most: int = PAGE
+def list_page(
+    tx: Transaction, queue: QueueRecord, after: int, upto: int = _MAX_VERSION, max_commits: int = PAGE_COMMITS
 ) -> list[FeedCommit]:
     """The first commits of the range (after, upto], in order."""
-    rows = tx.all("read_feed_commits", queue_id=queue.queue_id, after=after, upto=upto, most=most)
+    rows = tx.all("read_feed_commits", queue_id=queue.queue_id, after=after, upto=upto, most=max_commits)
     return [_commit(row) for row in rows]
 
 
 @dataclass(frozen=True)
-class Before:
-    """Where a feed ends before commits are appended."""
+class FeedEnd:
+    """The end of a feed before commits are appended."""
 
     ends: Sequence[int]
     """Where each partition ends."""
     committed: int
-    """How many of the rows belong to commits."""
-    firsts: Sequence[int]
+    """The number of rows that belong to commits."""
+    first_indexes: Sequence[int]
     """The first row that each partition still holds."""
 
 
 def begin_commits(
     tx: Transaction, queue: QueueRecord, versions: Sequence[int], timestamps: Sequence[int]
-) -> Before:
+) -> FeedEnd:
     """Lock the feed, and check that new commits follow all existing ones."""
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
         raise catalog.dropped(queue)
-    last = newest(tx, queue)
+    last = newest_commit(tx, queue)
     for version, timestamp in zip(versions, timestamps, strict=True):
         if last is not None and (version <= last.version or timestamp < last.timestamp):
             what = "version" if version <= last.version else "timestamp"
@@ -73,15 +73,19 @@ def begin_commits(
                 version=version,
                 newest=last.version,
             )
-    parts = catalog.partitions(tx, queue)
-    committed = 0 if last is None else sum(_checked_ends(last, parts))
-    return Before([part.next_index for part in parts], committed, [part.first_index for part in parts])
+    partitions = catalog.partitions(tx, queue)
+    committed = 0 if last is None else sum(_checked_ends(last, partitions))
+    return FeedEnd(
+        [partition.next_index for partition in partitions],
+        committed,
+        [partition.first_index for partition in partitions],
+    )
 
 
 def insert_commits(
     tx: Transaction,
     queue: QueueRecord,
-    before: Before,
+    feed_end: FeedEnd,
     versions: Sequence[int],
     timestamps: Sequence[int],
     ends: Sequence[Sequence[int]],
@@ -92,87 +96,95 @@ def insert_commits(
 
     The commit with the version ``unless_empty`` is left out if it has no rows.
     """
-    totals = [before.committed, *map(sum, ends)]
+    totals = [feed_end.committed, *map(sum, ends)]
     counts = [after - total for total, after in pairwise(totals)]
-    kept = [place for place, version in enumerate(versions) if counts[place] or version != unless_empty]
-    if not kept:
+    kept_positions = [
+        position for position, version in enumerate(versions) if counts[position] or version != unless_empty
+    ]
+    if not kept_positions:
         return
     columns: Columns = {
-        "version": [versions[place] for place in kept],
-        "timestamp": [timestamps[place] for place in kept],
-        "row_count": [counts[place] for place in kept],
-        "ends": [json.dumps(ends[place]) for place in kept],
+        "version": [versions[position] for position in kept_positions],
+        "timestamp": [timestamps[position] for position in kept_positions],
+        "row_count": [counts[position] for position in kept_positions],
+        "ends": [json.dumps(ends[position]) for position in kept_positions],
     }
     tx.run_many("insert_feed_commit", columns, queue_id=queue.queue_id)
-    _prune(tx, queue, before.firsts)
+    _prune(tx, queue, feed_end.first_indexes)
 
 
-def starts(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
+def start_indexes(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
     """Return the first row index after a version, by partition."""
     partitions = catalog.partitions(tx, queue)
-    last = newest(tx, queue, after)
-    ends = [] if last is None else _checked_ends(last, partitions)
+    commit = newest_commit(tx, queue, after)
+    ends = [] if commit is None else _checked_ends(commit, partitions)
     return ends + [0] * (len(partitions) - len(ends))
 
 
-def oldest(tx: Transaction, queue: QueueRecord) -> int:
+def oldest_readable(tx: Transaction, queue: QueueRecord) -> int:
     """Return the version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
     partitions = catalog.partitions(tx, queue)
-    first = [part.first_index for part in partitions]
-    if not any(first):
+    first_indexes = [partition.first_index for partition in partitions]
+    if not any(first_indexes):
         return -1
-    covering = (each for each in _commits(tx, queue) if _covers(_checked_ends(each, partitions), first))
-    return next((each.version for each in covering), _EVER)
+    readable = (
+        commit for commit in _commits(tx, queue) if _covers(_checked_ends(commit, partitions), first_indexes)
+    )
+    return next((commit.version for commit in readable), _MAX_VERSION)
 
 
 def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
     after = -1
-    while commits := page(tx, queue, after):
+    while commits := list_page(tx, queue, after):
         yield from commits
         after = commits[-1].version
 
 
-def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
+def _prune(tx: Transaction, queue: QueueRecord, first_indexes: Sequence[int]) -> None:
     """Delete the oldest commits whose rows have been trimmed, a few at a time.
 
     The newest of them is kept, since the next commit begins at its end.
     """
-    if not any(first):
+    if not any(first_indexes):
         return
-    gone = [each for each in page(tx, queue, -1, most=_PRUNED_AT_ONCE) if not _beyond(each.ends, first)]
-    if len(gone) > 1:
-        tx.run("delete_feed_commits", queue_id=queue.queue_id, version=gone[-1].version)
+    trimmed = [
+        commit
+        for commit in list_page(tx, queue, -1, max_commits=_PRUNED_PER_CALL)
+        if not _has_rows_left(commit.ends, first_indexes)
+    ]
+    if len(trimmed) > 1:
+        tx.run("delete_feed_commits", queue_id=queue.queue_id, version=trimmed[-1].version)
 
 
-def _covers(ends: Sequence[int], first: Sequence[int]) -> bool:
+def _covers(ends: Sequence[int], first_indexes: Sequence[int]) -> bool:
     """Whether every row after these ends still exists."""
-    padded = [*ends, *[0] * (len(first) - len(ends))]
-    return all(end >= bound for end, bound in zip(padded, first, strict=True))
+    padded = [*ends, *[0] * (len(first_indexes) - len(ends))]
+    return all(end >= first_index for end, first_index in zip(padded, first_indexes, strict=True))
 
 
-def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
+def _has_rows_left(ends: Sequence[int], first_indexes: Sequence[int]) -> bool:
     """Whether any row before these ends still exists."""
-    return any(end > bound for end, bound in zip(ends, first, strict=False))
+    return any(end > first_index for end, first_index in zip(ends, first_indexes, strict=False))
 
 
 def _checked_ends(commit: FeedCommit, partitions: Sequence[PartitionRecord]) -> list[int]:
     """Return the ends of a commit; refuse ends beyond the partitions' rows."""
-    known = len(commit.ends) <= len(partitions) and all(
-        0 <= end <= part.next_index for end, part in zip(commit.ends, partitions, strict=False)
+    is_valid = len(commit.ends) <= len(partitions) and all(
+        0 <= end <= partition.next_index for end, partition in zip(commit.ends, partitions, strict=False)
     )
-    if not known:
+    if not is_valid:
         raise unreadable_record(
-            _named(commit.version), ValueError("its ends are beyond the rows of the queue's partitions")
+            _commit_name(commit.version), ValueError("its ends are beyond the rows of the queue's partitions")
         )
     return list(commit.ends)
 
 
-def _named(version: int) -> str:
+def _commit_name(version: int) -> str:
     return f"commit {version} of a feed"
 
 
 def _commit(row: Row) -> FeedCommit:
-    what = _named(row.version)
+    what = _commit_name(row.version)
     ends = parse_record(row.ends, what, list)
     if not all(type(end) is int for end in ends):
         raise unreadable_record(what, ValueError("it is not a list of row indexes"))

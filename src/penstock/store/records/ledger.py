@@ -12,7 +12,7 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.records.catalog import QUEUE_SINK, list_queues, queue_sink
 
 WHOLE_BATCH = -1
-KEEP = 1000
+KEPT_BATCHES = 1000
 """The minimum number of micro-batches that the ledger keeps for a sink and app; a checkpoint keeps 100 by
 default.
 """
@@ -20,10 +20,10 @@ PRUNE_EVERY = 16
 """Old entries are deleted with every 16th micro-batch."""
 IDLE_MICROSECONDS = 30 * 86_400_000_000
 """After this time without a commit, all but the newest entries of an app are deleted."""
-IDLE_KEEP = 10
-"""How many micro-batches before the newest one are then kept."""
-AT_ONCE = 100
-"""The largest number of sinks, of apps, and of apps with marks that one cleanup handles."""
+IDLE_KEPT_BATCHES = 10
+"""The micro-batches before the newest one whose entries are then kept."""
+CLEANUP_LIMIT = 100
+"""The most sinks, apps, and apps with marks that one cleanup handles."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LedgerKey:
         return {"sink": self.sink, "app_id": self.app_id, "batch_id": self.batch_id, "task": self.task}
 
 
-def enter(
+def insert_entry(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
     """Insert the entry and return None; if there is an entry already, return it."""
@@ -64,15 +64,15 @@ def enter(
         "insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.write_time(), **key.fields()
     ):
         return None
-    return find(tx, key)
+    return find_entry(tx, key)
 
 
-def find(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
+def find_entry(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
     row = tx.one("find_ledger", **key.fields())
     return _entry(row)
 
 
-def newest(tx: Transaction, sink: str, app_id: str, before: int = 2**62) -> LedgerEntry | None:
+def newest_entry(tx: Transaction, sink: str, app_id: str, before: int = 2**62) -> LedgerEntry | None:
     """The newest whole micro-batch of a sink and app with a number below ``before``."""
     row = tx.one("newest_ledger", sink=sink, app_id=app_id, before=before)
     return _entry(row)
@@ -83,8 +83,8 @@ def _entry(row: Row | None) -> LedgerEntry | None:
 
 
 @dataclass(frozen=True)
-class Around:
-    """The ledger's entries of a micro-batch and the one before it."""
+class AdjacentEntries:
+    """The ledger entries of a micro-batch and of the one before it."""
 
     previous: LedgerEntry | None
     tasks: Mapping[int, int]
@@ -92,11 +92,11 @@ class Around:
     empty: bool
 
 
-def around(tx: Transaction, key: LedgerKey) -> Around:
+def adjacent_entries(tx: Transaction, key: LedgerKey) -> AdjacentEntries:
     rows = tx.all("ledger_around", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     before = (row for row in rows if row.task == WHOLE_BATCH and row.batch_id < key.batch_id)
     tasks = {row.task: row.row_count for row in rows if row.task >= 0 and row.batch_id == key.batch_id}
-    return Around(_entry(next(before, None)), tasks, empty=not rows)
+    return AdjacentEntries(_entry(next(before, None)), tasks, empty=not rows)
 
 
 def task_input(tx: Transaction, key: LedgerKey) -> str | None:
@@ -105,7 +105,7 @@ def task_input(tx: Transaction, key: LedgerKey) -> str | None:
     return None if row is None else str(row.ranges)
 
 
-def rewound(tx: Transaction, key: LedgerKey) -> int | None:
+def newest_batch_if_rewound(tx: Transaction, key: LedgerKey) -> int | None:
     """Return the newest micro-batch of the sink and app if all other entries are newer than this one, so that
     the ledger may have deleted an earlier entry of it; otherwise None.
     """
@@ -117,7 +117,7 @@ def prune(tx: Transaction, key: LedgerKey) -> None:
     """With every 16th micro-batch, delete old entries, and old offsets except for those of the two newest."""
     if key.batch_id % PRUNE_EVERY:
         return
-    tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEEP)
+    tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEPT_BATCHES)
     last = key.batch_id - 2
     tx.run("forget_logged", sink=key.sink, app_id=key.app_id, first=last - PRUNE_EVERY, last=last)
 
@@ -133,7 +133,7 @@ def clean_up(database: Database) -> int:
       be repeated. But a mark is written together with an entry, and an app's newest entry is kept as long as
       the sink exists, so marks without entries belong to dropped queues.
     """
-    sinks, idle, orphans = database.run(_forgettable, write=False)
+    sinks, idle, orphans = database.run(_deletable_entries, write=False)
     for sink in sinks:
         _delete(database, "delete_sink_ledger", sink=sink)
     for sink, app_id, batch_id in idle:
@@ -148,17 +148,19 @@ def _delete(database: Database, statement: str, **parameters: str | int) -> None
     database.run(lambda tx: tx.run(statement, **parameters), idempotent=True)
 
 
-def _forgettable(tx: Transaction) -> tuple[list[str], list[tuple[str, str, int]], list[str]]:
+def _deletable_entries(tx: Transaction) -> tuple[list[str], list[tuple[str, str, int]], list[str]]:
     """Return dropped sinks, idle apps with the micro-batch before which their entries may be deleted, and
     apps whose marks may be deleted.
     """
     now = tx.now()
     existing = {queue_sink(queue) for queue in list_queues(tx)}
     sinks = [row.sink for row in tx.all("ledger_sinks") if row.sink.startswith(QUEUE_SINK)]
-    idle = tx.all("idle_apps", before=now - IDLE_MICROSECONDS, now=now, keep=IDLE_KEEP, most=AT_ONCE)
-    orphans = tx.all("orphaned_mark_apps", most=AT_ONCE)
+    idle = tx.all(
+        "idle_apps", before=now - IDLE_MICROSECONDS, now=now, keep=IDLE_KEPT_BATCHES, most=CLEANUP_LIMIT
+    )
+    orphans = tx.all("orphaned_mark_apps", most=CLEANUP_LIMIT)
     return (
-        [sink for sink in sinks if sink not in existing][:AT_ONCE],
-        [(row.sink, row.app_id, row.newest - IDLE_KEEP) for row in idle],
+        [sink for sink in sinks if sink not in existing][:CLEANUP_LIMIT],
+        [(row.sink, row.app_id, row.newest - IDLE_KEPT_BATCHES) for row in idle],
         [row.app_id for row in orphans],
     )

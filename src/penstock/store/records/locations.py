@@ -10,7 +10,7 @@ from penstock.errors import StoreError, StoreNotFoundError
 from penstock.store.database import Transaction
 
 
-def enter_location(tx: Transaction, location: str, cleaned_at: int) -> None:
+def record_location(tx: Transaction, location: str, cleaned_at: int) -> None:
     """Record a location as belonging to this database, unless the store has it already."""
     tx.run("insert_location", payloads=location, now=cleaned_at, instance=tx.instance())
 
@@ -22,14 +22,14 @@ def require_own_location(tx: Transaction, store: str, location: str) -> None:
     """
     row = tx.one("find_location", payloads=location)
     if row is None or row.uuid != store:
-        raise replaced()
+        raise store_replaced_error()
     if row.instance is None:
         return
-    if row.refused_at is not None or differ(row.instance, tx.instance()):
-        raise not_of_this_database(location)
+    if row.refused_at is not None or are_different_databases(row.instance, tx.instance()):
+        raise other_owner_error(location)
 
 
-def differ(instance: str, other: str) -> bool:
+def are_different_databases(instance: str, other: str) -> bool:
     """Whether two databases are known to be different."""
     return any(
         one and two and one != two for one, two in zip(instance.split("/"), other.split("/"), strict=False)
@@ -40,10 +40,10 @@ def require_same_store(tx: Transaction, store: str) -> None:
     """Refuse a database whose store has been replaced."""
     row = tx.one("read_store")
     if row is None or row.uuid != store:
-        raise replaced()
+        raise store_replaced_error()
 
 
-def replaced() -> StoreNotFoundError:
+def store_replaced_error() -> StoreNotFoundError:
     """Return the error for a store that has been replaced by another one."""
     return StoreNotFoundError(
         "the store was removed while it was open, and there is another one in its place: restart this "
@@ -52,7 +52,7 @@ def replaced() -> StoreNotFoundError:
     )
 
 
-def of_nobody(location: str) -> StoreError:
+def owner_unknown_error(location: str) -> StoreError:
     """Return the error for a location whose record of its owner is gone."""
     return StoreError(
         f"the location {location} no longer says which database its objects belong to, because that record "
@@ -62,7 +62,7 @@ def of_nobody(location: str) -> StoreError:
     )
 
 
-def not_of_this_database(location: str) -> StoreError:
+def other_owner_error(location: str) -> StoreError:
     """Return the error for a location that belongs to another copy of the store."""
     return StoreError(
         f"the objects at {location} belong to another copy of this store, or to the store that it was copied "

@@ -63,7 +63,7 @@ class PumpRecord:
         # A heartbeat in the future dates from before the clock was set back.
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
 
-    def copies(self, queue: str) -> bool:
+    def is_copying(self, queue: str) -> bool:
         """Whether a queue does not yet have the existing rows of its table, because the pump is still copying
         them: for the first time, or again after a recovery.
         """
@@ -112,8 +112,8 @@ def create_pump(tx: Transaction, name: str, position: PumpPosition, state: str) 
     )
 
 
-def own_pump(tx: Transaction, record: PumpRecord, owner: str) -> bool:
-    """Make a process the owner of a pump; return False if another process was faster."""
+def acquire_pump(tx: Transaction, record: PumpRecord, owner: str) -> bool:
+    """Make a process the owner of a pump; return False if another process became the owner first."""
     return bool(tx.run("own_pump", name=record.name, owner=owner, epoch=record.epoch, now=tx.now()))
 
 
@@ -145,20 +145,20 @@ def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, afte
     record = require_owned(tx, name, owner)
     if record.position == after:
         return False
-    raise fenced(name)
+    raise pump_fenced_error(name)
 
 
 def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
     """Return a pump; refuse it if another process runs it."""
     record = find_pump(tx, name)
     if record is None:
-        raise removed(name)
+        raise pump_removed_error(name)
     if record.owner != owner:
-        raise fenced(name)
+        raise pump_fenced_error(name)
     return record
 
 
-def beat_pump(tx: Transaction, name: str, owner: str) -> bool:
+def send_heartbeat(tx: Transaction, name: str, owner: str) -> bool:
     """Send a heartbeat; return False if another process runs the pump, or none does."""
     return bool(tx.run("beat_pump", name=name, owner=owner, now=tx.now()))
 
@@ -178,12 +178,12 @@ def delete_pump(tx: Transaction, name: str) -> None:
     tx.run("delete_pump", name=name)
 
 
-def removed(name: str) -> PumpNotFoundError:
+def pump_removed_error(name: str) -> PumpNotFoundError:
     """Return the error for a pump that was removed from the store."""
     return PumpNotFoundError(f"the pump {name!r} was removed from the store", pump=name)
 
 
-def fenced(name: str) -> ProducerFencedError:
+def pump_fenced_error(name: str) -> ProducerFencedError:
     """Return the error for a process that no longer runs the pump."""
     return ProducerFencedError(
         f"another process has taken over the pump {name!r}, so this one appends nothing more. Nothing is "

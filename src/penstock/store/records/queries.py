@@ -10,14 +10,14 @@ from penstock.store.database import MAX_CLOCK_SKEW, Row, Transaction
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 MICRO_BATCH, CONTINUOUS, PUMP = "micro-batch", "continuous", "pump"
-KEPT_PROGRESS = 900
+MAX_PROGRESS_ROWS = 900
 """The number of progress rows that are kept for a query."""
-KEPT_QUERIES = 1000
+MAX_QUERIES = 1000
 """The number of queries that are read, newest first."""
 HEARTBEAT_SECONDS = 10.0
 """How often the process of a running query reports, whatever the query does."""
-FORGOTTEN_SECONDS = 30 * 86_400
-"""How long after its last report a query is deleted."""
+RETENTION_SECONDS = 30 * 86_400
+"""How long the records of a query are kept after its last report."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def begin(tx: Transaction, run: QueryRun) -> None:
     """Report that a run begins; it replaces the previous run of the query."""
     now = tx.now()
     tx.run("begin_query", now=now, **asdict(run))
-    tx.run("drop_old_queries", before=now - FORGOTTEN_SECONDS * 1_000_000)
+    tx.run("drop_old_queries", before=now - RETENTION_SECONDS * 1_000_000)
 
 
 def report(
@@ -89,7 +89,7 @@ def report(
     Pass ``source`` and ``sink`` if they were not known when the run began.
     """
     now = tx.now()
-    touched = tx.run(
+    updated = tx.run(
         "report_query",
         now=now,
         query_id=run.query_id,
@@ -99,12 +99,12 @@ def report(
         source=source,
         sink=sink,
     )
-    if touched and progress is not None:
-        _insert(tx, run, progress, now)
-    return bool(touched)
+    if updated and progress is not None:
+        _insert_progress(tx, run, progress, now)
+    return bool(updated)
 
 
-def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -> None:
+def _insert_progress(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -> None:
     latency = progress.latency
     tx.run(
         "insert_query_progress",
@@ -126,7 +126,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
         state_bytes=progress.state_bytes,
         warnings=json.dumps(progress.warnings) if progress.warnings else None,
     )
-    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS, ahead=now + MAX_CLOCK_SKEW)
+    tx.run("prune_query_progress", query_id=run.query_id, most=MAX_PROGRESS_ROWS, ahead=now + MAX_CLOCK_SKEW)
 
 
 def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
@@ -144,19 +144,21 @@ def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
 
 def reported_queries(tx: Transaction) -> list[Row]:
     """The rows of the queries with the newest reports."""
-    return tx.all("list_reported_queries", most=KEPT_QUERIES)
+    return tx.all("list_reported_queries", most=MAX_QUERIES)
 
 
-def progress_since(tx: Transaction, since: int, *, upto: int, most: int) -> list[Row]:
+def progress_since(tx: Transaction, since: int, *, upto: int, max_rows_per_query: int) -> list[Row]:
     """Return the progress rows reported after ``since`` and up to ``upto``, by query and time: at most the
-    ``most`` newest of each query.
+    ``max_rows_per_query`` newest of each query.
     """
-    return tx.all("progress_since", since=since, upto=upto, skipped=most - 1, queries=KEPT_QUERIES)
+    return tx.all(
+        "progress_since", since=since, upto=upto, skipped=max_rows_per_query - 1, queries=MAX_QUERIES
+    )
 
 
 def newest_texts(tx: Transaction, since: int, *, upto: int) -> list[Row]:
     """Return the durations and warnings of each query's newest progress in that time."""
-    return tx.all("newest_progress_texts", since=since, upto=upto, queries=KEPT_QUERIES)
+    return tx.all("newest_progress_texts", since=since, upto=upto, queries=MAX_QUERIES)
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:

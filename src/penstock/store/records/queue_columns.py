@@ -71,9 +71,16 @@ class QueueColumns:
         """
         if schema.equals(self.schema):
             return self.id
-        return next((each for each in reversed(self.ids) if _have_same_types(self.of(each), schema)), None)
+        return next(
+            (
+                columns_id
+                for columns_id in reversed(self.ids)
+                if _have_same_types(self.of(columns_id), schema)
+            ),
+            None,
+        )
 
-    def with_more(self, fields: Sequence[pa.Field]) -> bytes:
+    def extended_with(self, fields: Sequence[pa.Field]) -> bytes:
         """Return ``later`` extended by new or widened columns."""
         new = [(secrets.randbits(62) | 1, field) for field in fields]
         return schema_to_bytes(
@@ -116,13 +123,13 @@ def _ids(data: bytes | None) -> tuple[int, ...]:
 def _columns(first: bytes, later: bytes | None, columns_id: int) -> pa.Schema:
     columns = list(schema_from_bytes(first))
     changes = _later(later)[: _ids(later).index(columns_id)]
-    places = {column.name.lower(): place for place, column in enumerate(columns)}
+    positions = {column.name.lower(): position for position, column in enumerate(columns)}
     for _, field in changes:
-        place = places.setdefault(field.name.lower(), len(columns))
-        if place == len(columns):
+        position = positions.setdefault(field.name.lower(), len(columns))
+        if position == len(columns):
             columns.append(field)
-        elif columns[place].name == field.name and is_wider(field.type, columns[place].type):
-            columns[place] = field
+        elif columns[position].name == field.name and is_wider(field.type, columns[position].type):
+            columns[position] = field
         else:
             raise unreadable_record("the schema of a queue", ValueError(f"it has {field.name!r} twice"))
     return pa.schema(columns)

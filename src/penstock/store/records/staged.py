@@ -12,7 +12,7 @@ from penstock.store.database import Row, Transaction
 from penstock.store.int_columns import pack_columns, sort_by_first, unpack_columns
 
 
-class Stored(NamedTuple):
+class StoredSegments(NamedTuple):
     """Segments whose payloads are in the store, and which have no row indexes yet.
 
     Kept column by column, since there may be thousands, and ordered by partition.
@@ -24,11 +24,11 @@ class Stored(NamedTuple):
     payload_id: Sequence[int]
 
 
-_WIDTH = len(Stored._fields)
-_SEGMENT_BYTES = 8 * _WIDTH
+_SEGMENT_COLUMNS = len(StoredSegments._fields)
+_SEGMENT_BYTES = 8 * _SEGMENT_COLUMNS
 
 
-def insert_staged(tx: Transaction, stored: Stored, **attempt: object) -> None:
+def insert_staged(tx: Transaction, stored: StoredSegments, **attempt: object) -> None:
     """Insert segments of an attempt; their partitions may be in any order."""
     if stored.partition:
         tx.run(
@@ -41,9 +41,9 @@ def insert_staged(tx: Transaction, stored: Stored, **attempt: object) -> None:
         )
 
 
-def segments_of(rows: Iterable[Row]) -> Stored:
+def segments_of(rows: Iterable[Row]) -> StoredSegments:
     """Return the segments of rows, ordered by partition and then by row."""
-    return Stored(*sort_by_first(_columns(rows)))
+    return StoredSegments(*sort_by_first(_columns(rows)))
 
 
 def payloads_of(rows: Iterable[Row]) -> list[int]:
@@ -56,22 +56,22 @@ def delete_staged_payloads(tx: Transaction, rows: Iterable[Row]) -> int:
 
     The payloads of a damaged row are left, since their ids are not known.
     """
-    found = sorted(payloads_of(filter(_is_whole, rows)))
-    tx.run_many("delete_payload", {"payload_id": found})
-    return len(found)
+    payload_ids = sorted(payloads_of(filter(_is_complete, rows)))
+    tx.run_many("delete_payload", {"payload_id": payload_ids})
+    return len(payload_ids)
 
 
 def _columns(rows: Iterable[Row]) -> list[list[int]]:
-    lists = []
+    packed = []
     for row in rows:
-        if not _is_whole(row):
+        if not _is_complete(row):
             raise unreadable_record(
                 "a list of staged segments",
                 ValueError(f"it has {len(row.segment_list)} bytes for {row.segments} segments"),
             )
-        lists.append(row.segment_list)
-    return unpack_columns(lists, _WIDTH)
+        packed.append(row.segment_list)
+    return unpack_columns(packed, _SEGMENT_COLUMNS)
 
 
-def _is_whole(row: Row) -> bool:
+def _is_complete(row: Row) -> bool:
     return len(row.segment_list) == _SEGMENT_BYTES * int(row.segments)
