@@ -53,7 +53,7 @@ GROUPS = {
 
 # Public for other layers of the package, and of no use to anybody else.
 INNER = {
-    "Store": {"tend", "database"},
+    "Store": {"schedule_maintenance", "database"},
     "Queue": {
         "after_append",
         "append_with",
@@ -62,7 +62,7 @@ INNER = {
         "record",
         "rows_to_append",
         "segments_of",
-        "until_placed",
+        "retry_placement",
     },
     "Consumer": {"refuse_when_owned"},
     "Retention": {"of"},

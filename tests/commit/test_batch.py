@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock import Retention
 from penstock.commit.micro_batch import BatchCommit, QueueTarget
-from penstock.commit.protocol import commit_batch, note_batch
+from penstock.commit.protocol import commit_batch, record_batch
 from penstock.continuous.connectors.ledger import Commits
 from penstock.errors import (
     CheckpointMismatchError,
@@ -432,9 +432,9 @@ def test_a_sink_new_to_a_query_accepts_its_next_micro_batch_with_new_sink(pair: 
 def test_an_at_least_once_sink_also_detects_lost_micro_batches(pair: Pair) -> None:
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 0, 1):
-        note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
+        record_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
     with pytest.raises(CheckpointMismatchError, match="up to 1"):
-        note_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
+        record_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
 
 
 def test_an_at_least_once_sink_accepts_an_old_copy_of_the_checkpoint(
@@ -444,7 +444,7 @@ def test_an_at_least_once_sink_accepts_an_old_copy_of_the_checkpoint(
     monkeypatch.setattr(ledger, "KEPT_BATCHES", 2)
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
-        note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
+        record_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
@@ -455,7 +455,7 @@ def test_only_an_exactly_once_record_identifies_the_rows_of_a_micro_batch(
     if exactly_once:
         pair.commit(batch)
     else:
-        note_batch(pair.into.database, batch.key, batch.origin, 7, new_sink=False)
+        record_batch(pair.into.database, batch.key, batch.origin, 7, new_sink=False)
     commits = Commits(store_url, batch.origin, "app", rebind=False, new_sink=False)
     newest = commits.newest(batch.key.sink)
     assert (newest.number, newest.identified) == (0, exactly_once)

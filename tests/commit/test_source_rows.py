@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.source_rows import GONE, SourceRows, require_read, times_before
+from penstock.commit.source_rows import TRIMMED, SourceRows, require_read, times_before
 from penstock.errors import CheckpointMismatchError
 from tests.support.spark_queues import fill, make_queue
 
@@ -53,10 +53,10 @@ def test_an_offset_with_more_partitions_than_the_queue_is_refused(require: Requi
 def test_a_start_after_trimmed_rows_is_refused_where_the_rows_are_there(
     store: penstock.Store, queue: penstock.Queue, require: Require
 ) -> None:
-    assert times(store, queue, (3, 0)) == (GONE, None)
-    require((3, 0), (GONE, None))
+    assert times(store, queue, (3, 0)) == (TRIMMED, None)
+    require((3, 0), (TRIMMED, None))
     with pytest.raises(CheckpointMismatchError, match="has other rows than this query has read"):
-        require((6, 0), (GONE, None))
+        require((6, 0), (TRIMMED, None))
 
 
 def test_the_time_of_the_row_before_a_start_tells_the_row(

@@ -36,7 +36,7 @@ def write(
     sink = pair.sink.record
     key = replace(pair.batch(app, batch_id).key, task=task)
     segments = segmenting.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), 0)
-    return append_task(pair.store.database, sink, key, segments, origin=origin, covers=covers)
+    return append_task(pair.store.database, sink, key, segments, origin=origin, input_id=covers)
 
 
 def test_a_repeated_task_appends_once(pair: Pair) -> None:

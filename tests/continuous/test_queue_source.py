@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Queue, Store
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.source_rows import GONE
+from penstock.commit.source_rows import TRIMMED
 from penstock.continuous.connectors.queue import QueueSourceDriver
 from penstock.errors import CheckpointMismatchError
 from penstock.spark.options import SourceOptions
@@ -69,4 +69,4 @@ def test_an_epoch_that_has_skipped_lost_rows_says_that_they_are_gone(
     queue.trim(before=5, partition=0)
     offset = QueueOffset.of(source.plan({0: 3, 1: 3}, {0: 5, 1: 3}, {}))
     assert offset is not None
-    assert offset.times[0] == GONE
+    assert offset.times[0] == TRIMMED

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInputError
-from penstock.queue.placement import Hashes, known_keys_of
+from penstock.queue.placement import DistinctHashes, known_keys_of
 from penstock.store.records.catalog import QueueChanged
 from tests.support.processes import ChildProcess
 from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
@@ -204,12 +204,12 @@ def test_equal_keys_stay_together_while_other_processes_append(
 def test_a_home_contains_its_hashes_and_few_others() -> None:
     hashes = pa.array([(n * 2654435761) % 2**32 for n in range(50_000)], pa.uint32())
     home = known_keys_of(4, [hashes.slice(0, 10_000), hashes])
-    assert home.holds(hashes).true_count == 50_000
+    assert home.contains(hashes).true_count == 50_000
     strangers = pa.array([(n * 2654435761 + 12345) % 2**32 for n in range(50_000, 100_000)], pa.uint32())
-    assert home.holds(strangers).true_count < 50_000 * 0.12
+    assert home.contains(strangers).true_count < 50_000 * 0.12
     assert len(home.bits) <= 2 * 50_000 * 16 // 8 + 8
     none = known_keys_of(4, [])
-    assert none.holds(hashes).true_count == 0
+    assert none.contains(hashes).true_count == 0
 
 
 def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
@@ -225,7 +225,7 @@ def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
 
 
 def test_gathered_hashes_are_distinct() -> None:
-    gathered = Hashes()
+    gathered = DistinctHashes()
     for start in range(0, 1000, 10):
         gathered.add(pa.array([n % 100 for n in range(start, start + 20)], pa.uint32()))
     copy = gathered.copy()

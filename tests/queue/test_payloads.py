@@ -206,7 +206,7 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     first = cleaned()
     assert first > created
     # Another process would do it at once, if it were not for the hour.
-    store.maintainer.cleaning_due = 0
+    store.maintainer.cleanup_due = 0
     queue.append(large(2), 0)
     settle(store)
     assert cleaned() == first

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.errors import CommitRefusedError, ConsumerInUseError, InvalidInputError, QueueNotFoundError
-from penstock.queue.maintenance import CLEANING_SECONDS
+from penstock.queue.maintenance import CLEANUP_SECONDS
 from penstock.store import staging
 from penstock.store.log import segmenting
 from penstock.store.staging import Attempt
@@ -190,7 +190,7 @@ def test_background_maintenance_sweeps_old_staged_rows_now_and_then(store: penst
     queue.append(rows(1))
     settle(store)
     assert store.info().staged_segments == 2, "not with every maintenance"
-    store.maintainer.cleaning_due -= CLEANING_SECONDS
+    store.maintainer.cleanup_due -= CLEANUP_SECONDS
     queue.append(rows(2))
     settle(store)
     assert store.info().staged_segments == 1

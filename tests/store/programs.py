@@ -193,11 +193,11 @@ def stop_in_append(url: str, moment: str) -> None:
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")
         if moment == "before_commit":
-            queue.append_with([{"n": 1}], around=lambda tx, append: (append(), stop())[0])
+            queue.append_with([{"n": 1}], hook=lambda tx, append: (append(), stop())[0])
         elif moment == "in_a_statement":
-            queue.append_with([{"n": 1}], around=lambda tx, append: (append(), _slow(tx, attempts))[0])
+            queue.append_with([{"n": 1}], hook=lambda tx, append: (append(), _slow(tx, attempts))[0])
         else:
-            queue.append_with([{"n": n} for n in range(12)], around=lambda tx, append: (append(), stop())[0])
+            queue.append_with([{"n": n} for n in range(12)], hook=lambda tx, append: (append(), stop())[0])
         print("appended after", len(attempts), flush=True)
 
 
@@ -229,7 +229,7 @@ def stop_in_plan(url: str) -> None:
 def stop_with_turn(url: str) -> None:
     """Stop while a transaction has SQLite's write lock, then commit."""
     with penstock.connect(url, create=False) as store:
-        store.queue("q").append_with([{"n": 1}], around=lambda tx, append: (append(), _stop())[0])
+        store.queue("q").append_with([{"n": 1}], hook=lambda tx, append: (append(), _stop())[0])
         print("appended", flush=True)
 
 

@@ -104,14 +104,14 @@ class QueueOffset:
 
         Partitions for which that is not known are left out.
         """
-        known = [each for each in partitions if each < len(self.times)]
-        times = {(each, self.end[each]): self.times[each] for each in known}
-        return {place: time for place, time in times.items() if time is not None}
+        known = [partition for partition in partitions if partition < len(self.times)]
+        times = {(partition, self.end[partition]): self.times[partition] for partition in known}
+        return {key: time for key, time in times.items() if time is not None}
 
     def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Return how the offsets of these or all partitions move: columns ``partition``, ``old``, ``new``."""
-        every = range(len(self.end)) if partitions is None else partitions
-        moved = [partition for partition in every if self.start[partition] != self.end[partition]]
+        selected = range(len(self.end)) if partitions is None else partitions
+        moved = [partition for partition in selected if self.start[partition] != self.end[partition]]
         return {
             "partition": moved,
             "old": [self.start[partition] for partition in moved],
@@ -126,31 +126,35 @@ class QueueOffset:
         """Refuse an offset that another source has written."""
         expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
         for name, value in expected.items():
-            own = getattr(self, name)
-            if own == value:
+            stored = getattr(self, name)
+            if stored == value:
                 continue
             if name != "generation":
-                why = "it belongs to another query, or the query's source was changed"
+                reason = "it belongs to another query, or the query's source was changed"
             elif consumer is None:
-                why = f"queue {queue!r} was dropped and recreated"
+                reason = f"queue {queue!r} was dropped and recreated"
             else:
-                why = (
+                reason = (
                     f"consumer {consumer!r} was moved by a seek or registered again, as after its queue was "
                     "recreated"
                 )
-            begins = "begins at startingOffsets" if consumer is None else "resumes at the consumer's offset"
+            resume_hint = (
+                "begins at startingOffsets" if consumer is None else "resumes at the consumer's offset"
+            )
             raise CheckpointMismatchError(
-                f"the checkpoint's offset has {name} {own!r}, the source has {value!r}: {why}. "
-                f"Start with a new checkpoint; the query {begins}",
+                f"the checkpoint's offset has {name} {stored!r}, the source has {value!r}: {reason}. "
+                f"Start with a new checkpoint; the query {resume_hint}",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 field=name,
-                found=own,
+                found=stored,
                 expected=value,
             )
 
     def require_reached(self, ends: Sequence[int]) -> None:
         """Refuse an offset past the ends of the partitions, whose store is then older than the checkpoint."""
-        if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
+        if len(self.end) <= len(ends) and all(
+            offset <= end for offset, end in zip(self.end, ends, strict=False)
+        ):
             return
         raise CheckpointMismatchError(
             f"queue {self.queue!r} was read up to {list(self.end)}, but it ends at {list(ends)}: if its "
@@ -166,16 +170,20 @@ class QueueOffset:
 def _require_offset(value: Mapping[str, Any]) -> None:
     """Check an offset before it is used, since other programs may write the checkpoint."""
     start, end = value["from"], value["to"]
-    tasks = [value.get(name) for name in ("rowsPerTask", "maxTasks")]
+    task_limits = [value.get(name) for name in ("rowsPerTask", "maxTasks")]
     times = value.get("times", [])
-    numbers = [value["generation"], value.get("epoch", 0), *(0 if each is None else each for each in tasks)]
+    integers = [
+        value["generation"],
+        value.get("epoch", 0),
+        *(0 if limit is None else limit for limit in task_limits),
+    ]
     texts = [value["store"], value["queue"]]
     optional = [value.get("consumer"), value.get("owner")]
-    sound = (
+    is_valid = (
         isinstance(start, list)
         and isinstance(end, list)
         and len(start) <= len(end) <= MAX_PARTITIONS
-        and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
+        and all(type(number) is int and number >= 0 for number in [*start, *end, *integers])
         and all(isinstance(text, str) for text in texts)
         and all(text is None or isinstance(text, str) for text in optional)
         and all(isinstance(value.get(name, False), bool) for name in ("movedBySink", "unplanned"))
@@ -183,7 +191,7 @@ def _require_offset(value: Mapping[str, Any]) -> None:
         and len(times) <= len(end)
         and all(time is None or type(time) is int for time in times)
     )
-    if not sound:
+    if not is_valid:
         raise CheckpointMismatchError(
             "the checkpoint's offset is not in Penstock's format: restore the file from a copy, or start "
             "with a new checkpoint; the query resumes at the consumer's offset",
@@ -207,14 +215,14 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
     ``now`` and ``before`` are the parsed lines of the offset log for this micro-batch and the one before
     (empty for the first).
     """
-    earlier = {offset for offset in map(QueueOffset.of, before) if offset is not None}
+    previous = {offset for offset in map(QueueOffset.of, before) if offset is not None}
     ranges: dict[tuple[str, str, str, int], QueueOffset] = {}
     for offset in map(QueueOffset.of, now):
         if offset is None:
             continue
-        covered = replace(offset, start=offset.end) if offset in earlier else offset
-        twin = ranges.setdefault(offset.identity, covered)
-        if offset.consumer is not None and twin != covered:
+        batch_range = replace(offset, start=offset.end) if offset in previous else offset
+        existing = ranges.setdefault(offset.identity, batch_range)
+        if offset.consumer is not None and existing != batch_range:
             raise CheckpointMismatchError(
                 f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with "
                 "different ranges: read it once and reuse the DataFrame, or give each read its own "

@@ -40,13 +40,13 @@ class Owner:
         self.queue = queue
         registration = database.run(self._find, write=False)
         self._lock = database.owner_lock(registration.lock_name(database.uuid))
-        self._warn_when_held(registration)
+        self._warn_if_owned(registration)
         self.identity = str(uuid.uuid4())
         """Distinguishes it from other owners, even if a restored store assigns the same epoch again."""
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
-        self._planned: str | None = None
+        self._last_plan: str | None = None
         log.info(
             "consumer %r on queue %r has a new owner, of epoch %d",
             consumer,
@@ -64,8 +64,8 @@ class Owner:
     def _find(self, tx: Transaction, *, lock: bool = False) -> Registration:
         return consumers.find_registration(tx, self.consumer, self.queue, lock=lock)
 
-    def _warn_when_held(self, registration: Registration) -> None:
-        if not self._hold():
+    def _warn_if_owned(self, registration: Registration) -> None:
+        if not self._acquire_lock():
             log.warning(
                 "consumer %r on queue %r had a running owner, which is now fenced and will fail",
                 registration.consumer,
@@ -80,7 +80,9 @@ class Owner:
     def positions(self) -> tuple[int, ...]:
         """The consumer's offsets."""
         return tuple(
-            self._database.run(lambda tx: consumers.read_offsets(tx, self._checked(tx))[0], write=False)
+            self._database.run(
+                lambda tx: consumers.read_offsets(tx, self._owned_registration(tx))[0], write=False
+            )
         )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
@@ -89,20 +91,20 @@ class Owner:
 
         The safe offset moves up to ``logged``, and so does the offset if the sink does not move it.
         """
-        registration, safe, queue, partitions = self._database.run(self._state, write=False)
-        if self._planned is not None and self._planned == registration.plan:
+        registration, safe_offsets, queue, partitions = self._database.run(self._load_state, write=False)
+        if self._last_plan is not None and self._last_plan == registration.plan:
             # Only a sink's commit closes a plan.
             self.moved_by_sink |= registration.plan_epoch is None
         logged.require(self._database.uuid, self.queue, self.consumer, registration.generation)
         if logged.empty:
             # A new checkpoint has logged nothing yet; it begins at the consumer's offset.
             self.require_at(logged.end)
-        elif any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
+        elif any(stored < end for stored, end in zip(safe_offsets, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
-        self._hold()
+        self._acquire_lock()
         return queue, partitions, registration.draining
 
-    def _hold(self) -> bool:
+    def _acquire_lock(self) -> bool:
         """Take the lock if it was lost, or if another owner held it until now; return whether it is held."""
         try:
             return self._lock.acquire()
@@ -120,21 +122,21 @@ class Owner:
             )
             return False
 
-    def _state(
+    def _load_state(
         self, tx: Transaction
     ) -> tuple[Registration, Sequence[int], QueueRecord, list[PartitionRecord]]:
-        registration = self._checked(tx)
+        registration = self._owned_registration(tx)
         queue = catalog.find_queue(tx, self.queue)
         return registration, consumers.read_offsets(tx, registration)[1], queue, catalog.partitions(tx, queue)
 
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
-        registration = self._checked(tx, lock=True)
+        registration = self._owned_registration(tx, lock=True)
         # The consumer is at most one micro-batch before the checkpoint.
         expects_move = self.moved_by_sink and registration.plan_epoch == self.epoch
-        if _ahead(tx, registration, logged, expects_move=expects_move) and not (
+        if _is_ahead(tx, registration, logged, expects_move=expects_move) and not (
             self._was_fenced(tx, registration, logged)
         ):
-            raise _lagging(tx, registration, logged)
+            raise _lagging_error(tx, registration, logged)
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
@@ -159,12 +161,12 @@ class Owner:
         """
 
         def work(tx: Transaction) -> None:
-            registration = self._checked(tx, lock=True)
-            _require_there(tx, registration, end)
+            registration = self._owned_registration(tx, lock=True)
+            _require_source_rows(tx, registration, end)
             tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)
-        self._planned = plan_text(end)
+        self._last_plan = plan_text(end)
         rows = sum(end.end) - sum(end.start)
         log.debug(
             "planned a micro-batch of %d rows of consumer %r on queue %r",
@@ -180,23 +182,23 @@ class Owner:
             },
         )
 
-    def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
+    def _owned_registration(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
         require_owner(registration, self.epoch, self.identity, self.generation)
         return registration
 
     def require(self) -> None:
         """Check that this query still owns the consumer, and that no seek has moved it."""
-        self._database.run(self._checked, write=False)
+        self._database.run(self._owned_registration, write=False)
 
     def require_at(self, start: Sequence[int]) -> None:
         """Check that the consumer is not before the start of a query."""
 
         def work(tx: Transaction) -> None:
-            registration = self._checked(tx)
+            registration = self._owned_registration(tx)
             offsets = consumers.read_offsets(tx, registration)[0]
-            if any(have < begun for have, begun in zip(offsets, start, strict=False)):
-                raise _source_behind(tx, registration, start)
+            if any(offset < begin for offset, begin in zip(offsets, start, strict=False)):
+                raise _source_behind_error(tx, registration, start)
 
         self._database.run(work, write=False)
 
@@ -242,7 +244,7 @@ def require_owned(tx: Transaction, registration: Registration, end: QueueOffset)
         restored.
     """
     require_owner(registration, end.epoch, end.owner, end.generation)
-    _require_there(tx, registration, end)
+    _require_source_rows(tx, registration, end)
 
 
 def require_owner(registration: Registration, epoch: int, identity: str | None, generation: int) -> None:
@@ -268,54 +270,56 @@ def require_owner(registration: Registration, epoch: int, identity: str | None, 
         )
 
 
-def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool) -> bool:
+def _is_ahead(
+    tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool
+) -> bool:
     """Whether Spark has logged more than the consumer's offset, or its plan if no sink moves the consumer.
 
     A restarted query may repeat its planned micro-batch with another sink: its own owner plans it again.
     """
     offsets = consumers.read_offsets(tx, registration)[0]
-    if all(have >= wanted for have, wanted in zip(offsets, logged.end, strict=False)):
+    if all(offset >= end for offset, end in zip(offsets, logged.end, strict=False)):
         return False
     expects_move |= logged.moved_by_sink and registration.plan_epoch in (None, logged.epoch)
     return expects_move or registration.plan != plan_text(logged)
 
 
-def _plan(registration: Registration) -> QueueOffset | None:
+def _stored_plan(registration: Registration) -> QueueOffset | None:
     what = f"the plan of consumer {registration.consumer!r}"
     return QueueOffset.of(parse_record(registration.plan or "null", what))
 
 
 def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
     """Whether the last plan begins at these offsets."""
-    planned = _plan(registration)
+    planned = _stored_plan(registration)
     return planned is not None and pad(planned.start, len(offsets)) == tuple(offsets)
 
 
-def _require_there(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
+def _require_source_rows(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
     """Refuse a micro-batch if the store was restored: it lacks the one before, or the queue its rows."""
     if not _follows(tx, registration, end):
-        raise _source_behind(tx, registration, end.start)
+        raise _source_behind_error(tx, registration, end.start)
     SourceRows().require(tx, registration.queue_id, end)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
     """Whether a micro-batch is the last plan, or begins at its end, or not after the consumer's offset."""
-    planned = _plan(registration)
+    planned = _stored_plan(registration)
     if planned is not None and (planned == end or pad(planned.end, len(end.start)) == end.start):
         return True
     offsets = consumers.read_offsets(tx, registration)[0]
-    return all(have >= begins for have, begins in zip(offsets, end.start, strict=False))
+    return all(offset >= begin for offset, begin in zip(offsets, end.start, strict=False))
 
 
-def _lagging(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
+def _lagging_error(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
     """Return the error for a consumer that lags behind a committed micro-batch."""
     offsets = consumers.read_offsets(tx, registration)[0]
-    inside = any(
-        start < have < end
-        for start, have, end in zip(pad(logged.start, len(offsets)), offsets, logged.end, strict=False)
+    is_inside = any(
+        start < offset < end
+        for start, offset, end in zip(pad(logged.start, len(offsets)), offsets, logged.end, strict=False)
     )
-    if not inside:
-        return _source_behind(tx, registration, logged.end)
+    if not is_inside:
+        return _source_behind_error(tx, registration, logged.end)
     # No micro-batch has ended at that offset, so no backup has the consumer there.
     return OffsetConflictError(
         f"consumer {registration.consumer!r} on queue {registration.queue!r} is at {offsets}, inside the "
@@ -330,7 +334,7 @@ def _lagging(tx: Transaction, registration: Registration, logged: QueueOffset) -
     )
 
 
-def _source_behind(
+def _source_behind_error(
     tx: Transaction, registration: Registration, committed: Sequence[int]
 ) -> CheckpointMismatchError:
     return CheckpointMismatchError(
@@ -344,15 +348,19 @@ def _source_behind(
     )
 
 
-def raise_safe_offset(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
+def raise_safe_offset(database: Database, final_offset: QueueOffset, *, moved_by_sink: bool = False) -> None:
     """Raise the safe offset to what an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
-        registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)
-        same = ended.store == database.uuid and ended.generation == registration.generation
+        registration = consumers.find_registration(
+            tx, final_offset.consumer or "", final_offset.queue, lock=True
+        )
+        is_same_registration = (
+            final_offset.store == database.uuid and final_offset.generation == registration.generation
+        )
         # Another query may have moved the consumer.
-        if same and not _ahead(tx, registration, ended, expects_move=moved_by_sink):
-            consumers.raise_safe(tx, registration, ended.end)
+        if is_same_registration and not _is_ahead(tx, registration, final_offset, expects_move=moved_by_sink):
+            consumers.raise_safe(tx, registration, final_offset.end)
 
     database.run(work, idempotent=True)
 
@@ -366,24 +374,26 @@ def move_past_commit(database: Database, committed: QueueOffset) -> None:
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, committed.consumer or "", committed.queue, lock=True)
-        same = committed.store == database.uuid and committed.generation == registration.generation
+        is_same_registration = (
+            committed.store == database.uuid and committed.generation == registration.generation
+        )
         offsets = tuple(consumers.read_offsets(tx, registration)[0])
-        begins = pad(committed.start, len(offsets))
-        if same and offsets == begins and _planned_from(registration, begins):
+        start = pad(committed.start, len(offsets))
+        if is_same_registration and offsets == start and _planned_from(registration, start):
             consumers.raise_safe(tx, registration, committed.end)
 
     database.run(work, idempotent=True)
 
 
-def request_drain(database: Database, made: QueueOffset) -> None:
+def request_drain(database: Database, planned: QueueOffset) -> None:
     """Ask the owner of a consumer to plan no more micro-batches, if it has made this offset.
 
     Any other owner belongs to another query.
     """
 
     def work(tx: Transaction) -> None:
-        registration = consumers.find_registration(tx, made.consumer or "", made.queue, lock=True)
-        if (made.epoch, made.owner) == (registration.epoch, registration.owner):
+        registration = consumers.find_registration(tx, planned.consumer or "", planned.queue, lock=True)
+        if (planned.epoch, planned.owner) == (registration.epoch, registration.owner):
             tx.run("set_draining", **registration.keys)
 
     database.run(work, idempotent=True)

@@ -46,17 +46,17 @@ def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
     """
     published = database.run(lambda tx: _commit(tx, database.uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
-    names = (batch.batch_id, batch.app_id, batch.sink)
+    arguments = (batch.batch_id, batch.app_id, batch.sink)
     if published is None:
         logger.info(
             "micro-batch %d of app %s was already committed to %s",
-            *names,
+            *arguments,
             extra={"action": "batch_repeated", **fields},
         )
     else:
         logger.debug(
             "micro-batch %d of app %s is committed to %s",
-            *names,
+            *arguments,
             extra={"action": "batch_committed", **fields},
         )
     return published
@@ -64,32 +64,32 @@ def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
 
 def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None:
     batch.sink.prepare(tx, batch)
-    moved = sorted(
+    consumer_sources = sorted(
         (source for source in batch.sources if source.consumer is not None),
         key=lambda source: source.identity,
     )
     # All commits lock in this order.
     locked = [
         (source, consumers.find_registration(tx, source.consumer or "", source.queue, lock=True))
-        for source in moved
+        for source in consumer_sources
         if source.store == store_uuid
     ]
-    around = ledger.adjacent_entries(tx, batch.key)
-    if around.empty:
+    entries = ledger.adjacent_entries(tx, batch.key)
+    if entries.empty:
         _refuse_rewound(tx, batch.key)
-    before = ledger.insert_entry(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
-    if before is not None:
-        _same(batch, before.ranges)
-        _settle(tx, batch, locked)
+    existing = ledger.insert_entry(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
+    if existing is not None:
+        _require_same_input(batch, existing.ranges)
+        _finish_replay(tx, batch, locked)
         return None
     # Another driver may have committed the previous one since.
-    previous = around.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)
+    previous = entries.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     if previous is not None:
-        _refuse_jump(batch, previous)
-    _check_tasks(batch, around.tasks)
+        _require_contiguous(batch, previous)
+    _check_tasks(batch, entries.tasks)
     for source, registration in locked:
         _move_consumer(tx, batch, source, registration)
-    for source in moved:
+    for source in consumer_sources:
         if source.store != store_uuid:
             _move_mark(tx, batch, source)
     published = batch.sink.publish(tx, batch)
@@ -108,22 +108,22 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntr
     if key.batch_id and previous is None:
         newest = ledger.newest_entry(tx, key.sink, key.app_id, key.batch_id)
         if newest is not None or not new_sink:
-            raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
+            raise sink_behind_error(key.sink, key.batch_id, None if newest is None else newest.batch_id)
     return previous
 
 
-def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
+def _require_contiguous(batch: BatchCommit[T], previous: LedgerEntry) -> None:
     """Refuse a micro-batch that does not begin where the previous one ended in the sink.
 
     A suspended driver may mistake a micro-batch that another driver has committed for its own, and resume
     where its own would have ended.
     """
-    what = f"the ledger of {batch.sink}"
-    covered = parse_record(previous.ranges, what, list)
+    record_name = f"the ledger of {batch.sink}"
+    previous_input = parse_record(previous.ranges, record_name, list)
     try:
-        ends = {tuple(line[:4]): tuple(map(int, line[5])) for line in covered[1]}
+        ends = {tuple(line[:4]): tuple(map(int, line[5])) for line in previous_input[1]}
     except (IndexError, TypeError, ValueError, OverflowError) as error:
-        raise unreadable_record(what, error) from None
+        raise unreadable_record(record_name, error) from None
     for source in batch.sources:
         end = ends.get(source.identity)
         if end is not None and pad(end, len(source.start)) != source.start:
@@ -138,20 +138,20 @@ def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
             )
 
 
-def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
+def sink_behind_error(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
     """Return the error for a sink that lacks micro-batches that the checkpoint has committed."""
-    has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
+    description = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatchError(
-        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: if its store was "
-        "restored from an older backup, restore the checkpoint of the same time. If the query writes "
-        "to this sink for the first time, set allowNewSink=true",
+        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {description}: if its "
+        "store was restored from an older backup, restore the checkpoint of the same time. If the query "
+        "writes to this sink for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
         last=last,
     )
 
 
-def note_batch(
+def record_batch(
     database: Database,
     key: LedgerKey,
     origin: str,
@@ -173,8 +173,8 @@ def note_batch(
     database.run(work, idempotent=True)
 
 
-def _same(batch: BatchCommit[T], before: str) -> None:
-    if batch.ranges() != before:
+def _require_same_input(batch: BatchCommit[T], committed: str) -> None:
+    if batch.ranges() != committed:
         raise CheckpointMismatchError(
             f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
             "other input: the checkpoint is an old copy, or a new one with another checkpoint's appId. Use "
@@ -182,15 +182,15 @@ def _same(batch: BatchCommit[T], before: str) -> None:
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
-            committed=before,
+            committed=committed,
             found=batch.ranges(),
         )
 
 
-def _settle(
+def _finish_replay(
     tx: Transaction, batch: BatchCommit[T], locked: Sequence[tuple[QueueOffset, Registration]]
 ) -> None:
-    """End a replay of a committed micro-batch: drop what it staged, and close its plan.
+    """Finish the replay of a committed micro-batch: drop what it staged, and close its plan.
 
     A suspended driver may have read the rows of an epoch that its successor has committed. It must not take
     that epoch for its own, so the owner is checked.
@@ -215,9 +215,9 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
         )
 
 
-def _check_tasks(batch: BatchCommit[T], appended: Mapping[int, int]) -> None:
+def _check_tasks(batch: BatchCommit[T], appended_rows: Mapping[int, int]) -> None:
     """Require that the tasks have appended exactly the rows that are committed now."""
-    if appended == dict(batch.tasks or {}):
+    if appended_rows == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
         raise CommitRefusedError(
@@ -227,14 +227,14 @@ def _check_tasks(batch: BatchCommit[T], appended: Mapping[int, int]) -> None:
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )
-    raise _unrepeatable(batch.key, dict(appended), dict(batch.tasks))
+    raise _not_repeatable_error(batch.key, dict(appended_rows), dict(batch.tasks))
 
 
-def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefusedError:
+def _not_repeatable_error(key: LedgerKey, previous: object, current: object) -> CommitRefusedError:
     return CommitRefusedError(
         f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was "
-        f"repeated (rows by task: {before} before, {now} now), so it is unknown which rows are written: "
-        "repeat it with its original settings, and use guarantee=exactly_once from then on",
+        f"repeated (rows by task: {previous} before, {current} now), so it is unknown which rows are "
+        "written: repeat it with its original settings, and use guarantee=exactly_once from then on",
         condition="COMMIT_REFUSED.NOT_REPEATABLE",
         app_id=key.app_id,
         batch_id=key.batch_id,
@@ -248,13 +248,13 @@ def append_task(
     segments: Sequence[Segment],
     *,
     origin: str = "",
-    covers: str = "",
+    input_id: str = "",
     new_sink: bool = False,
 ) -> partition_log.Appended | None:
     """Append the rows of one task; None when the task or its micro-batch already did.
 
     ``key`` is the task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat
-    rows. ``origin`` is the id of the checkpoint, and ``covers`` identifies the micro-batch's input; it is
+    rows. ``origin`` is the id of the checkpoint, and ``input_id`` identifies the micro-batch's input; it is
     empty if the task does not know it.
     """
     if key is None:
@@ -263,39 +263,39 @@ def append_task(
     write_objects(database, sink, segments)
 
     def work(tx: Transaction) -> partition_log.Appended | None:
-        if _appended_before(tx, key, origin, covers, rows, new_sink):
+        if _is_already_appended(tx, key, origin, input_id, rows, new_sink):
             return None
         return partition_log.append(tx, sink, segments)
 
     return database.run(work, idempotent=True)
 
 
-def _appended_before(
-    tx: Transaction, key: LedgerKey, origin: str, covers: str, rows: int, new_sink: bool
+def _is_already_appended(
+    tx: Transaction, key: LedgerKey, origin: str, input_id: str, rows: int, new_sink: bool
 ) -> bool:
     if ledger.find_entry(tx, key.whole) is not None:
         return True
-    written = ledger.task_input(tx, key)
-    if written is not None:
-        _same_input(key, written, origin, covers)
-    before = ledger.insert_entry(tx, key, f"{origin} {covers}", rows)
-    if before is None:
+    stored_input = ledger.task_input(tx, key)
+    if stored_input is not None:
+        _require_same_task_input(key, stored_input, origin, input_id)
+    existing = ledger.insert_entry(tx, key, f"{origin} {input_id}", rows)
+    if existing is None:
         # If the task was suspended, the checks above were made long ago. Another driver may have committed
         # the micro-batch since, and the ledger may have deleted its entry.
         _refuse_rewound(tx, key)
         if ledger.find_entry(tx, key.whole) is not None:
-            raise _unrepeatable(key, {}, {key.task: rows})
+            raise _not_repeatable_error(key, {}, {key.task: rows})
         refuse_gap(tx, key, new_sink=new_sink)
         return False
-    if before.rows != rows:
-        raise _unrepeatable(key, {key.task: before.rows}, {key.task: rows})
+    if existing.rows != rows:
+        raise _not_repeatable_error(key, {key.task: existing.rows}, {key.task: rows})
     return True
 
 
-def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
+def _require_same_task_input(key: LedgerKey, stored: str, origin: str, input_id: str) -> None:
     """Refuse a task when another task of the same micro-batch has written rows of other input."""
-    before_origin, _, before_covers = written.partition(" ")
-    if before_origin != origin:
+    stored_origin, _, stored_input = stored.partition(" ")
+    if stored_origin != origin:
         raise CheckpointMismatchError(
             f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new "
             "checkpoint needs a new appId (leave the option out to get one)",
@@ -303,7 +303,7 @@ def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
-    if covers and before_covers and before_covers != covers:
+    if input_id and stored_input and stored_input != input_id:
         raise CheckpointMismatchError(
             f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, "
             "with other input: the checkpoint is an old copy, or its last entries were lost in a power "
@@ -322,7 +322,7 @@ def _move_consumer(
         require_owned(tx, registration, source)
     source.require(source.store, registration.queue, registration.consumer, registration.generation)
     if source.empty:
-        _require_there(tx, source, registration)
+        _require_unmoved(tx, source, registration)
         _bind(tx, batch, source, registration)
         return
     if not source.unplanned:
@@ -332,25 +332,27 @@ def _move_consumer(
         # An owner that stores no plan has logged everything up to the start.
         consumers.advance(tx, registration, source.moves(), safe="old" if source.unplanned else None)
     except OffsetConflictError as conflict:
-        raise _moved(source, *_expected_and_found(source, conflict)) from None
+        raise _moved_error(source, *_offset_difference(source, conflict)) from None
     if registration.plan_epoch is not None:
         tx.run("close_plan", **registration.keys)
 
 
-def _expected_and_found(
+def _offset_difference(
     source: QueueOffset, conflict: OffsetConflictError
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return where a consumer should have been, and where it is instead."""
-    given = conflict.parameters
-    if "partition" in given:
-        return {given["partition"]: given["expected"]}, {given["partition"]: given["found"]}
+    """Return the expected and the actual offsets of a consumer."""
+    parameters = conflict.parameters
+    if "partition" in parameters:
+        return {parameters["partition"]: parameters["expected"]}, {
+            parameters["partition"]: parameters["found"]
+        }
     # Another program has moved it to the end of the micro-batch, in some or all partitions.
     moves = source.moves()
-    expected, found = (dict(zip(moves["partition"], moves[at], strict=True)) for at in ("old", "new"))
+    expected, found = (dict(zip(moves["partition"], moves[column], strict=True)) for column in ("old", "new"))
     return expected, found
 
 
-def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
+def _moved_error(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
     return OffsetConflictError(
         f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
         f"at {expected}: another query or program moved the consumer. Start the query with a new "
@@ -377,12 +379,12 @@ def _require_planned(batch: BatchCommit[T], source: QueueOffset, registration: R
         )
 
 
-def _require_there(tx: Transaction, source: QueueOffset, registration: Registration) -> None:
+def _require_unmoved(tx: Transaction, source: QueueOffset, registration: Registration) -> None:
     """Check the offsets of a micro-batch without new rows, which has no plan."""
     offsets = consumers.read_offsets(tx, registration)[0]
     expected = pad(source.end, len(offsets))
     if tuple(offsets) != expected:
-        raise _moved(source, dict(enumerate(expected)), dict(enumerate(offsets)))
+        raise _moved_error(source, dict(enumerate(expected)), dict(enumerate(offsets)))
 
 
 def _bind(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registration: Registration) -> None:
@@ -406,20 +408,22 @@ def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> N
     for bound in {mark.app_id for mark in marks.values()} - {batch.app_id}:
         _refuse_bound(batch, source, bound)
     where = {"source": name, "app_id": batch.app_id}
-    there = [partition in marks for partition in range(len(source.end))]
-    first = source.moves(partition for partition, known in enumerate(there) if not known)
-    later = source.moves(partition for partition, known in enumerate(there) if known)
-    moved = tx.run_many("insert_mark", first, **where) + tx.run_many("advance_mark", later, **where)
-    if moved < len(first["partition"]) + len(later["partition"]):
+    has_mark = [partition in marks for partition in range(len(source.end))]
+    new_marks = source.moves(partition for partition, is_known in enumerate(has_mark) if not is_known)
+    existing_marks = source.moves(partition for partition, is_known in enumerate(has_mark) if is_known)
+    moved_count = tx.run_many("insert_mark", new_marks, **where) + tx.run_many(
+        "advance_mark", existing_marks, **where
+    )
+    if moved_count < len(new_marks["partition"]) + len(existing_marks["partition"]):
         raise _mark_conflict(batch, source, {partition: mark.next_index for partition, mark in marks.items()})
 
 
 def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str) -> None:
     """Refuse an older generation of the consumer than this store has committed."""
-    claim = {"source": name, "app_id": batch.app_id, "generation": source.generation}
-    if tx.run("lock_marked_source", **claim) or tx.run("insert_marked_source", **claim):
+    mark_source = {"source": name, "app_id": batch.app_id, "generation": source.generation}
+    if tx.run("lock_marked_source", **mark_source) or tx.run("insert_marked_source", **mark_source):
         return
-    if tx.run("raise_marked_source", **claim):
+    if tx.run("raise_marked_source", **mark_source):
         # After a seek, the marks start again.
         tx.run("delete_marks", source=name)
         return
@@ -440,14 +444,14 @@ def _mark_conflict(
 ) -> OffsetConflictError:
     # One seek repairs all partitions.
     starts = enumerate(source.start)
-    seek = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
+    seek_offsets = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
     moves = source.moves()["partition"]
-    partition = next((number for number in moves if number in seek), moves[0])
+    partition = next((number for number in moves if number in seek_offsets), moves[0])
     mark = marks.get(partition)
     return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
-        f"seek the consumer to {seek}",
+        f"seek the consumer to {seek_offsets}",
         condition="OFFSET_CONFLICT.SINK",
         consumer=source.consumer,
         queue=source.queue,

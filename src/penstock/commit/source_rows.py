@@ -18,20 +18,20 @@ from penstock.store.log.segmenting import Runs, by_size
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
-_RUNS_BYTES = 32 << 20
-GONE = -1
-"""The time in an offset for a row that was no longer in the store."""
+_MAX_RUNS_BYTES = 32 << 20
+TRIMMED = -1
+"""The time in an offset for a row that was trimmed already."""
 
 
 class SourceRows:
     """Checks that a queue has the rows of offsets.
 
-    An idle query checks repeatedly. So this remembers in which segment a row was found: only compacted
+    An idle query checks repeatedly. So the segments in which rows were found are cached: only compacted
     segments have to be read, and each only once.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int, int | None], int] = {}
+        self._verified_segments: dict[tuple[int, int, int | None], int] = {}
         """The last timestamp of the compacted segment, by partition, end and time of a row in it."""
 
     def require(self, tx: Transaction, queue_id: int, offset: QueueOffset) -> None:
@@ -43,26 +43,30 @@ class SourceRows:
         CheckpointMismatchError
             ``CHECKPOINT_MISMATCH.SOURCE_BEHIND``, or ``.OTHER_SOURCE`` if the queue was recreated.
         """
-        asked = [
+        requested = [
             (partition, end, time)
             for partition, (end, time) in enumerate(zip_longest(offset.end, offset.times))
         ]
-        more = True
-        while more:
-            more = False
-            found = {}
-            known = [(end, time, self._found.get((part, end, time))) for part, end, time in asked]
+        is_incomplete = True
+        while is_incomplete:
+            is_incomplete = False
+            verified = {}
+            known = [
+                (end, time, self._verified_segments.get((part, end, time))) for part, end, time in requested
+            ]
             rows = tx.all("other_rows", queue_id=queue_id, last_rows=json.dumps(known))
             for row, runs in _with_runs(tx, rows):
-                partition, end, time = asked[row.partition]
+                partition, end, time = requested[row.partition]
                 if runs is None and row.runs_of is not None:
-                    more = True
+                    is_incomplete = True
                 elif runs is None or _time_at(runs, end - 1 - row.start_index) != time:
                     _refuse(tx, offset)
                 else:
-                    found[partition, end, time] = row.last_timestamp
-            if found:
-                self._found = {key: self._found[key] for key in asked if key in self._found} | found
+                    verified[partition, end, time] = row.last_timestamp
+            if verified:
+                self._verified_segments = {
+                    key: self._verified_segments[key] for key in requested if key in self._verified_segments
+                } | verified
 
 
 def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
@@ -70,10 +74,10 @@ def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
     if offset.consumer is None:
         offset.require(offset.store, queue.name, None, queue.generation)
     offset.require_reached([part.next_index for part in catalog.partitions(tx, queue)])
-    raise _other_rows(offset.queue, f"up to {list(offset.end)}", list(offset.end))
+    raise _other_rows_error(offset.queue, f"up to {list(offset.end)}", list(offset.end))
 
 
-def _other_rows(queue: str, where: str, offsets: list[int]) -> CheckpointMismatchError:
+def _other_rows_error(queue: str, where: str, offsets: list[int]) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"queue {queue!r} has other rows than this query has read, {where}: its store was restored from an "
         "older backup. Restore the checkpoint of the same time, or use a new one; a query that was running "
@@ -88,19 +92,19 @@ def row_times(
     tx: Transaction, queue: QueueRecord, partitions: Sequence[PartitionRecord], ends: Sequence[int]
 ) -> tuple[int | None, ...]:
     """Return when the last row before each end was appended; None where that row no longer exists."""
-    known = [
-        part.last_timestamp if part.first_index < end == part.next_index else None
-        for part, end in zip(partitions, ends, strict=True)
+    times = [
+        record.last_timestamp if record.first_index < end == record.next_index else None
+        for record, end in zip(partitions, ends, strict=True)
     ]
-    asked = [
-        (part.partition, end)
-        for part, end in zip(partitions, ends, strict=True)
-        if part.first_index < end < part.next_index
+    inner_ends = [
+        (record.partition, end)
+        for record, end in zip(partitions, ends, strict=True)
+        if record.first_index < end < record.next_index
     ]
-    if asked:
-        for (partition, _), time in _inner_times(tx, queue, asked).items():
-            known[partition] = time
-    return tuple(known)
+    if inner_ends:
+        for (partition, _), time in _look_up_times(tx, queue, inner_ends).items():
+            times[partition] = time
+    return tuple(times)
 
 
 def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> tuple[int | None, ...]:
@@ -108,43 +112,44 @@ def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> 
 
     A store that later has a trimmed row again was restored.
     """
-    asked = [(partition, start) for partition, start in enumerate(starts) if start]
-    found = _inner_times(tx, queue, asked) if asked else {}
-    return tuple(found.get(place, GONE) if place[1] else None for place in enumerate(starts))
+    requested = [(partition, start) for partition, start in enumerate(starts) if start]
+    times = _look_up_times(tx, queue, requested) if requested else {}
+    return tuple(times.get(key, TRIMMED) if key[1] else None for key in enumerate(starts))
 
 
-def require_read(tx: Transaction, queue: QueueRecord, read: Mapping[tuple[int, int], int]) -> None:
+def require_read(tx: Transaction, queue: QueueRecord, read_times: Mapping[tuple[int, int], int]) -> None:
     """Refuse what was read from a queue if the queue now has other rows; trimmed rows are ignored.
 
-    ``read`` has, by partition and end of what was read, the time when the row before the end was appended.
+    ``read_times`` has, by partition and end of what was read, the time when the row before the end was
+    appended.
 
     Raises
     ------
     CheckpointMismatchError
         ``CHECKPOINT_MISMATCH.SOURCE_BEHIND``
     """
-    for (partition, end), time in _inner_times(tx, queue, list(read)).items():
-        if time != read[partition, end]:
-            raise _other_rows(queue.name, f"partition {partition}, up to {end}", [end])
+    for (partition, end), time in _look_up_times(tx, queue, list(read_times)).items():
+        if time != read_times[partition, end]:
+            raise _other_rows_error(queue.name, f"partition {partition}, up to {end}", [end])
 
 
-def _inner_times(
+def _look_up_times(
     tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
     """Return when the row before each end of a partition was appended; rows that are gone are left out."""
-    found: dict[tuple[int, int], int] = {}
+    times: dict[tuple[int, int], int] = {}
     while ends:
         rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
         ends = []
         for row, runs in _with_runs(tx, rows):
-            place = row.partition, row.row_end
+            key = row.partition, row.row_end
             if runs is not None:
-                found[place] = _time_at(runs, row.place)
+                times[key] = _time_at(runs, row.place)
             elif row.runs_of is None:
-                found[place] = row.last_timestamp
+                times[key] = row.last_timestamp
             else:
-                ends.append(place)
-    return found
+                ends.append(key)
+    return times
 
 
 def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, bytes | None]]:
@@ -153,13 +158,13 @@ def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, byte
     The runs are None for a segment without runs, and for one that was compacted since it was found, which
     has to be looked up again.
     """
-    for group in by_size(rows, lambda row: row.runs_size or 0, _RUNS_BYTES):
+    for group in by_size(rows, lambda row: row.runs_size or 0, _MAX_RUNS_BYTES):
         ids = [row.runs_of for row in group if row.runs_of is not None]
-        found = tx.all("runs_of", payload_ids=json.dumps(ids)) if ids else []
-        runs = {each.payload_id: each.runs for each in found}
+        payloads = tx.all("runs_of", payload_ids=json.dumps(ids)) if ids else []
+        runs = {payload.payload_id: payload.runs for payload in payloads}
         yield from ((row, runs.get(row.runs_of)) for row in group)
-        found, runs = [], {}
+        payloads, runs = [], {}
 
 
-def _time_at(runs: bytes, place: int) -> int:
-    return Runs.from_bytes(runs, None).timestamp_at(place)
+def _time_at(runs: bytes, row: int) -> int:
+    return Runs.from_bytes(runs, None).timestamp_at(row)

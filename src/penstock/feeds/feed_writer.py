@@ -91,7 +91,7 @@ def _until_placed(queues: Sequence[Queue], attempt: Callable[[], T]) -> T:
                 queue.refresh()
             raise
 
-    return queues[0].until_placed(once)
+    return queues[0].retry_placement(once)
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
             for offset in offsets:
                 if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
                     raise_safe_offset(store.database, offset, moved_by_sink=owned.moved_by_sink)
-            store.tend(store.queue(owned.queue).record, ())
+            store.schedule_maintenance(store.queue(owned.queue).record, ())
 
 
 @contextmanager

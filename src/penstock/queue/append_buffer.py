@@ -27,11 +27,11 @@ log = logging.getLogger("penstock.queue")
 
 LINGER = timedelta(milliseconds=250)
 BATCH_BYTES = 8 << 20
-_BATCHES_WAITING = 2
-"""How many full batches may wait before ``append`` does."""
+_MAX_FULL_BATCHES = 2
+"""The number of full batches from which on ``append`` blocks."""
 
 
-def _running() -> Future[AppendResult]:
+def _running_future() -> Future[AppendResult]:
     """Return a future that cannot be cancelled, since its rows are appended together with others."""
     future: Future[AppendResult] = Future()
     future.set_running_or_notify_cancel()
@@ -47,7 +47,7 @@ class _Batch:
     bytes: int = 0
     sequence: int = 0
     """The highest sequence number of its rows; 0 if they have none."""
-    done: Future[AppendResult] = field(default_factory=_running)
+    future: Future[AppendResult] = field(default_factory=_running_future)
 
 
 class AppendBuffer:
@@ -82,14 +82,14 @@ class AppendBuffer:
             )
         self._name, self._check, self._append = name, check, append
         self._linger, self._batch_bytes = linger.total_seconds(), batch_bytes
-        self._changed = threading.Condition()
-        self._gathered: _Batch | None = None
-        self._waiting: deque[_Batch] = deque()
+        self._condition = threading.Condition()
+        self._current_batch: _Batch | None = None
+        self._full_batches: deque[_Batch] = deque()
         """Complete batches, including the one that is being appended."""
-        self._latest: Future[AppendResult] | None = None
+        self._last_future: Future[AppendResult] | None = None
         self._closed = False
-        self._over = False
-        """Whether the thread has stopped appending."""
+        self._is_finished = False
+        """Whether the thread appends no more rows."""
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._process = os.getpid()
@@ -122,83 +122,83 @@ class AppendBuffer:
         """Append everything in the buffer, and wait until that is done."""
         self._refuse_other_process()
         self._refuse_own_thread()
-        with self._changed:
-            self._refuse_ended()
-            self._complete()
-            last = self._latest
+        with self._condition:
+            self._require_open()
+            self._finish_batch()
+            last = self._last_future
         if last is not None:
             last.result()
 
     def close(self) -> None:
         """Append everything in the buffer, then stop the thread. A second call appends nothing."""
-        self._end()
+        self._finish()
         self._raise_error()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._end()
+        self._finish()
         # If the block raised an error, that one is more useful; it may be the same error.
         if kind is None:
             self._raise_error()
 
-    def _add(self, table: pa.Table, number: Callable[[], int]) -> Future[AppendResult]:
-        """Buffer rows under a sequence number; ``number`` is called when there is room for them."""
-        with self._changed:
-            if len(self._waiting) >= _BATCHES_WAITING:
+    def _add(self, table: pa.Table, next_sequence: Callable[[], int]) -> Future[AppendResult]:
+        """Buffer rows under a sequence number; ``next_sequence`` is called when there is room for them."""
+        with self._condition:
+            if len(self._full_batches) >= _MAX_FULL_BATCHES:
                 self._refuse_own_thread()
-            self._changed.wait_for(lambda: self._ended() or len(self._waiting) < _BATCHES_WAITING)
-            self._refuse_ended()
-            sequence = number()
-            batch = self._gathered
+            self._condition.wait_for(lambda: self._has_ended() or len(self._full_batches) < _MAX_FULL_BATCHES)
+            self._require_open()
+            sequence = next_sequence()
+            batch = self._current_batch
             if batch is not None and batch.tables[0].schema != table.schema:
                 # Columns were added to the queue.
-                self._complete()
+                self._finish_batch()
                 batch = None
             if batch is None:
-                batch = self._gathered = _Batch(time.monotonic() + self._linger)
-                self._changed.notify_all()
+                batch = self._current_batch = _Batch(time.monotonic() + self._linger)
+                self._condition.notify_all()
             batch.tables.append(table)
             batch.bytes += table.nbytes
             batch.sequence = sequence
             if batch.bytes >= self._batch_bytes:
-                self._complete()
-            return batch.done
+                self._finish_batch()
+            return batch.future
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self._refuse_other_process()
         self._refuse_own_thread()
-        with self._changed:
-            self._complete()
+        with self._condition:
+            self._finish_batch()
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._thread.join()
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._process:
             # The thread has logged the error.
-            self._end()
+            self._finish()
 
-    def _complete(self) -> None:
-        """Hand the gathered rows to the thread."""
-        if self._gathered is not None:
-            self._waiting.append(self._gathered)
-            self._latest = self._gathered.done
-            self._gathered = None
-            self._changed.notify_all()
+    def _finish_batch(self) -> None:
+        """Hand the current batch to the thread."""
+        if self._current_batch is not None:
+            self._full_batches.append(self._current_batch)
+            self._last_future = self._current_batch.future
+            self._current_batch = None
+            self._condition.notify_all()
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the buffer appends no more rows."""
-        return self._over
+        return self._is_finished
 
     @property
     def has_failed(self) -> bool:
         """Whether an append failed, so that it is unknown which rows were appended."""
         return self._error is not None
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._closed or self._error is not None
 
     def _refuse_own_thread(self) -> None:
@@ -213,7 +213,7 @@ class AppendBuffer:
             # The same error may be raised many times.
             raise self._error.with_traceback(self._trace)
 
-    def _refuse_ended(self) -> None:
+    def _require_open(self) -> None:
         self._raise_error()
         if self._closed:
             raise InvalidInputError(f"the buffer of queue {self._name!r} is closed: open another one")
@@ -227,40 +227,40 @@ class AppendBuffer:
 
     def _run(self) -> None:
         try:
-            while (batch := self._next()) is not None:
+            while (batch := self._next_batch()) is not None:
                 result = self._append(pa.concat_tables(batch.tables), batch.sequence)
-                with self._changed:
-                    self._waiting.popleft()
-                    self._changed.notify_all()
-                batch.done.set_result(result)
+                with self._condition:
+                    self._full_batches.popleft()
+                    self._condition.notify_all()
+                batch.future.set_result(result)
         except BaseException as error:  # every waiting caller has to get it
             self._fail(error)
         finally:
-            self._over = True
+            self._is_finished = True
             # Otherwise the buffer would be kept for as long as the program runs.
             atexit.unregister(self._close_at_exit)
 
-    def _next(self) -> _Batch | None:
+    def _next_batch(self) -> _Batch | None:
         """Wait for a batch that is full or due; return None when the buffer is closed and empty."""
-        with self._changed:
-            while not self._waiting and not self._closed:
-                if self._gathered is None:
-                    self._changed.wait()
-                elif (left := self._gathered.due - time.monotonic()) > 0:
-                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+        with self._condition:
+            while not self._full_batches and not self._closed:
+                if self._current_batch is None:
+                    self._condition.wait()
+                elif (seconds_left := self._current_batch.due - time.monotonic()) > 0:
+                    self._condition.wait(min(seconds_left, threading.TIMEOUT_MAX))
                 else:
-                    self._complete()
-            return self._waiting[0] if self._waiting else None
+                    self._finish_batch()
+            return self._full_batches[0] if self._full_batches else None
 
     def _fail(self, error: BaseException) -> None:
         # The frames keep the rows in memory.
         traceback.clear_frames(error.__traceback__)
-        with self._changed:
-            self._complete()
+        with self._condition:
+            self._finish_batch()
             self._error, self._trace = error, error.__traceback__
-            failed = list(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
+            failed = list(self._full_batches)
+            self._full_batches.clear()
+            self._condition.notify_all()
         log.error(
             "appends of rows that were buffered for queue %r failed: %s",
             self._name,
@@ -269,7 +269,7 @@ class AppendBuffer:
         )
         for batch in failed:
             batch.tables.clear()
-            batch.done.set_exception(error)
+            batch.future.set_exception(error)
 
 
 class NumberedAppendBuffer(AppendBuffer):
@@ -290,7 +290,7 @@ class NumberedAppendBuffer(AppendBuffer):
         batch_bytes: int,
     ) -> None:
         super().__init__(name, check, append, linger, batch_bytes)
-        self._appended = self._last = sequence
+        self._stored_sequence = self._last_sequence = sequence
         self.skipped = 0
         """How many calls were skipped because their rows had already been appended."""
 
@@ -320,25 +320,26 @@ class NumberedAppendBuffer(AppendBuffer):
         table = self._check(rows)
         if sequence is not None:
             check_sequence(sequence)
-            if sequence <= self._appended:
-                return self._skipped()
+            if sequence <= self._stored_sequence:
+                return self._skip()
 
-        def number() -> int:
-            taken = self._last + 1 if sequence is None else sequence
-            check_sequence(taken)
-            if taken <= self._last:
+        def next_sequence() -> int:
+            assigned = self._last_sequence + 1 if sequence is None else sequence
+            check_sequence(assigned)
+            if assigned <= self._last_sequence:
                 raise InvalidInputError(
-                    f"the sequence number {taken} is not above {self._last}, which was buffered before it"
+                    f"the sequence number {assigned} is not above {self._last_sequence}, which was buffered "
+                    "before it"
                 )
-            self._last = taken
-            return taken
+            self._last_sequence = assigned
+            return assigned
 
-        return self._add(table, number)
+        return self._add(table, next_sequence)
 
-    def _skipped(self) -> Future[AppendResult]:
-        with self._changed:
-            self._refuse_ended()
+    def _skip(self) -> Future[AppendResult]:
+        with self._condition:
+            self._require_open()
             self.skipped += 1
-        done = _running()
-        done.set_result(AppendResult({}, skipped=True))
-        return done
+        future = _running_future()
+        future.set_result(AppendResult({}, skipped=True))
+        return future

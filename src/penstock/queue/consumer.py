@@ -95,7 +95,7 @@ class Consumer:
     def __init__(self, database: Database, name: str, maintainer: Maintainer) -> None:
         self._database = database
         self._maintainer = maintainer
-        self._pulled: dict[tuple[str, int], int] = {}
+        self._pulled_generations: dict[tuple[str, int], int] = {}
         """The generation of the registration when rows were last pulled, by queue and partition."""
         self.name = name
 
@@ -120,7 +120,7 @@ class Consumer:
 
         def work(tx: Transaction) -> None:
             record = catalog.find_queue(tx, queue)
-            position = _position(start)
+            position = _store_position(start)
             if consumers.register(tx, self.name, record, vital=vital):
                 registration = consumers.find_registration(tx, self.name, queue)
                 consumers.write_offsets(tx, registration, positions.resolve(tx, record, position))
@@ -163,8 +163,8 @@ class Consumer:
 
     def queues(self) -> list[str]:
         """Return the names of the queues that the consumer is registered on."""
-        every = self._database.run(consumers.list_registrations, write=False)
-        return [registration.queue for registration in every if registration.consumer == self.name]
+        registrations = self._database.run(consumers.list_registrations, write=False)
+        return [registration.queue for registration in registrations if registration.consumer == self.name]
 
     def registration(self, queue: str) -> Registration:
         """Return the registration on a queue, as stored.
@@ -225,7 +225,7 @@ class Consumer:
             record = catalog.find_queue(tx, queue)
             offsets = consumers.read_offsets(tx, registration)[0]
             if not 0 <= partition < len(offsets):
-                raise _no_partition(registration, partition)
+                raise _no_partition_error(registration, partition)
             offset = offsets[partition]
             next_index = catalog.lock_partition(tx, record, partition).next_index
             consumers.require_reachable(registration, partition, offset, next_index)
@@ -233,7 +233,7 @@ class Consumer:
             return registration.generation, record, offset, end
 
         generation, record, start, end = self._database.run(work, write=False)
-        self._pulled[queue, partition] = generation
+        self._pulled_generations[queue, partition] = generation
         batches: list[pa.RecordBatch] = []
         size = 0
         for chunk in reading.read(self._database, record, [reading.Range(partition, start, end)]):
@@ -275,17 +275,17 @@ class Consumer:
             registration = self._find(tx, queue, lock=True)
             self.refuse_when_owned(tx, registration, "move")
             self._require_pulled(registration, partition)
-            stored = None
+            record = None
             if 0 <= partition < 2**63:
-                stored = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
-            if stored is None:
-                raise _no_partition(registration, partition)
+                record = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
+            if record is None:
+                raise _no_partition_error(registration, partition)
             if old < 0:
                 raise InvalidPositionError(f"a row index is 0 or more, not {old}: pass what pull returned")
-            if not old <= new <= stored.next_index:
+            if not old <= new <= record.next_index:
                 raise InvalidPositionError(
                     f"advance moves an offset forward, and not past the newest row: from {old} to at most "
-                    f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere",
+                    f"{max(old, record.next_index)}, not to {new}; use seek to move elsewhere",
                     condition="INVALID_POSITION.BACKWARDS" if new < old else "INVALID_POSITION.PAST_END",
                 )
             move = {"partition": [partition], "old": [old], "new": [new]}
@@ -296,8 +296,8 @@ class Consumer:
         if connection is not None:
             with self._database.caller_transaction(connection) as tx:
                 work(tx)
-        elif (trimmable := self._database.run(work)) is not None:
-            self._maintainer.after_change(trimmable, ())
+        elif (queue_record := self._database.run(work)) is not None:
+            self._maintainer.after_change(queue_record, ())
 
     def seek(self, queue: str, *, to: Position, dry_run: bool = False) -> dict[int, int]:
         """Move to another position, and return the new offsets.
@@ -324,12 +324,14 @@ class Consumer:
             generation = None if dry_run else consumers.new_generation(tx)
             registration = self._find(tx, queue, lock=True)
             record = catalog.find_queue(tx, queue)
-            position = _position(to)
+            position = _store_position(to)
             if isinstance(position, Mapping):
                 # Read the offsets first, since partitions may be added in between.
-                before = consumers.read_offsets(tx, registration)[0]
-                first = positions.resolve(tx, record, "earliest")
-                position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
+                current = consumers.read_offsets(tx, registration)[0]
+                first_indexes = positions.resolve(tx, record, "earliest")
+                position = {
+                    part: max(offset, first_indexes[part]) for part, offset in enumerate(current)
+                } | dict(position)
             offsets = positions.resolve(tx, record, position)
             if generation is not None:
                 self.refuse_when_owned(tx, registration, "seek")
@@ -374,13 +376,13 @@ class Consumer:
                     f"the offsets of consumer {self.name!r}",
                     ValueError(f"there are {len(offsets)}, and {len(partitions)} partitions"),
                 )
-            for part, offset in zip(partitions, offsets, strict=True):
-                consumers.require_reachable(registration, part.partition, offset, part.next_index)
+            for partition, offset in zip(partitions, offsets, strict=True):
+                consumers.require_reachable(registration, partition.partition, offset, partition.next_index)
             now = tx.now()
             return Lag(
                 tuple(
-                    _partition_lag(tx, record, part, offset, now)
-                    for part, offset in zip(partitions, offsets, strict=True)
+                    _partition_lag(tx, record, partition, offset, now)
+                    for partition, offset in zip(partitions, offsets, strict=True)
                 )
             )
 
@@ -392,7 +394,7 @@ class Consumer:
     def _require_pulled(self, registration: Registration, partition: int) -> None:
         """Refuse to move past rows other than the pulled ones, which may have the same indexes."""
         queue, generation = registration.queue, registration.generation
-        if self._pulled.get((queue, partition), generation) != generation:
+        if self._pulled_generations.get((queue, partition), generation) != generation:
             raise OffsetConflictError(
                 f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, since the "
                 f"rows of partition {partition} were pulled: pull again",
@@ -415,22 +417,24 @@ class Consumer:
 
 
 def _partition_lag(
-    tx: Transaction, record: QueueRecord, part: catalog.PartitionRecord, offset: int, now: int
+    tx: Transaction, record: QueueRecord, partition: catalog.PartitionRecord, offset: int, now: int
 ) -> PartitionLag:
-    row_index = max(offset, part.first_index)
-    after = tx.one("bytes_after", queue_id=record.queue_id, partition=part.partition, row_index=row_index)
-    since = append_time_of(tx, record, part.partition, row_index)
-    seconds = 0.0 if since is None else max(0.0, (now - since) / 1e6)
-    return PartitionLag(part.partition, offset, part.next_index, int(after.bytes), seconds)
+    row_index = max(offset, partition.first_index)
+    unread = tx.one(
+        "bytes_after", queue_id=record.queue_id, partition=partition.partition, row_index=row_index
+    )
+    appended_at = append_time_of(tx, record, partition.partition, row_index)
+    seconds = 0.0 if appended_at is None else max(0.0, (now - appended_at) / 1e6)
+    return PartitionLag(partition.partition, offset, partition.next_index, int(unread.bytes), seconds)
 
 
-def _no_partition(registration: Registration, partition: int) -> PartitionNotFoundError:
+def _no_partition_error(registration: Registration, partition: int) -> PartitionNotFoundError:
     return PartitionNotFoundError(
         f"queue {registration.queue!r} has no partition {partition}", partition=partition
     )
 
 
-def _position(position: Position) -> positions.Position:
+def _store_position(position: Position) -> positions.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
             raise InvalidPositionError(

@@ -19,7 +19,7 @@ from penstock.arrow.key_hash import key_hash
 from penstock.arrow.schema import canonical_schema, is_wider, unknown_column
 from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
-from penstock.queue.placement import Hashes, KnownKeys, known_keys_of
+from penstock.queue.placement import DistinctHashes, KnownKeys, known_keys_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import reading
 from penstock.store.records import catalog, consumers
@@ -27,11 +27,11 @@ from penstock.store.records.catalog import MAX_PARTITIONS, QueueRecord
 
 _RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the columns that continuous queries and change feeds add."""
-_RECREATE = (
+_RECREATE_ADVICE = (
     "columns are not renamed or dropped, and get only wider types: create a new queue with the columns that "
     "you want, copy the rows with a query, and move the consumers to it"
 )
-_NOT_INSIDE = (
+_NO_NESTED_FIELDS = (
     "fields are not added inside a column, because existing rows are stored by its fields: add a new column"
 )
 
@@ -44,7 +44,9 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
     The existing keys are read before anything is locked. The locks, which block appends to the queue, are
     held only while the keys that were appended meanwhile are read.
     """
-    seen, upto = _gather(database, queue, Hashes(), {}) if queue.key else (Hashes(), {})
+    hashes, read_ends = (
+        _collect_key_hashes(database, queue, DistinctHashes(), {}) if queue.key else (DistinctHashes(), {})
+    )
 
     def work(tx: Transaction) -> None:
         current = catalog.find_queue(tx, queue.name, lock=True)
@@ -59,34 +61,38 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
         registrations = consumers.lock_registrations(tx, current)
         catalog.lock_partitions(tx, current)
         if current.key:
-            _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])
+            _store_known_keys(
+                tx,
+                current,
+                _collect_key_hashes(_OpenTransaction(database, tx), current, hashes.copy(), read_ends)[0],
+            )
         catalog.set_partition_count(tx, current, total)
         consumers.add_partition_positions(tx, registrations, current.partitions, total)
 
     database.run(work)
 
 
-def _remember(tx: Transaction, queue: QueueRecord, seen: Hashes) -> None:
-    known: KnownKeys = known_keys_of(queue.partitions, [seen.distinct()])
+def _store_known_keys(tx: Transaction, queue: QueueRecord, hashes: DistinctHashes) -> None:
+    known: KnownKeys = known_keys_of(queue.partitions, [hashes.distinct()])
     tx.run("insert_key_home", queue_id=queue.queue_id, partitions=known.partitions, hashes=known.bits)
 
 
-def _gather(
-    source: Database | _Inside, queue: QueueRecord, seen: Hashes, upto: dict[int, int]
-) -> tuple[Hashes, dict[int, int]]:
-    """Add the hashes of the keys in rows from ``upto`` on to ``seen``; also return where those rows end."""
-    ends = dict(upto)
-    for part in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
-        start = max(part.first_index, upto.get(part.partition, 0))
-        ends[part.partition] = part.next_index
-        new = reading.Range(part.partition, start, part.next_index)
-        chunks = reading.read(cast(Database, source), queue, [new], columns=queue.key, on_lost="skip")
+def _collect_key_hashes(
+    source: Database | _OpenTransaction, queue: QueueRecord, hashes: DistinctHashes, read_ends: dict[int, int]
+) -> tuple[DistinctHashes, dict[int, int]]:
+    """Add to ``hashes`` those of the keys in rows from ``read_ends`` on; also return where those rows end."""
+    ends = dict(read_ends)
+    for partition in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
+        start = max(partition.first_index, read_ends.get(partition.partition, 0))
+        ends[partition.partition] = partition.next_index
+        unread = reading.Range(partition.partition, start, partition.next_index)
+        chunks = reading.read(cast(Database, source), queue, [unread], columns=queue.key, on_lost="skip")
         for chunk in chunks:
-            seen.add(key_hash(chunk.batch, queue.key))
-    return seen, ends
+            hashes.add(key_hash(chunk.batch, queue.key))
+    return hashes, ends
 
 
-class _Inside:
+class _OpenTransaction:
     """A stand-in for a database that runs everything in one open transaction."""
 
     def __init__(self, database: Database, tx: Transaction) -> None:
@@ -133,8 +139,8 @@ def _as_schema(columns: object) -> object:
     try:
         return pa.schema([columns] if isinstance(columns, pa.Field) else columns)
     except TypeError:
-        wanted = "Arrow fields such as [pa.field('note', pa.string())], a schema or a StructType"
-        raise refusal("columns", columns, wanted) from None
+        accepted = "Arrow fields such as [pa.field('note', pa.string())], a schema or a StructType"
+        raise refusal("columns", columns, accepted) from None
 
 
 def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
@@ -145,7 +151,7 @@ def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> N
 def widen_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
     """Give columns wider types, except those that have them already."""
     _change_columns(
-        database, queue, lambda current: [column for field in columns for column in _wider(current, field)]
+        database, queue, lambda current: [column for field in columns for column in _widened(current, field)]
     )
 
 
@@ -170,7 +176,7 @@ def _change_columns(
     database.run(work, idempotent=True)
 
 
-def _wider(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
+def _widened(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
     """Return a column with its new type, or nothing if it is already that wide."""
     if wanted.name not in queue.schema.names:
         raise unknown_column(wanted.name, queue.schema)
@@ -180,18 +186,21 @@ def _wider(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
         return []
     if is_wider(wanted.type, existing.type, key=is_key):
         return [existing.with_type(wanted.type)]
-    raise _of_other_type(
+    raise _type_error(
         queue,
         existing,
         wanted,
         f"and cannot become {wanted.type}: a column can get a larger integer or float, or a decimal with "
-        f"more digits, which keeps its scale if the column is in the key; {_RECREATE}",
+        f"more digits, which keeps its scale if the column is in the key; {_RECREATE_ADVICE}",
     )
 
 
-def _of_other_type(queue: QueueRecord, existing: pa.Field, wanted: pa.Field, why: str) -> SchemaMismatchError:
+def _type_error(
+    queue: QueueRecord, existing: pa.Field, wanted: pa.Field, explanation: str
+) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"column {in_quotes(existing.name)} of queue {in_quotes(queue.name)} is {existing.type}, {why}",
+        f"column {in_quotes(existing.name)} of queue {in_quotes(queue.name)} is {existing.type}, "
+        f"{explanation}",
         condition="SCHEMA_MISMATCH.COLUMN_TYPE",
         column=existing.name,
         expected=str(existing.type),
@@ -200,9 +209,9 @@ def _of_other_type(queue: QueueRecord, existing: pa.Field, wanted: pa.Field, why
 
 
 def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
-    existing = next((each for each in queue.schema if each.name.lower() == field.name.lower()), None)
+    existing = next((column for column in queue.schema if column.name.lower() == field.name.lower()), None)
     if existing is None:
-        _refuse_inside(queue, field.name)
+        _refuse_nested_field(queue, field.name)
         return True
     if existing.name != field.name:
         raise SchemaMismatchError(
@@ -212,30 +221,31 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
             column=field.name,
         )
     if not same_type(existing.type, field.type):
-        raise _of_other_type(queue, existing, field, f"not {field.type}: {_fix(existing, field)}")
+        raise _type_error(queue, existing, field, f"not {field.type}: {_type_advice(existing, field)}")
     if not existing.nullable:
         raise SchemaMismatchError(
-            f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: {_RECREATE}",
+            f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: "
+            f"{_RECREATE_ADVICE}",
             condition="SCHEMA_MISMATCH.NOT_NULL",
             column=field.name,
         )
     return False
 
 
-def _fix(existing: pa.Field, wanted: pa.Field) -> str:
+def _type_advice(existing: pa.Field, wanted: pa.Field) -> str:
     if pat.is_nested(existing.type) and pat.is_nested(wanted.type):
-        return f"{_NOT_INSIDE} with another name"
+        return f"{_NO_NESTED_FIELDS} with another name"
     if is_wider(wanted.type, existing.type):
         return "widen_columns gives it that type"
-    return f"add a column with another name; {_RECREATE}"
+    return f"add a column with another name; {_RECREATE_ADVICE}"
 
 
-def _refuse_inside(queue: QueueRecord, name: str) -> None:
+def _refuse_nested_field(queue: QueueRecord, name: str) -> None:
     outer = name.partition(".")[0]
     if outer != name and outer in queue.schema.names and pat.is_struct(queue.schema.field(outer).type):
         raise SchemaMismatchError(
             f"{in_quotes(name)} would be a field inside the struct {in_quotes(outer)} of queue "
-            f"{in_quotes(queue.name)}: {_NOT_INSIDE}",
+            f"{in_quotes(queue.name)}: {_NO_NESTED_FIELDS}",
             condition="SCHEMA_MISMATCH.COLUMN_TYPE",
             column=name,
         )

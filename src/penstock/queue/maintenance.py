@@ -36,7 +36,7 @@ from penstock.store.records.consumers import owner_lock_name
 
 log = logging.getLogger("penstock.queue")
 
-_AGES_END = timedelta(microseconds=2**63)
+_MAX_AGE = timedelta(microseconds=2**63)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Retention:
                     f"retention {name} is a whole number from 0 to 2**63 - 1, not {value!r}"
                 )
         if self.age is not None and (
-            not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < _AGES_END
+            not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < _MAX_AGE
         ):
             raise InvalidInputError(f"retention age is a timedelta from 0 to 290000 years, not {self.age!r}")
 
@@ -87,11 +87,11 @@ def limits_of(retention: Retention) -> RetentionLimits:
 
 
 RETENTION_SECONDS = 1.0
-CLEANING_SECONDS = 3600.0
-TIDY_SECONDS = 0.5
+CLEANUP_SECONDS = 3600.0
+WAL_CHECKPOINT_SECONDS = 0.5
 STAGING_AGE = timedelta(days=1)
 
-_Key = tuple[int, int | None]
+_TaskKey = tuple[int, int | None]
 
 
 class Maintainer(Forkable):
@@ -107,29 +107,29 @@ class Maintainer(Forkable):
         forks.register(self)
 
     def _reset(self) -> None:
-        self._wake = threading.Condition()
+        self._condition = threading.Condition()
         # The partitions, or None for the retention of the whole queue, and when they are due.
-        self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
+        self._pending: dict[_TaskKey, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
-        self.cleaning_due = self._tidy_due = -math.inf
+        self.cleanup_due = self._wal_checkpoint_due = -math.inf
         self.thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, to_compact: Iterable[int]) -> None:
         """Compact these partitions soon, and apply the retention limits at most once a second."""
         now = time.monotonic()
-        with self._wake:
+        with self._condition:
             if self._closing:
                 return
             for partition in to_compact:
                 self._pending[queue.queue_id, partition] = queue, now
-            if not queue.retention.unlimited or (queue.payloads is not None and now >= self.cleaning_due):
+            if not queue.retention.unlimited or (queue.payloads is not None and now >= self.cleanup_due):
                 self._plan_retention(queue, now)
             if self._pending and self.thread is None:
                 self._start()
-            self._wake.notify_all()
+            self._condition.notify_all()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="penstock-maintenance")
+        thread = threading.Thread(target=self._run, name="penstock-maintenance")
         try:
             thread.start()
         except RuntimeError as error:
@@ -148,32 +148,32 @@ class Maintainer(Forkable):
 
     def close(self) -> None:
         """Finish what is pending, then end the thread."""
-        with self._wake:
+        with self._condition:
             self._closing = True
-            self._wake.notify_all()
+            self._condition.notify_all()
             thread = self.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._work_until_nothing_is_pending()
+            self._run_pending()
         finally:
-            with self._wake:
+            with self._condition:
                 # However the thread ended, the next append can start another one.
                 if self.thread is threading.current_thread():
                     self.thread = None
 
-    def _work_until_nothing_is_pending(self) -> None:
-        while (task := self._next()) is not None:
+    def _run_pending(self) -> None:
+        while (task := self._next_task()) is not None:
             queue, partition = task
             partitions = range(queue.partitions) if partition is None else [partition]
             # A failure does not keep other queues from being maintained.
-            self._attempt(queue, partial(maintain_partitions, self._database, queue, partitions))
-            self._attempt(queue, self._tidy_now_and_then)
-            self._attempt(queue, self._clean_now_and_then)
+            self._run_logged(queue, partial(maintain_partitions, self._database, queue, partitions))
+            self._run_logged(queue, self._checkpoint_wal_if_due)
+            self._run_logged(queue, self._clean_up_if_due)
 
-    def _attempt(self, queue: QueueRecord, work: Callable[[], None]) -> None:
+    def _run_logged(self, queue: QueueRecord, work: Callable[[], None]) -> None:
         try:
             work()
         except NotFoundError:
@@ -191,34 +191,34 @@ class Maintainer(Forkable):
             )
             if isinstance(error, StoreUnavailableError):
                 # Each pending task would wait for the store; later appends request them again.
-                with self._wake:
+                with self._condition:
                     self._pending.clear()
 
-    def _tidy_now_and_then(self) -> None:
+    def _checkpoint_wal_if_due(self) -> None:
         now = time.monotonic()
-        if now >= self._tidy_due:
-            self._tidy_due = now + TIDY_SECONDS
+        if now >= self._wal_checkpoint_due:
+            self._wal_checkpoint_due = now + WAL_CHECKPOINT_SECONDS
             self._database.checkpoint_wal()
 
-    def _clean_now_and_then(self) -> None:
+    def _clean_up_if_due(self) -> None:
         now = time.monotonic()
-        if now >= self.cleaning_due:
-            self.cleaning_due = now + CLEANING_SECONDS
+        if now >= self.cleanup_due:
+            self.cleanup_due = now + CLEANUP_SECONDS
             clean_staging(self._database, STAGING_AGE)
             # A role that only appends may lack the rights for the ledger, or the credentials for deleting.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
                 clean_objects(self._database, interval=object_cleaning.CLEANUP_INTERVAL)
 
-    def _next(self) -> tuple[QueueRecord, int | None] | None:
-        with self._wake:
+    def _next_task(self) -> tuple[QueueRecord, int | None] | None:
+        with self._condition:
             while self._pending:
                 key, (queue, due) = min(self._pending.items(), key=lambda item: item[1][1])
-                left = due - time.monotonic()
-                if left <= 0 or self._closing:
+                seconds_left = due - time.monotonic()
+                if seconds_left <= 0 or self._closing:
                     del self._pending[key]
                     return queue, key[1]
-                self._wake.wait(left)
+                self._condition.wait(seconds_left)
             self.thread = None
             return None
 
@@ -234,14 +234,14 @@ def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iter
     PenstockError
         When rows of a partition cannot be read; the other partitions are maintained.
     """
-    chosen = set(partitions)
+    selected = set(partitions)
 
     def find_due(tx: Transaction) -> _Due:
         record, now = catalog.reload_queue(tx, queue), tx.now()
         due = _Due(record)
-        for part in catalog.partitions(tx, record):
-            if part.partition in chosen:
-                due.add(tx, part, now)
+        for partition_record in catalog.partitions(tx, record):
+            if partition_record.partition in selected:
+                due.add(tx, partition_record, now)
         return due
 
     due = database.run(find_due, write=False)
@@ -264,13 +264,13 @@ class _Due:
     to_compact: list[int] = field(default_factory=list)
     errors: list[PenstockError] = field(default_factory=list)
 
-    def add(self, tx: Transaction, part: PartitionRecord, now: int) -> None:
+    def add(self, tx: Transaction, record: PartitionRecord, now: int) -> None:
         with self.collecting():
-            bound = retention_bound(tx, self.queue, part, now)
-            if bound > part.first_index or end_is_due(tx, self.queue, part, now):
-                self.trimmable.append(part.partition)
-        if part.segments >= COMPACTION_FAN_IN:
-            self.to_compact.append(part.partition)
+            bound = retention_bound(tx, self.queue, record, now)
+            if bound > record.first_index or end_is_due(tx, self.queue, record, now):
+                self.trimmable.append(record.partition)
+        if record.segments >= COMPACTION_FAN_IN:
+            self.to_compact.append(record.partition)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:

@@ -25,8 +25,8 @@ from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
 from penstock.store.records.catalog import QueueChanged, QueueRecord
 from penstock.store.records.queue_columns import QueueColumns
 
-_SMALLEST, _LARGEST = 1 << 16, 1 << 27
-_BLOCK = 1 << 20
+_MIN_BITS, _MAX_BITS = 1 << 16, 1 << 27
+_BLOCK_BITS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -36,58 +36,58 @@ class KnownKeys:
     partitions: int
     bits: bytes
 
-    def holds(self, hashes: pa.Array) -> pa.Array:
+    def contains(self, hashes: pa.Array) -> pa.Array:
         size = len(self.bits) * 8
         bitmap = pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(self.bits)])
         return bitmap.take(pc.bit_wise_and(hashes, u32(size - 1)))
 
 
-class Hashes:
-    """Distinct hashes, added part by part."""
+class DistinctHashes:
+    """A set of hashes, to which arrays of hashes are added."""
 
     def __init__(self, distinct: pa.Array | None = None) -> None:
         self._distinct = u32_array([]) if distinct is None else distinct
-        self._parts: list[pa.Array] = []
-        self._waiting = 0
+        self._pending: list[pa.Array] = []
+        self._pending_count = 0
 
     def add(self, hashes: pa.Array) -> None:
         part = pc.unique(hashes)
-        self._parts.append(part)
-        self._waiting += len(part)
+        self._pending.append(part)
+        self._pending_count += len(part)
         # Rarely enough that the total time is linear in the number of hashes.
-        if self._waiting > max(_BLOCK, len(self._distinct)):
+        if self._pending_count > max(_BLOCK_BITS, len(self._distinct)):
             self.distinct()
 
     def distinct(self) -> pa.Array:
-        if self._parts:
-            self._distinct = pc.unique(pa.concat_arrays([self._distinct, *self._parts]))
-            self._parts, self._waiting = [], 0
+        if self._pending:
+            self._distinct = pc.unique(pa.concat_arrays([self._distinct, *self._pending]))
+            self._pending, self._pending_count = [], 0
         return self._distinct
 
-    def copy(self) -> Hashes:
-        return Hashes(self.distinct())
+    def copy(self) -> DistinctHashes:
+        return DistinctHashes(self.distinct())
 
 
 def known_keys_of(partitions: int, hashes: Iterable[pa.Array]) -> KnownKeys:
     """Return a bitmap of keys by their hashes; with 16 bits per key, it also holds 6 % of other keys."""
-    gathered = Hashes()
+    distinct_hashes = DistinctHashes()
     for part in hashes:
-        gathered.add(part)
-    distinct = gathered.distinct()
-    size = min(max(_SMALLEST, 1 << (16 * len(distinct)).bit_length()), _LARGEST)
+        distinct_hashes.add(part)
+    distinct = distinct_hashes.distinct()
+    size = min(max(_MIN_BITS, 1 << (16 * len(distinct)).bit_length()), _MAX_BITS)
     return KnownKeys(partitions, _bitmap(pc.unique(pc.bit_wise_and(distinct, u32(size - 1))), size))
 
 
 def _bitmap(slots: pa.Array, size: int) -> bytes:
     """Return a bit for each of ``size`` slots, built in blocks to save memory."""
     ascending = slots.take(pc.array_sort_indices(slots))
-    block = min(_BLOCK, size)
-    counted = pc.subtract(pc.cumulative_sum(pa.repeat(u32(1), block)), u32(1))
+    block = min(_BLOCK_BITS, size)
+    positions = pc.subtract(pc.cumulative_sum(pa.repeat(u32(1), block)), u32(1))
     bits, first = bytearray(), 0
     for start in range(0, size, block):
         end = bisect_left(ascending, start + block, lo=first, key=lambda slot: slot.as_py())
-        mine = pc.subtract(ascending.slice(first, end - first), u32(start))
-        bits += pc.is_in(counted, value_set=mine).buffers()[1].to_pybytes()[: block // 8]
+        block_slots = pc.subtract(ascending.slice(first, end - first), u32(start))
+        bits += pc.is_in(positions, value_set=block_slots).buffers()[1].to_pybytes()[: block // 8]
         first = end
     return bytes(bits)
 
@@ -123,7 +123,7 @@ class Placement:
                 "the queue's columns changed while rows were prepared for it, and none of them is visible: "
                 "repeat the append"
             )
-        parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
+        parts = self._split_by_partition(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
             self._require_partition(rows, partition)
         return [
@@ -132,7 +132,7 @@ class Placement:
             for segment in to_segments(part, target, columns_id=columns_id, max_rows=max_rows, lazy=lazy)
         ]
 
-    def _split(self, rows: Rows, fallback: int) -> list[tuple[int, Rows]]:
+    def _split_by_partition(self, rows: Rows, fallback: int) -> list[tuple[int, Rows]]:
         if rows.num_rows == 0:
             return []
         if not self.key or self.partitions == 1:
@@ -142,7 +142,7 @@ class Placement:
             return [(targets[0].as_py(), rows)]
         order = pc.array_sort_indices(targets)
         ordered, counts = rows.take(order), pc.value_counts(targets.take(order))
-        return _cut(ordered, counts.field("values").to_pylist(), counts.field("counts").to_pylist())
+        return _split_sorted(ordered, counts.field("values").to_pylist(), counts.field("counts").to_pylist())
 
     def _require_partition(self, rows: pa.Table | pa.RecordBatch, partition: int) -> None:
         targets = self.targets(rows)
@@ -161,7 +161,7 @@ class Placement:
         hashes = key_hash(table, self.key)
         targets = _modulo(hashes, self.partitions)
         for known in reversed(self.known_keys):
-            targets = pc.if_else(known.holds(hashes), _modulo(hashes, known.partitions), targets)
+            targets = pc.if_else(known.contains(hashes), _modulo(hashes, known.partitions), targets)
         return targets
 
 
@@ -172,8 +172,8 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
     unknown = set(record.key).difference(record.schema.names)
     if unknown:
-        why = ValueError("it is not a column of the queue")
-        raise unreadable_record(f"the key of queue {record.name!r}", why)
+        reason = ValueError("it is not a column of the queue")
+        raise unreadable_record(f"the key of queue {record.name!r}", reason)
     known = tuple(_known_keys(record, row) for row in rows if row.partitions < record.partitions)
     return Placement(record.key, record.partitions, record.columns, known)
 
@@ -181,13 +181,15 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
 def _known_keys(record: QueueRecord, row: Row) -> KnownKeys:
     bits = bytes(row.hashes or b"")
     size = len(bits) * 8
-    if row.partitions < 1 or not _SMALLEST <= size <= _LARGEST or size & (size - 1):
-        why = ValueError(f"{row.partitions} partitions with {len(bits)} bytes")
-        raise unreadable_record(f"the keys that queue {record.name!r} had when it grew", why)
+    if row.partitions < 1 or not _MIN_BITS <= size <= _MAX_BITS or size & (size - 1):
+        reason = ValueError(f"{row.partitions} partitions with {len(bits)} bytes")
+        raise unreadable_record(f"the keys that queue {record.name!r} had when it grew", reason)
     return KnownKeys(row.partitions, bits)
 
 
-def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) -> list[tuple[int, pa.Table]]:
+def _split_sorted(
+    ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]
+) -> list[tuple[int, pa.Table]]:
     pieces, start = [], 0
     for partition, count in zip(partitions, counts, strict=True):
         pieces.append((partition, ordered.slice(start, count)))

@@ -31,14 +31,14 @@ class Producer:
         self._queue = queue
         self._keys = {"queue_id": queue.record.queue_id, "session": session}
         # Unique, since after the store was restored from a backup a later session may get the same epoch.
-        self._token = str(uuid.uuid4())
+        self._owner = str(uuid.uuid4())
         self._session = session
-        opened = database.run(self._open)
-        self._epoch: int = opened.epoch
+        row = database.run(self._open_session)
+        self._epoch: int = row.epoch
         # A buffer's thread may hold the lock while the process is forked.
         self._lock = ForkSafeLock()
         self._buffer: NumberedAppendBuffer | None = None
-        self.sequence: int = opened.sequence
+        self.sequence: int = row.sequence
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
         """The number of appends that were skipped as repeats."""
@@ -77,7 +77,7 @@ class Producer:
         """
         # Otherwise two threads could take the same number, and the rows of one would be skipped as a repeat.
         with self._lock:
-            self._refuse_buffered()
+            self._refuse_open_buffer()
             if self._buffer is not None and self._buffer.has_failed:
                 self.sequence = self._stored_sequence()
             self._buffer = None
@@ -106,7 +106,7 @@ class Producer:
         """
         refuse_feed(self._queue.record)
         with self._lock:
-            self._refuse_buffered()
+            self._refuse_open_buffer()
             self.sequence = self._stored_sequence()
             self._buffer = NumberedAppendBuffer(
                 self._queue.name,
@@ -122,8 +122,8 @@ class Producer:
         with self._lock:
             return self._append(rows, number, None)
 
-    def _refuse_buffered(self) -> None:
-        if self._buffer is not None and not self._buffer.is_over:
+    def _refuse_open_buffer(self) -> None:
+        if self._buffer is not None and not self._buffer.is_finished:
             raise InvalidInputError(
                 f"producer session {self._session!r} has an open buffer, which numbers its appends: append "
                 "through it, or close it first"
@@ -133,7 +133,7 @@ class Producer:
         check_sequence(number)
         repeated = False
 
-        def once(tx: Transaction, append: Callable[[], Appended]) -> Appended:
+        def append_once(tx: Transaction, append: Callable[[], Appended]) -> Appended:
             nonlocal repeated
             repeated = number <= self._locked_sequence(tx)
             if repeated:
@@ -142,7 +142,7 @@ class Producer:
             return append()
 
         refuse_feed(self._queue.record)
-        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)
+        appended = self._queue.append_with(rows, partition, hook=append_once, idempotent=True)
         self.sequence = max(self.sequence, number)
         self.skipped += repeated
         if repeated:
@@ -159,9 +159,9 @@ class Producer:
             )
         return AppendResult(appended.ranges, skipped=repeated)
 
-    def _open(self, tx: Transaction) -> Row:
+    def _open_session(self, tx: Transaction) -> Row:
         with within_limits(f"producer session {self._session!r} of queue {self._queue.name!r}"):
-            row: Row = tx.one("open_producer", owner=self._token, **self._keys)
+            row: Row = tx.one("open_producer", owner=self._owner, **self._keys)
         return row
 
     def _stored_sequence(self) -> int:
@@ -170,7 +170,7 @@ class Producer:
 
     def _locked_sequence(self, tx: Transaction) -> int:
         """Lock the session, and return its last sequence number."""
-        row = tx.one("lock_producer", epoch=self._epoch, owner=self._token, **self._keys)
+        row = tx.one("lock_producer", epoch=self._epoch, owner=self._owner, **self._keys)
         if row is not None:
             return int(row.sequence)
         sessions = tx.all("list_producers", queue_id=self._keys["queue_id"])

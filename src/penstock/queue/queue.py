@@ -45,7 +45,7 @@ logger = logging.getLogger("penstock.queue")
 T = TypeVar("T")
 _PLACEMENT_ATTEMPTS = 10
 
-AroundAppend: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
+AppendHook: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
 """A function run in a transaction, which calls its second argument to append the rows, or skips them."""
 
 
@@ -60,7 +60,7 @@ class Queue:
         self.database = database
         self._record = record
         self._maintainer = maintainer
-        self._placed: tuple[QueueRecord, Placement] | None = None
+        self._cached_placement: tuple[QueueRecord, Placement] | None = None
         self._round_robin = itertools.count(random.randrange(1 << 16))
 
     @property
@@ -150,10 +150,10 @@ class Queue:
         partition: int | None = None,
         *,
         connection: object = None,
-        around: AroundAppend | None = None,
+        hook: AppendHook | None = None,
         idempotent: bool = False,
     ) -> Appended:
-        """Append in one transaction, together with what ``around`` does before and after."""
+        """Append in one transaction, in which ``hook`` may do more before and after the append."""
         rows = _rereadable(rows)
         if partition is not None:
             self._check_partition(partition)
@@ -162,11 +162,11 @@ class Queue:
             table = self.rows_to_append(rows)
             record, placement = self.current_placement()
             segments = self.segments_of(table, placement, partition)
-            if not segments and around is None:
+            if not segments and hook is None:
                 return Appended()
-            return self._append(record, segments, connection, around, idempotent)
+            return self._append(record, segments, connection, hook, idempotent)
 
-        return self.until_placed(attempt)
+        return self.retry_placement(attempt)
 
     def segments_of(
         self, rows: pa.Table, placement: Placement, partition: int | None = None
@@ -176,16 +176,16 @@ class Queue:
         lazy = self.database.dialect != "sqlite"
         return placement.segments(rows, partition, next(self._round_robin), lazy=lazy)
 
-    def until_placed(self, attempt: Callable[[], T]) -> T:
+    def retry_placement(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` and return its result; repeat it if the queue's partitions or columns changed."""
-        tries = itertools.count(1)
+        attempts = itertools.count(1)
         while True:
             try:
                 return attempt()
             except catalog.QueueChanged:
                 # Nothing was written: place the rows again.
                 self.refresh()
-                if next(tries) == _PLACEMENT_ATTEMPTS:
+                if next(attempts) == _PLACEMENT_ATTEMPTS:
                     raise
 
     def rows_to_append(self, rows: Rows) -> pa.Table:
@@ -196,12 +196,12 @@ class Queue:
         """Return the rows in the queue's columns; refresh the queue first if they have unknown columns."""
         rows = _rereadable(rows)
         while True:
-            known = self._record
+            record = self._record
             try:
-                return to_table(rows, columns(known))
+                return to_table(rows, columns(record))
             except SchemaMismatchError:
                 self.refresh()
-                if self._record.columns == known.columns:
+                if self._record.columns == record.columns:
                     raise
 
     def _append(
@@ -209,15 +209,15 @@ class Queue:
         record: QueueRecord,
         segments: list[Segment],
         connection: object,
-        around: AroundAppend | None,
+        hook: AppendHook | None,
         idempotent: bool,
     ) -> Appended:
         write_objects(self.database, record, segments)
 
         def work(tx: Transaction) -> Appended:
-            if around is None:
+            if hook is None:
                 return partition_log.append(tx, record, segments)
-            return around(tx, lambda: partition_log.append(tx, record, segments))
+            return hook(tx, lambda: partition_log.append(tx, record, segments))
 
         if connection is not None:
             with self.database.caller_transaction(connection) as tx:
@@ -244,10 +244,10 @@ class Queue:
         self._maintainer.after_change(record, appended.to_compact)
 
     def current_placement(self) -> tuple[QueueRecord, Placement]:
-        if self._placed is None:
+        if self._cached_placement is None:
             record = self._record
-            self._placed = record, placement_of(self.database, record)
-        return self._placed
+            self._cached_placement = record, placement_of(self.database, record)
+        return self._cached_placement
 
     def refresh(self) -> None:
         """Reload the queue's partitions, columns and retention from the store.
@@ -258,7 +258,7 @@ class Queue:
             When the queue was dropped, even if another one with its name exists now.
         """
         self._record = self.database.run(lambda tx: catalog.reload_queue(tx, self._record), write=False)
-        self._placed = None
+        self._cached_placement = None
 
     def _check_partition(self, partition: int) -> None:
         check_whole_partition(partition)
@@ -318,17 +318,17 @@ class Queue:
                 f"{bounds.next_index}: cannot read [{start}, {'…' if end is None else end})",
                 condition=condition,
             )
-        stop = bounds.next_index if end is None else min(end, bounds.next_index)
+        read_end = bounds.next_index if end is None else min(end, bounds.next_index)
         if max_rows is not None:
-            stop = min(stop, start + max_rows)
-        named = None if columns is None else column_names("columns", columns)
-        if named is not None and not set(named) <= set(self.schema.names):
+            read_end = min(read_end, start + max_rows)
+        column_list = None if columns is None else column_names("columns", columns)
+        if column_list is not None and not set(column_list) <= set(self.schema.names):
             self.refresh()
         record = self._record
-        schema = record.schema if named is None else _selected(record.schema, named)
-        asked = reading.Range(partition, start, stop)
-        chunks = reading.read(self.database, record, [asked], columns=named)
-        return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
+        schema = record.schema if column_list is None else _select_columns(record.schema, column_list)
+        requested = reading.Range(partition, start, read_end)
+        chunks = reading.read(self.database, record, [requested], columns=column_list)
+        return pa.Table.from_batches(_limit_bytes(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
         return self.database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
@@ -383,7 +383,7 @@ class Queue:
         if partition is not None:
             self._check_partition(partition)
         partitions = range(self.partitions) if partition is None else [partition]
-        trimmed = [trim_partition(self.database, self._record, p, before) for p in partitions]
+        trimmed = [trim_partition(self.database, self._record, number, before) for number in partitions]
         return sum(end - start for start, end in trimmed)
 
     def compact(self) -> int:
@@ -500,24 +500,24 @@ def _rereadable(rows: Rows) -> Rows:
     return list(rows) if isinstance(rows, Iterator) else rows
 
 
-def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+def _select_columns(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.names:
             raise unknown_column(name, schema)
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _within(chunks: Iterator[reading.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
-    left = max_bytes
+def _limit_bytes(chunks: Iterator[reading.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    bytes_left = max_bytes
     for chunk in chunks:
-        if left is None:
+        if bytes_left is None:
             yield chunk.batch
             continue
         size = chunk.batch.nbytes
-        if size > left:
-            rows = chunk.batch.num_rows * left // size
-            if rows or left == max_bytes:
+        if size > bytes_left:
+            rows = chunk.batch.num_rows * bytes_left // size
+            if rows or bytes_left == max_bytes:
                 yield chunk.batch.slice(0, max(1, rows))
             return
-        left -= size
+        bytes_left -= size
         yield chunk.batch

@@ -375,7 +375,7 @@ class Store:
         check_name("producer session", session)
         return Producer(self._database, self.queue(queue), session)
 
-    def tend(self, queue: catalog.QueueRecord, to_compact: Iterable[int]) -> None:
+    def schedule_maintenance(self, queue: catalog.QueueRecord, to_compact: Iterable[int]) -> None:
         """Compact partitions with many small segments and trim old rows of a queue, in the background."""
         self.maintainer.after_change(queue, to_compact)
 
@@ -386,7 +386,7 @@ class Store:
         The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
         days ago.
         """
-        failed: list[PenstockError] = []
+        errors: list[PenstockError] = []
         for name in self.queues():
             try:
                 self.queue(name).maintain()
@@ -398,15 +398,15 @@ class Store:
                     shown(error),
                     extra={"action": "maintenance_failed", "queue": name, "error": condition_of(error)},
                 )
-                failed.append(error)
+                errors.append(error)
         self.clean_up()
         clean_ledger(self._database)
         try:
             self.clean_up_objects()
         except StoreError as error:
-            failed.append(error)
-        if failed:
-            raise failed[0]
+            errors.append(error)
+        if errors:
+            raise errors[0]
 
     def clean_up(self, older_than: timedelta = STAGING_AGE) -> int:
         """Delete what dead tasks have staged, and return the number of deleted segments.
@@ -499,12 +499,12 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenStore:
     store: Store
     file: tuple[int, int] | None
 
 
-_open: dict[tuple[str, int], _Opened] = {}
+_open: dict[tuple[str, int], _OpenStore] = {}
 _guard = ForkSafeLock()
 
 
@@ -515,19 +515,19 @@ def open_store(url: str, *, verify: bool = False) -> Store:
     store may have been dropped and recreated since.
     """
     # A forked worker must not share its parent's connections.
-    key = (url, os.getpid())
+    cache_key = (url, os.getpid())
     with _guard:
-        opened = _open.get(key)
-        if opened is not None and not _same(opened, url, verify):
+        opened = _open.get(cache_key)
+        if opened is not None and not _is_same_store(opened, url, verify):
             opened.store.close()
             opened = None
         if opened is None:
             store = connect(url, create=False, timeout=RETRY_SECONDS)
-            opened = _open[key] = _Opened(store, _file(parse_url(url)))
+            opened = _open[cache_key] = _OpenStore(store, _file(parse_url(url)))
         return opened.store
 
 
-def _same(opened: _Opened, url: str, verify: bool) -> bool:
+def _is_same_store(opened: _OpenStore, url: str, verify: bool) -> bool:
     # Called for every read and write of a task, so it must be cheap.
     if opened.store.database.dialect == "sqlite":
         return opened.file == _file(parse_url(url))

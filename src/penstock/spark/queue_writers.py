@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from penstock.arrow.coerce import conform
 from penstock.commit.micro_batch import QueueTarget
-from penstock.commit.protocol import append_task, commit_batch, note_batch
+from penstock.commit.protocol import append_task, commit_batch, record_batch
 from penstock.errors import CommitRefusedError, condition_of
 from penstock.objects.opened import OpenedStorages
 from penstock.parallel import ahead
@@ -203,7 +203,7 @@ class TaskWriter:
         """
         segments = [segment for group in self._pieces.groups(batches) for segment in group]
         appended = append_task(
-            self._database, self._queue, key, segments, origin=origin, covers=covers, new_sink=new_sink
+            self._database, self._queue, key, segments, origin=origin, input_id=covers, new_sink=new_sink
         )
         return self._wrote(len(segments), [appended])
 
@@ -277,7 +277,7 @@ class QueueWriter(DataSourceArrowWriter):
             return staging.publish_written(tx, self._queue, self._job, _BATCH, written)
 
         if any(attempts.values()) or written:
-            store.tend(self._queue, store.database.run(publish).to_compact)
+            store.schedule_maintenance(self._queue, store.database.run(publish).to_compact)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop the staged rows; if that fails, they stay invisible and are cleaned up later."""
@@ -357,11 +357,11 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         else:
             appended = self._commit_batch(wrote, batchId)
             to_compact.update(() if appended is None else appended.to_compact)
-        open_store(self._options.url).tend(self._queue, to_compact)
+        open_store(self._options.url).schedule_maintenance(self._queue, to_compact)
 
     def _note_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> None:
         query_id = next(message.stream.query_id for message in wrote if message.stream is not None)
-        note_batch(
+        record_batch(
             open_store(self._options.url).database,
             LedgerKey(queue_sink(self._queue), self._options.app_id or query_id, batch_id),
             query_id,

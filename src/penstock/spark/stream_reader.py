@@ -99,7 +99,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last.end != self._maintained:
                 # Retention may trim the rows that the logged micro-batch has made safe.
                 self._maintained = last.end
-                self._store().tend(queue, ())
+                self._store().schedule_maintenance(queue, ())
         if draining:
             return start
         last.require_reached([part.next_index for part in partitions])

@@ -8,8 +8,8 @@ COMMITS = [
     Fault(
         "a micro-batch that the ledger has is written again",
         "commit/protocol.py",
-        "    if before is not None:\n        _same(batch, before.ranges)\n",
-        "    if before is not None and batch.batch_id < 0:\n        _same(batch, before.ranges)\n",
+        "    if existing is not None:\n        _require_same_input(batch, existing.ranges)\n",
+        "    if existing is not None and batch.batch_id < 0:\n        _require_same_input(batch, existing.ranges)\n",
     ),
     Fault(
         "a replay with other input passes for a repeat",
@@ -20,8 +20,8 @@ COMMITS = [
     Fault(
         "a sink that lacks the micro-batch before takes the next one",
         "commit/protocol.py",
-        "    previous = around.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n",
-        "    previous = around.previous\n",
+        "    previous = entries.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n",
+        "    previous = entries.previous\n",
     ),
     Fault(
         "a retry of staging leaves what the try before has staged",
@@ -50,13 +50,13 @@ COMMITS = [
     Fault(
         "an idempotent task enters the ledger in a transaction before that of its rows",
         "commit/protocol.py",
-        "    def work(tx: Transaction) -> partition_log.Appended | None:\n        if _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        return partition_log.append(tx, sink, segments)\n",
-        "    if database.run(lambda tx: _appended_before(tx, key, origin, covers, rows, new_sink), idempotent=True):\n        return None\n\n    def work(tx: Transaction) -> partition_log.Appended | None:\n        return partition_log.append(tx, sink, segments)\n",
+        "    def work(tx: Transaction) -> partition_log.Appended | None:\n        if _is_already_appended(tx, key, origin, input_id, rows, new_sink):\n            return None\n        return partition_log.append(tx, sink, segments)\n",
+        "    if database.run(lambda tx: _is_already_appended(tx, key, origin, input_id, rows, new_sink), idempotent=True):\n        return None\n\n    def work(tx: Transaction) -> partition_log.Appended | None:\n        return partition_log.append(tx, sink, segments)\n",
     ),
     Fault(
         "an idempotent task that is repeated appends again",
         "commit/protocol.py",
-        "        if _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        return",
+        "        if _is_already_appended(tx, key, origin, input_id, rows, new_sink):\n            return None\n        return",
         "        return",
     ),
     Fault(
@@ -68,7 +68,7 @@ COMMITS = [
     Fault(
         "a micro-batch that the ledger has pruned is written again",
         "commit/protocol.py",
-        "    if around.empty:\n        _refuse_rewound(tx, batch.key)\n",
+        "    if entries.empty:\n        _refuse_rewound(tx, batch.key)\n",
         "",
     ),
     Fault(
@@ -110,7 +110,7 @@ COMMITS = [
     Fault(
         "a micro-batch begins elsewhere than where the one before it ends",
         "commit/protocol.py",
-        "    if previous is not None:\n        _refuse_jump(batch, previous)\n",
+        "    if previous is not None:\n        _require_contiguous(batch, previous)\n",
         "",
         without=SAME_INPUT,
     ),
@@ -159,8 +159,8 @@ COMMITS = [
     Fault(
         "tasks of guarantee=idempotent do not compare the input of their micro-batch",
         "commit/protocol.py",
-        "    if covers and before_covers and before_covers != covers:\n",
-        "    if covers and before_covers and False:\n",
+        "    if input_id and stored_input and stored_input != input_id:\n",
+        "    if input_id and stored_input and False:\n",
     ),
     Fault(
         "the ledger forgets the offset of the epoch before the newest one",

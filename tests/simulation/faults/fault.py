@@ -39,8 +39,8 @@ TIMES_OF_ROWS = Change(
 
 SAME_INPUT = Change(
     "commit/protocol.py",
-    "        _same(batch, before.ranges)\n        _settle(tx, batch, locked)\n",
-    "        _settle(tx, batch, locked)\n",
+    "        _require_same_input(batch, existing.ranges)\n        _finish_replay(tx, batch, locked)\n",
+    "        _finish_replay(tx, batch, locked)\n",
 )
 """A micro-batch that the sink has already committed with other input is refused."""
 

@@ -27,7 +27,7 @@ MICRO_BATCHES = [
     Fault(
         "a queue that ends before the offset of its checkpoint is read on",
         "commit/offsets.py",
-        "        if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):\n",
+        "        if len(self.end) <= len(ends) and all(\n            offset <= end for offset, end in zip(self.end, ends, strict=False)\n        ):\n",
         "        if len(self.end) <= len(ends):\n",
         without=TIMES_OF_ROWS,
     ),

@@ -15,7 +15,7 @@ OWNERS = [
     Fault(
         "an epoch is committed whatever rows the queue has by now",
         "commit/owner.py",
-        "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_source_rows(tx, registration, end)\n",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
         without=COMPARE_AND_SET,
     ),
@@ -34,7 +34,7 @@ OWNERS = [
     Fault(
         "what the checkpoint has logged never becomes safe",
         "commit/owner.py",
-        "elif any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):",
+        "elif any(stored < end for stored, end in zip(safe_offsets, logged.end, strict=False)):",
         "elif False:",
     ),
     Fault(
@@ -53,20 +53,20 @@ OWNERS = [
     Fault(
         "a consumer is moved over an epoch of its sink from wherever it stands",
         "commit/owner.py",
-        "        if same and offsets == begins and _planned_from(registration, begins):\n",
-        "        if same:\n",
+        "        if is_same_registration and offsets == start and _planned_from(registration, start):\n",
+        "        if is_same_registration:\n",
     ),
     Fault(
         "a consumer that has not planned an epoch of its sink is moved over it",
         "commit/owner.py",
-        "        if same and offsets == begins and _planned_from(registration, begins):\n",
-        "        if same and offsets == begins:\n",
+        "        if is_same_registration and offsets == start and _planned_from(registration, start):\n",
+        "        if is_same_registration and offsets == start:\n",
     ),
     Fault(
         "a query that stops drains whoever owns its consumer",
         "commit/owner.py",
-        "        if (made.epoch, made.owner) == (registration.epoch, registration.owner):\n",
-        "        if made.epoch <= registration.epoch:\n",
+        "        if (planned.epoch, planned.owner) == (registration.epoch, registration.owner):\n",
+        "        if planned.epoch <= registration.epoch:\n",
     ),
     Fault(
         "an owner does not hold its lock",

@@ -74,14 +74,14 @@ QUEUES = [
     Fault(
         "keys that come while a queue grows are not remembered",
         "queue/evolution.py",
-        "            _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])\n",
-        "            _remember(tx, current, seen)\n",
+        "                _collect_key_hashes(_OpenTransaction(database, tx), current, hashes.copy(), read_ends)[0],\n",
+        "                hashes,\n",
     ),
     Fault(
         "a queue that grows forgets where its keys are",
         "queue/evolution.py",
-        "        if current.key:\n            _remember(",
-        "        if current.key and count > MAX_PARTITIONS:\n            _remember(",
+        "        if current.key:\n            _store_known_keys(",
+        "        if current.key and count > MAX_PARTITIONS:\n            _store_known_keys(",
     ),
     Fault(
         "consumers have no position in partitions that were added",
@@ -98,7 +98,7 @@ QUEUES = [
     Fault(
         "an append that met a growth keeps the old placement",
         "queue/queue.py",
-        "lambda tx: catalog.reload_queue(tx, self._record), write=False)\n        self._placed = None\n",
+        "lambda tx: catalog.reload_queue(tx, self._record), write=False)\n        self._cached_placement = None\n",
         "lambda tx: catalog.reload_queue(tx, self._record), write=False)\n",
     ),
     Fault(
@@ -110,8 +110,8 @@ QUEUES = [
     Fault(
         "a producer session stores its sequence in a transaction before that of the rows",
         "queue/producer.py",
-        "        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)\n",
-        "        self._database.run(lambda tx: once(tx, lambda: Appended()))\n        appended = self._queue.append_with(\n            rows, partition, around=lambda tx, append: Appended() if repeated else append(), idempotent=True\n        )\n",
+        "        appended = self._queue.append_with(rows, partition, hook=append_once, idempotent=True)\n",
+        "        self._database.run(lambda tx: append_once(tx, lambda: Appended()))\n        appended = self._queue.append_with(\n            rows, partition, hook=lambda tx, append: Appended() if repeated else append(), idempotent=True\n        )\n",
     ),
     Fault(
         "a producer session that is fenced appends",

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.protocol import commit_batch, note_batch
+from penstock.commit.protocol import commit_batch, record_batch
 from penstock.continuous.connectors.protocol import Epoch, SinkEpoch
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import JsonValue, parse_record
@@ -56,7 +56,7 @@ class Commits:
 
     def note(self, ledger_name: str, epoch: Epoch, offset: JsonValue) -> None:
         """Record an epoch whose rows are already visible."""
-        note_batch(
+        record_batch(
             open_store(self.url).database,
             LedgerKey(ledger_name, self.app_id, epoch.number),
             self.query_id,

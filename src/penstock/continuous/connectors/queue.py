@@ -261,7 +261,9 @@ class QueueSinkDriver(SinkDriver):
             self._commits.note(queue_sink(queue), epoch, offset)
             return
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
-        open_store(self.options.url).tend(queue, () if appended is None else appended.to_compact)
+        open_store(self.options.url).schedule_maintenance(
+            queue, () if appended is None else appended.to_compact
+        )
 
     @cached_property
     def _commits(self) -> Commits:
@@ -462,7 +464,7 @@ class QueueWriter(SinkWriter):
             if (appended := append_task(store.database, queue, None, group)) is not None:
                 to_compact.update(appended.to_compact)
         if to_compact:
-            store.tend(queue, tuple(to_compact))
+            store.schedule_maintenance(queue, tuple(to_compact))
 
     def end(self, epoch: int) -> dict[str, int]:
         return {}

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from pyarrow import fs
 
-from penstock.commit.protocol import sink_behind
+from penstock.commit.protocol import sink_behind_error
 from penstock.continuous.connectors.protocol import SinkEpoch, SinkRecord
 from penstock.errors import (
     CheckpointMismatchError,
@@ -425,7 +425,7 @@ def _next(last: int | None) -> int:
 
 def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> None:
     if newest.number < following - 1 and not (newest.number < 0 and sink.may_be_new):
-        raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
+        raise sink_behind_error(sink.description, following, None if newest.number < 0 else newest.number)
 
 
 def _require_not_rewound(sink: SinkRecord, newest: SinkEpoch, following: int, *, limited: bool) -> None:

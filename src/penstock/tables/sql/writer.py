@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from penstock.commit.micro_batch import BatchCommit, Target
-from penstock.commit.protocol import commit_batch, note_batch
+from penstock.commit.protocol import commit_batch, record_batch
 from penstock.errors import CommitRefusedError
 from penstock.queue.store import Store, open_store
 from penstock.spark.checkpoint import Checkpoint
@@ -162,7 +162,7 @@ class TableWriter:
         if query is not None:
             key = LedgerKey(target.ledger_name, self.app_id or query, batch_id)
             rows = sum(report.rows for report in reports)
-            note_batch(store.database, key, query, rows, new_sink=self.new_sink)
+            record_batch(store.database, key, query, rows, new_sink=self.new_sink)
 
     def _query_id(self) -> str | None:
         """Return the query's id; None if this process cannot read the checkpoint."""
