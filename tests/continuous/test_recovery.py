@@ -19,7 +19,7 @@ from penstock.errors import (
     CommitRefusedError,
     OwnerFencedError,
 )
-from penstock.limits.record import keep_record
+from penstock.limits.record import store_record
 
 NOTHING = SinkEpoch(-1)
 
@@ -377,7 +377,7 @@ def test_an_epoch_logged_from_the_sink_has_no_count_without_a_limit(place: Place
 
 def test_a_limit_that_micro_batches_have_counted_is_refused(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
-    keep_record(place.logs, 7)
+    store_record(place.logs, 7)
     with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a trigger of micro-batches"):
         place.logs.passed(0)
 

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.errors import StateRefusedError
-from penstock.limits.record import keep_record
+from penstock.limits.record import store_record
 from penstock.spark.checkpoint import Checkpoint
 
 
@@ -19,7 +19,7 @@ def test_missing_or_truncated_offsets_are_reported(tmp_path: Path, offsets: str 
     (tmp_path / "commits/3").write_text("v1\n{}")
     if offsets is not None:
         (tmp_path / "offsets/3").write_text(offsets)
-    keep_record(Checkpoint(str(tmp_path)), 10)
+    store_record(Checkpoint(str(tmp_path)), 10)
     with pytest.raises(StateRefusedError, match="offsets/3") as refused:
         penstock.limits.limit_progress(tmp_path)
     assert refused.value.condition == "STATE_REFUSED.LIMIT"

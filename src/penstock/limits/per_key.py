@@ -72,7 +72,7 @@ class KeyLimit:
             raise InvalidInputError(
                 f"per names one or more columns, each once, not {in_quotes(per)}", parameter="per"
             )
-        return cls(rows, names, _milliseconds(ttl))
+        return cls(rows, names, _ttl_milliseconds(ttl))
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         key = self._key(frame)
@@ -90,29 +90,29 @@ class KeyLimit:
 
     def kinds(self, frame: DataFrame) -> tuple[str, ...]:
         """Return the kinds of a DataFrame's key columns, as the hash distinguishes them."""
-        return tuple(_hashed_kind(frame.schema[place].dataType) for place in self._key(frame))
+        return tuple(_hash_kind(frame.schema[position].dataType) for position in self._key(frame))
 
     def _key(self, frame: DataFrame) -> tuple[int, ...]:
-        exact = is_case_sensitive(frame.sparkSession)
-        names = [name if exact else name.lower() for name in frame.columns]
-        places = []
+        is_exact = is_case_sensitive(frame.sparkSession)
+        names = [name if is_exact else name.lower() for name in frame.columns]
+        positions = []
         for name in self.per:
-            wanted = name if exact else name.lower()
-            if wanted not in names:
-                known, hint = ", ".join(frame.columns[:20]), did_you_mean(name, frame.columns)
+            lookup_name = name if is_exact else name.lower()
+            if lookup_name not in names:
+                column_list, hint = ", ".join(frame.columns[:20]), did_you_mean(name, frame.columns)
                 raise InvalidInputError(
                     f"per names the column {in_quotes(name)}, which does not exist.{hint} The columns are "
-                    f"{known}",
+                    f"{column_list}",
                     condition="INVALID_INPUT.UNKNOWN_COLUMN",
                     column=name,
                 )
-            places.append(names.index(wanted))
-        fields = StructType([frame.schema.fields[place] for place in places])
+            positions.append(names.index(lookup_name))
+        fields = StructType([frame.schema.fields[position] for position in positions])
         check_key(canonical_schema(fields), fields.names)
-        return tuple(places)
+        return tuple(positions)
 
 
-def _hashed_kind(kind: DataType) -> str:
+def _hash_kind(kind: DataType) -> str:
     """Return a text for a type that stays the same if the column is widened, as the hashes do."""
     if isinstance(kind, DecimalType):
         return f"decimal with scale {kind.scale}"
@@ -154,7 +154,7 @@ def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = N
     return KeyLimit.of(n, per, ttl)(df)
 
 
-def _milliseconds(text: object) -> int | None:
+def _ttl_milliseconds(text: object) -> int | None:
     if text is None:
         return None
     micros = interval_micros(text) if isinstance(text, str) else None
@@ -179,12 +179,12 @@ class KeyCounts:
         return cls(_counts_schema(keys).empty_table())
 
     @classmethod
-    def from_bytes(cls, kept: bytes) -> KeyCounts:
+    def from_bytes(cls, data: bytes) -> KeyCounts:
         try:
-            table = kept_table(kept)
+            table = kept_table(data)
             # Columns without values could claim any number of rows.
-            last = [(field.name, field.type) for field in list(table.schema)[-2:]]
-            if last != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:
+            count_columns = [(field.name, field.type) for field in list(table.schema)[-2:]]
+            if count_columns != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:
                 raise ValueError("its columns do not fit counted keys")
             return cls(table)
         except ValueError as error:
@@ -197,55 +197,59 @@ class KeyCounts:
     def to_bytes(self) -> bytes:
         return _ipc_bytes(self.table)
 
-    def since(self, moment: int, now: int) -> KeyCounts:
-        """Return the counts of keys that had a row at ``moment`` or later; keys counted before times were
+    def since(self, cutoff: int, now: int) -> KeyCounts:
+        """Return the counts of keys that had a row at ``cutoff`` or later; keys counted before times were
         recorded count as seen ``now``.
         """
         last = self.table[_LAST].to_numpy()
         last = np.where(last == 0, now, last)
-        place = self.table.schema.get_field_index(_LAST)
-        dated = self.table.set_column(place, self.table.schema.field(place), pa.array(last, pa.int64()))
-        return KeyCounts(dated.filter(pa.array(last >= moment)))
+        position = self.table.schema.get_field_index(_LAST)
+        updated = self.table.set_column(
+            position, self.table.schema.field(position), pa.array(last, pa.int64())
+        )
+        return KeyCounts(updated.filter(pa.array(last >= cutoff)))
 
     def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[NDArray[np.bool_], KeyCounts]:
         """Return which new rows are among the first of their keys, and the updated counts."""
-        known = self.table.num_rows
-        together = self._with(keys)
-        codes = factorize(together).dense()
-        before, last = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
-        old, new = codes.values[:known], codes.values[known:]
-        before[old], last[old] = self.table[_COUNT].to_numpy(), self.table[_LAST].to_numpy()
-        passes = before[new] + cumcount(new) < rows
-        after = np.minimum(before + np.bincount(new, minlength=codes.size), np.maximum(before, rows))
-        last[new] = now
-        where = np.zeros(codes.size, np.int64)
-        where[codes.values[::-1]] = np.arange(len(codes.values))[::-1]
-        columns = [column.take(pa.array(where)) for column in together]
-        columns += [pa.array(after, pa.int32()), pa.array(last, pa.int64())]
-        return passes, KeyCounts(pa.table(columns, schema=_counts_schema(together)))
+        counted = self.table.num_rows
+        all_keys = self._with(keys)
+        codes = factorize(all_keys).dense()
+        counts, last = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
+        old_codes, new_codes = codes.values[:counted], codes.values[counted:]
+        counts[old_codes], last[old_codes] = self.table[_COUNT].to_numpy(), self.table[_LAST].to_numpy()
+        passes = counts[new_codes] + cumcount(new_codes) < rows
+        new_counts = np.minimum(
+            counts + np.bincount(new_codes, minlength=codes.size), np.maximum(counts, rows)
+        )
+        last[new_codes] = now
+        last_positions = np.zeros(codes.size, np.int64)
+        last_positions[codes.values[::-1]] = np.arange(len(codes.values))[::-1]
+        columns = [column.take(pa.array(last_positions)) for column in all_keys]
+        columns += [pa.array(new_counts, pa.int32()), pa.array(last, pa.int64())]
+        return passes, KeyCounts(pa.table(columns, schema=_counts_schema(all_keys)))
 
     def _with(self, keys: list[pa.Array]) -> list[pa.Array]:
         """Return the counted keys followed by new ones, in the wider of their types."""
         counted = self.table.columns[:-2]
-        before, now = [column.type for column in counted], [column.type for column in keys]
-        types = [_wider(*pair) for pair in zip(before, now, strict=False)]
-        if len(before) != len(now) or None in types:
+        old_types, new_types = [column.type for column in counted], [column.type for column in keys]
+        types = [_wider(*pair) for pair in zip(old_types, new_types, strict=False)]
+        if len(old_types) != len(new_types) or None in types:
             raise CheckpointMismatchError(
-                f"the limit has counted rows by a key of the type {_listed(before)}, and now the key's type "
-                f"is {_listed(now)}: cast the key columns to their previous types, or start with a new "
-                "checkpoint",
+                f"the limit has counted rows by a key of the type {_type_list(old_types)}, and now the "
+                f"key's type is {_type_list(new_types)}: cast the key columns to their previous types, or "
+                "start with a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-                before=_listed(before),
-                now=_listed(now),
+                before=_type_list(old_types),
+                now=_type_list(new_types),
             )
         return [
-            pa.concat_arrays([*kept.cast(kind).chunks, column.cast(kind)])
-            for kept, column, kind in zip(counted, keys, types, strict=True)
+            pa.concat_arrays([*counted_column.cast(kind).chunks, column.cast(kind)])
+            for counted_column, column, kind in zip(counted, keys, types, strict=True)
         ]
 
 
 def _counts_schema(keys: Sequence[pa.Array]) -> pa.Schema:
-    kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
+    kinds = [(f"{_KEY}{position}", column.type) for position, column in enumerate(keys)]
     return pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())])
 
 
@@ -261,12 +265,12 @@ def _wider(before: pa.DataType, now: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _listed(types: Sequence[pa.DataType]) -> str:
+def _type_list(types: Sequence[pa.DataType]) -> str:
     return ", ".join(map(str, types))
 
 
 def key_arrays(table: pa.Table, key: tuple[int, ...]) -> list[pa.Array]:
-    return [table.column(place).combine_chunks() for place in key]
+    return [table.column(position).combine_chunks() for position in key]
 
 
 @dataclass(frozen=True)
@@ -294,15 +298,15 @@ class PackRows:
                 yield pa.RecordBatch.from_arrays([*packed.columns, pa.array(order)], schema=PACKED)
 
     def _targets(self, table: pa.Table) -> NDArray[np.uint8]:
-        names = [str(place) for place in range(len(self.key))]
+        names = [str(position) for position in range(len(self.key))]
         hashes = key_hash(pa.RecordBatch.from_arrays(key_arrays(table, self.key), names), names).to_numpy()
         targets: NDArray[np.uint8] = (hashes % np.uint32(PLACES)).astype(np.uint8)
         return targets
 
 
 def first_rows_of_keys(table: pa.Table, key: tuple[int, ...], rows: int) -> pa.Table:
-    among = cumcount(factorize(key_arrays(table, key)).values) < rows
-    return table if among.all() else table.filter(pa.array(among))
+    is_first = cumcount(factorize(key_arrays(table, key)).values) < rows
+    return table if is_first.all() else table.filter(pa.array(is_first))
 
 
 @dataclass(frozen=True)
@@ -320,17 +324,17 @@ class CountInState:
         packed = [pair for frame in frames for pair in zip(frame[ORDER], frame[ROWS], strict=True)]
         if not packed:
             return
-        table = pa.concat_tables([_opened(rows) for _, rows in sorted(packed, key=lambda pair: pair[0])])
+        table = pa.concat_tables([_read_ipc(rows) for _, rows in sorted(packed, key=lambda pair: pair[0])])
         keys = key_arrays(table, self.key)
-        seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.empty(keys)
+        counts = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.empty(keys)
         now = 0
         if self.forget_ms is not None:
             # The time of the micro-batch, which stays the same when it is repeated.
             now = state.getCurrentProcessingTimeMs()
-            seen = seen.since(now - self.forget_ms, now)
-        passes, after = seen.take(keys, self.rows, now)
+            counts = counts.since(now - self.forget_ms, now)
+        passes, new_counts = counts.take(keys, self.rows, now)
         if passes.any() or self.forget_ms is not None:
-            state.update((after.to_bytes(),))
+            state.update((new_counts.to_bytes(),))
         if passes.any():
             rows = table.filter(pa.array(passes))
             yield pd.DataFrame({PLACE: [place[0]], ROWS: [_ipc_bytes(rows)]})
@@ -353,11 +357,11 @@ class FirstRowsOfBatch:
             packed_rows += zip(places.to_pylist(), order.to_pylist(), rows, strict=True)
         packed_rows.sort(key=itemgetter(0, 1))
         for _, packed in groupby(packed_rows, key=itemgetter(0)):
-            table = pa.concat_tables([_opened(rows.as_buffer()) for *_, rows in packed])
+            table = pa.concat_tables([_read_ipc(rows.as_buffer()) for *_, rows in packed])
             yield from first_rows_of_keys(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
 
 
-def _opened(rows: bytes | pa.Buffer) -> pa.Table:
+def _read_ipc(rows: bytes | pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(rows).read_all()
 
 

@@ -61,28 +61,30 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
     StateRefusedError
         When the state cannot be read.
     """
-    opened = Checkpoint(path_text("checkpoint", checkpoint))
-    rows = read_record(opened)
+    query_checkpoint = Checkpoint(path_text("checkpoint", checkpoint))
+    rows = read_record(query_checkpoint)
     if rows is None:
-        raise _no_limit(opened)
+        raise _no_limit_error(query_checkpoint)
     session = spark or SparkSession.getActiveSession()
-    return LimitProgress(count_passed(session, opened, opened.last_commit()), rows)
+    return LimitProgress(count_passed(session, query_checkpoint, query_checkpoint.last_commit()), rows)
 
 
-def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
+def _no_limit_error(checkpoint: Checkpoint) -> NotFoundError:
     if checkpoint.read("metadata") is None:
         return CheckpointNotFoundError(
             f"there is no checkpoint at {checkpoint.shown!r}: pass the directory that the query was started "
             "with",
             checkpoint=checkpoint.shown,
         )
-    keyed = read_key_record(checkpoint)
-    what = (
+    key_limit = read_key_record(checkpoint)
+    description = (
         "no limit: is it the checkpoint of a pipeline with stream.limit(n)?"
-        if keyed is None
-        else f"{keyed}, which counts each key separately: penstock.state.read shows the counts"
+        if key_limit is None
+        else f"{key_limit}, which counts each key separately: penstock.state.read shows the counts"
     )
-    return NotFoundError(f"the checkpoint {checkpoint.shown!r} has {what}", checkpoint=checkpoint.shown)
+    return NotFoundError(
+        f"the checkpoint {checkpoint.shown!r} has {description}", checkpoint=checkpoint.shown
+    )
 
 
 def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
@@ -90,23 +92,25 @@ def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: i
     if batch_id is None:
         return 0
     try:
-        by_epochs = checkpoint.limit_passed(batch_id)
+        continuous_count = checkpoint.limit_passed(batch_id)
     except CommitRefusedError as error:
-        raise _unreadable(checkpoint, error.message) from error
-    if by_epochs is not None:
-        return by_epochs
+        raise _unreadable_error(checkpoint, error.message) from error
+    if continuous_count is not None:
+        return continuous_count
     try:
         return rows_passed(checkpoint, batch_id)
     except UnreadableState as unreadable:
         reason = str(unreadable)
     if spark is None:
-        raise _unreadable(checkpoint, f"{reason}; Spark may be able to read it: pass or start a session")
+        raise _unreadable_error(
+            checkpoint, f"{reason}; Spark may be able to read it: pass or start a session"
+        )
     try:
         return _count_by_spark(spark, checkpoint, batch_id)
     except StateRefusedError as error:
-        raise _unreadable(checkpoint, f"{reason}; {error.message}") from error
+        raise _unreadable_error(checkpoint, f"{reason}; {error.message}") from error
     except Exception as error:
-        raise _unreadable(checkpoint, f"{reason}; {spark_reason(error)}") from error
+        raise _unreadable_error(checkpoint, f"{reason}; {spark_reason(error)}") from error
 
 
 def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) -> int:
@@ -122,7 +126,7 @@ def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) 
     return int(rows[0][0]) if rows else 0
 
 
-def _unreadable(checkpoint: Checkpoint, reason: str) -> StateRefusedError:
+def _unreadable_error(checkpoint: Checkpoint, reason: str) -> StateRefusedError:
     return StateRefusedError(
         f"the rows that have passed the limit cannot be read from the checkpoint at {checkpoint.shown!r} "
         f"({reason})",

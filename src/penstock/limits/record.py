@@ -31,8 +31,8 @@ class KeyRecord:
     """
 
     def __str__(self) -> str:
-        forgotten = "" if self.forget_ms is None else f", ttl='{self.forget_ms} milliseconds'"
-        return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
+        ttl_text = "" if self.forget_ms is None else f", ttl='{self.forget_ms} milliseconds'"
+        return f"limit({self.rows}, {_per_text(self.per)}{ttl_text})"
 
 
 def read_record(checkpoint: Checkpoint) -> int | None:
@@ -54,12 +54,12 @@ def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
     )
 
 
-def keep_record(checkpoint: Checkpoint, rows: int) -> None:
+def store_record(checkpoint: Checkpoint, rows: int) -> None:
     if read_record(checkpoint) != rows:
         _write(checkpoint, LIMIT_RECORD, {"version": 1, "rows": rows})
 
 
-def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
+def store_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
     """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it."""
     before, planned = read_key_record(checkpoint), checkpoint.last_planned()
     if planned is not None and before is None:
@@ -75,40 +75,44 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
         _require_same_key(checkpoint, before, record, exact)
         changed = (before.rows, before.forget_ms) != (record.rows, record.forget_ms)
         if changed and planned != checkpoint.last_commit():
-            raise limit_changed(checkpoint, planned, str(before), str(record))
+            raise limit_changed_error(checkpoint, planned, str(before), str(record))
     if record != before:
         _write(checkpoint, _KEY_RECORD, {"version": 1, **vars(record)})
 
 
-def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, now: KeyRecord, exact: bool) -> None:
-    folded: Callable[[str], str] = str if exact else str.lower
-    if list(map(folded, before.per)) != list(map(folded, now.per)):
+def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, current: KeyRecord, exact: bool) -> None:
+    fold_case: Callable[[str], str] = str if exact else str.lower
+    if list(map(fold_case, before.per)) != list(map(fold_case, current.per)):
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)}, not "
-            f"{_shown(now.per)}: with the counts of other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
+            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)}, not "
+            f"{_per_text(current.per)}: with the counts of other keys it would drop rows. Instead, "
+            f"{NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
             checkpoint=checkpoint.shown,
             before=list(before.per),
-            now=list(now.per),
+            now=list(current.per),
         )
-    if before.kinds and now.kinds and before.kinds != now.kinds:
-        counted, given = ", ".join(before.kinds), ", ".join(now.kinds)
+    if before.kinds and current.kinds and before.kinds != current.kinds:
+        counted, given = ", ".join(before.kinds), ", ".join(current.kinds)
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)} as {counted}, and "
+            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)} as {counted}, and "
             f"would count them from the start as {given}: cast them as before, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
             checkpoint=checkpoint.shown,
             before=list(before.kinds),
-            now=list(now.kinds),
+            now=list(current.kinds),
         )
 
 
-def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefusedError:
+def limit_changed_error(
+    checkpoint: Checkpoint, planned: int, before: object, now: object
+) -> CommitRefusedError:
     """Return the error for a limit that changes while a micro-batch of the old one is not committed."""
-    then, after = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
+    old_limit, new_limit = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
     return CommitRefusedError(
-        f"micro-batch {planned} was started with {then} and not committed; with {after} it could have other "
-        f"rows than the sink: start the query once with {then} to finish it, then with {after}",
+        f"micro-batch {planned} was started with {old_limit} and not committed; with {new_limit} it could "
+        f"have other rows than the sink: start the query once with {old_limit} to finish it, then with "
+        f"{new_limit}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
         checkpoint=checkpoint.shown,
         before=before,
@@ -116,7 +120,7 @@ def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: obj
     )
 
 
-def _shown(names: Sequence[str]) -> str:
+def _per_text(names: Sequence[str]) -> str:
     return f"per=[{', '.join(map(in_quotes, names))}]"
 
 

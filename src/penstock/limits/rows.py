@@ -14,7 +14,7 @@ from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node, plan_tree
 
 STOP, KEEP = "stop", "keep"
-MOST_ROWS = 2**31 - 1
+MAX_LIMIT_ROWS = 2**31 - 1
 """Spark's limits are 32-bit numbers."""
 
 _METRIC = "penstock limit"
@@ -44,9 +44,9 @@ class RowLimit:
 
 def check_rows(rows: object) -> None:
     """Refuse a limit that is not a number of rows."""
-    if type(rows) is not int or not 1 <= rows <= MOST_ROWS:
+    if type(rows) is not int or not 1 <= rows <= MAX_LIMIT_ROWS:
         raise InvalidOptionError(
-            f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}",
+            f"a limit is a whole number from 1 to {MAX_LIMIT_ROWS:,}, not {in_quotes(rows)}",
             condition="INVALID_OPTION.VALUE",
             option="n",
         )
@@ -77,7 +77,11 @@ def is_per_micro_batch(frame: DataFrame) -> bool:
 
     Spark counts over all micro-batches unless an aggregation is below the limit.
     """
-    limited: list[Node] = [
+    metrics_nodes: list[Node] = [
         node for node in plan_tree(frame).walk() if node.name == "CollectMetrics" and _METRIC in node.text
     ]
-    return any(node.name in _AGGREGATES and node.streaming for top in limited for node in top.below())
+    return any(
+        node.name in _AGGREGATES and node.streaming
+        for metrics_node in metrics_nodes
+        for node in metrics_node.below()
+    )

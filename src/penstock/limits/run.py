@@ -21,10 +21,10 @@ from penstock.limits.progress import count_passed
 from penstock.limits.record import (
     NEW_CHECKPOINT,
     KeyRecord,
-    keep_key_record,
-    limit_changed,
+    limit_changed_error,
     read_key_record,
     read_record,
+    store_key_record,
 )
 from penstock.limits.rows import STOP, RowLimit, is_one_to_one, rows_passed_in
 from penstock.redaction import shown
@@ -70,7 +70,7 @@ class LimitRun:
     def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> LimitRun:
         """Read from the checkpoint how many rows have passed."""
         checkpoint = Checkpoint(location)
-        return cls(limit, checkpoint, _resumed(spark, checkpoint, limit.rows))
+        return cls(limit, checkpoint, _read_limit_state(spark, checkpoint, limit.rows))
 
     def reason_to_end(self, name: str | None) -> str | None:
         """Return why the query need not start; None if it must start, at least to finish a micro-batch."""
@@ -92,8 +92,8 @@ class LimitRun:
 
     def trigger_arguments(self, arguments: Mapping[str, str | bool]) -> Mapping[str, str | bool]:
         """Return the trigger's arguments; once all rows have passed, only an unfinished micro-batch runs."""
-        is_last = self.limit.on_limit == STOP and self.resumed.passed >= self.limit.rows
-        return {"once": True} if is_last else arguments
+        is_reached = self.limit.on_limit == STOP and self.resumed.passed >= self.limit.rows
+        return {"once": True} if is_reached else arguments
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
         """Return options that make a queue source read only as many rows as the limit leaves; empty for other
@@ -107,14 +107,14 @@ class LimitRun:
     def watch(self, query: LimitedQuery) -> None:
         """Start a thread that stops the query when all rows have passed."""
         if self.limit.on_limit == STOP:
-            watch = _Watch(query, self)
+            watch = _LimitWatch(query, self)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
 
 
-def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitState:
+def _read_limit_state(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitState:
     try:
         last, planned = checkpoint.last_commit(), checkpoint.last_planned()
-        before = read_record(checkpoint)
+        stored_limit = read_record(checkpoint)
     except Exception as error:
         raise CommitRefusedError(
             f"a limit counts in the checkpoint, and {checkpoint.shown!r} cannot be read from this Python "
@@ -129,26 +129,30 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
             condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER",
             checkpoint=checkpoint.shown,
         )
-    if planned is not None and before is None:
-        keyed = read_key_record(checkpoint)
-        how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
+    if planned is not None and stored_limit is None:
+        key_limit = read_key_record(checkpoint)
+        description = (
+            "without a limit before, and counted nothing" if key_limit is None else f"with {key_limit} before"
+        )
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run {how}: {NEW_CHECKPOINT}",
+            f"the query at {checkpoint.shown!r} has run {description}: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=checkpoint.shown,
         )
-    if before not in (None, rows) and planned is not None and planned != last:
-        raise limit_changed(checkpoint, planned, before, rows)
+    if stored_limit not in (None, rows) and planned is not None and planned != last:
+        raise limit_changed_error(checkpoint, planned, stored_limit, rows)
     return LimitState(count_passed(spark, checkpoint, last), last, planned)
 
 
 def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
     """Return how many rows a limit leaves to read; ``exact`` if every row that is read passes."""
-    left, since = (rows - resumed.passed, _since(checkpoint, resumed)) if exact else (None, None)
-    return Quota(rows, left, since, checkpoint.location)
+    rows_left, counted_end = (
+        (rows - resumed.passed, _counted_end(checkpoint, resumed)) if exact else (None, None)
+    )
+    return Quota(rows, rows_left, counted_end, checkpoint.location)
 
 
-def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | None:
+def _counted_end(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | None:
     """Return the end of the last committed micro-batch, or else the start of the first one."""
     if resumed.last is None and resumed.planned is None:
         return None
@@ -163,11 +167,11 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
     return offsets[0].start if resumed.last is None else offsets[0].end
 
 
-def keep_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
+def store_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
     """Store a limit for each key of a DataFrame in the checkpoint, if the driver can reach it."""
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms, limit.kinds(counted))
     try:
-        keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(counted.sparkSession))
+        store_key_record(Checkpoint(location), record, exact=is_case_sensitive(counted.sparkSession))
     except Exception as error:
         if isinstance(error, CommitRefusedError) and error.condition not in _UNREADABLE:
             raise
@@ -188,13 +192,13 @@ def require_no_limit(location: str) -> None:
     """Refuse to run a query without its former limit, since rows would pass uncounted."""
     try:
         checkpoint = Checkpoint(location)
-        rows, keyed = read_record(checkpoint), read_key_record(checkpoint)
-        has_run = (rows is not None or keyed is not None) and checkpoint.last_planned() is not None
+        rows, key_limit = read_record(checkpoint), read_key_record(checkpoint)
+        has_run = (rows is not None or key_limit is not None) and checkpoint.last_planned() is not None
     except Exception:
         # A query without a limit does not need to read its checkpoint here.
         return
     if has_run:
-        limit = keyed if rows is None else f"limit({rows})"
+        limit = key_limit if rows is None else f"limit({rows})"
         raise CheckpointMismatchError(
             f"the query at {checkpoint.shown!r} has run with {limit} before, and now has no limit: pass it "
             f"again, or {NEW_CHECKPOINT}",
@@ -224,7 +228,7 @@ class LimitedQuery(Protocol):
     def finish(self) -> None: ...
 
 
-class _Watch:
+class _LimitWatch:
     """Counts the rows after each micro-batch, and stops the query at its limit.
 
     If the state cannot be read, the rows in the progress of this run are added to those of earlier runs.
@@ -232,7 +236,7 @@ class _Watch:
 
     def __init__(self, query: LimitedQuery, run: LimitRun) -> None:
         self._query, self._checkpoint, self._rows = query, run.checkpoint, run.limit.rows
-        self._observed = run.resumed.passed
+        self._observed_rows = run.resumed.passed
         self._last_batch = -1
 
     def run(self) -> None:
@@ -263,12 +267,12 @@ class _Watch:
 
     def _passed(self, new: Sequence[StreamingQueryProgress]) -> int:
         """Return how many rows have passed, from the state, which counts recomputed rows once."""
-        self._observed += sum(rows_passed_in(progress) for progress in new)
+        self._observed_rows += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
             return 0 if last is None else rows_passed(self._checkpoint, last)
         except (UnreadableState, OSError):
-            return self._observed
+            return self._observed_rows
 
     def _new_progress(self) -> Iterator[StreamingQueryProgress]:
         last = self._query.lastProgress

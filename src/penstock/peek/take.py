@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from penstock.arguments import refusal, require
 from penstock.errors import InvalidInputError
-from penstock.limits.rows import MOST_ROWS
+from penstock.limits.rows import MAX_LIMIT_ROWS
 from penstock.peek.penstock_reads import LocalRead, PenstockRead, RowScope, may_keep_state, row_scope
 from penstock.peek.query import (
     Deadline,
@@ -117,8 +117,8 @@ def check_arguments(df: object, n: object) -> None:
             "sample",
             condition="INVALID_INPUT.NOT_STREAMING",
         )
-    if type(n) is not int or not 1 <= n <= MOST_ROWS:
-        raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")
+    if type(n) is not int or not 1 <= n <= MAX_LIMIT_ROWS:
+        raise refusal("n", n, f"a whole number from 1 to {MAX_LIMIT_ROWS:,}")
 
 
 def check_seconds(name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from penstock.continuous.driver.runs import ContinuousTransform, SparkEngine
 from penstock.errors import ContinuousRefusedError, InvalidOptionError
 from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.record import keep_record
+from penstock.limits.record import store_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.limits.run import require_no_limit
 from penstock.pipeline.monitor import ContinuousMonitor, monitor_target, session_listener
@@ -79,7 +79,7 @@ def start_continuous(
         writes.check(engine.schema)
         # A lower limit that ends the query immediately does not replace the one stored with the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_commit()):
-            keep_record(logs, limit.rows)
+            store_record(logs, limit.rows)
     except Exception:
         remove_temporary()
         raise

@@ -15,9 +15,9 @@ from penstock.arguments import did_you_mean, in_quotes, path_text, require
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
 from penstock.feeds.protocol import Feed
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.record import keep_record
+from penstock.limits.record import store_record
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
-from penstock.limits.run import LimitRun, keep_key_limit, require_no_limit
+from penstock.limits.run import LimitRun, require_no_limit, store_key_limit
 from penstock.modes.checking.check import check as check_modes
 from penstock.modes.checking.report import ModeReport
 from penstock.pipeline.continuous import ContinuousQuery, Transform, start_continuous
@@ -314,7 +314,7 @@ class Pipeline:
         self._check(frame, location)
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None and counted is not None:
-            keep_key_limit(counted, keyed, location)
+            store_key_limit(counted, keyed, location)
         elif self.stream.row_limit is None:
             require_no_limit(location)
         limiting = self._limiting(frame, location)
@@ -326,7 +326,7 @@ class Pipeline:
                 sync_consumers(name or ended.id, location, self._consumers(frame)[0])
                 return ended
             frame = self._limited(limiting, frame)
-            keep_record(limiting.checkpoint, limiting.limit.rows)
+            store_record(limiting.checkpoint, limiting.limit.rows)
         arguments: Mapping[str, str | bool] = (trigger or Trigger.processing_time()).arguments()
         if limiting is not None:
             arguments = limiting.trigger_arguments(arguments)

@@ -189,7 +189,7 @@ class AppendBuffer:
             self._condition.notify_all()
 
     @property
-    def is_finished(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the buffer appends no more rows."""
         return self._is_finished
 

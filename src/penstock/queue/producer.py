@@ -123,7 +123,7 @@ class Producer:
             return self._append(rows, number, None)
 
     def _refuse_open_buffer(self) -> None:
-        if self._buffer is not None and not self._buffer.is_finished:
+        if self._buffer is not None and not self._buffer.is_over:
             raise InvalidInputError(
                 f"producer session {self._session!r} has an open buffer, which numbers its appends: append "
                 "through it, or close it first"

@@ -33,10 +33,10 @@ from penstock.spark.checkpoint import (
 )
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_LOGS = {"metadata", "offsets", "commits"}
+_LOG_NAMES = {"metadata", "offsets", "commits"}
 
 
-class Files:
+class CheckpointFiles:
     """The files in a checkpoint at one moment."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
@@ -50,10 +50,10 @@ class Files:
             self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
             # Without the cause, which may contain a password or a signature.
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
         self._require_checkpoint(kind)
 
-    def under(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
+    def files_below(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
         """Return the files below a folder that are not hidden, with their paths relative to it."""
         for path, info in self._infos.items():
             if path.startswith(f"{folder}/") and info.is_file and not info.base_name.startswith("."):
@@ -61,12 +61,12 @@ class Files:
 
     def numbers(self, folder: str) -> tuple[int, ...]:
         """Return the numeric file names in a folder, ascending."""
-        return tuple(sorted(int(name) for name, _ in self.under(folder) if is_batch_number(name)))
+        return tuple(sorted(int(name) for name, _ in self.files_below(folder) if is_batch_number(name)))
 
-    def written(self, name: str) -> datetime | None:
+    def written_at(self, name: str) -> datetime | None:
         """Return when a file was last written, in UTC."""
-        moment: datetime | None = self._infos[name].mtime if name in self._infos else None
-        return moment
+        instant: datetime | None = self._infos[name].mtime if name in self._infos else None
+        return instant
 
     def text(self, name: str) -> str:
         """Read a file as text, or raise ValueError."""
@@ -79,7 +79,7 @@ class Files:
         return content.decode()
 
     def _require_checkpoint(self, kind: fs.FileType) -> None:
-        if any(path.partition("/")[0] in _LOGS for path in self._infos):
+        if any(path.partition("/")[0] in _LOG_NAMES for path in self._infos):
             return
         if kind == fs.FileType.NotFound:
             what = "nothing exists there"
@@ -93,9 +93,9 @@ class Files:
             checkpoint=self.shown,
         )
 
-    def _unreachable(self, error: Exception) -> StateRefusedError:
-        known = error.parameters.get("reason") if isinstance(error, CommitRefusedError) else None
-        reason = known or redacted_cause(error, self.location)
+    def _unreachable_error(self, error: Exception) -> StateRefusedError:
+        stated_reason = error.parameters.get("reason") if isinstance(error, CommitRefusedError) else None
+        reason = stated_reason or redacted_cause(error, self.location)
         return StateRefusedError(
             f"the checkpoint at {self.shown!r} cannot be reached from this Python "
             f"({reason}): check the address and the credentials; pyarrow and "
@@ -114,16 +114,16 @@ def may_exist(location: str) -> bool:
         return True
 
 
-def plain_fields(thing: object, *names: str) -> Json:
+def plain_fields(record: object, *names: str) -> Json:
     """Return fields and properties for JSON, with times as text and objects as their ``to_dict()``."""
-    return {name: _plain(getattr(thing, name)) for name in names}
+    return {name: _plain_value(getattr(record, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return moment_text(value)
     if isinstance(value, tuple):
-        return list(map(_plain, value))
+        return list(map(_plain_value, value))
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
@@ -146,8 +146,12 @@ class Source:
     @property
     def queue(self) -> QueueOffset | None:
         """The rows of a queue in the batch; None for another kind of source."""
-        found = QueueOffset.of(self.offset)
-        return replace(found, start=found.end) if found is not None and self.repeated else found
+        queue_offset = QueueOffset.of(self.offset)
+        return (
+            replace(queue_offset, start=queue_offset.end)
+            if queue_offset is not None and self.repeated
+            else queue_offset
+        )
 
     @property
     def feed(self) -> tuple[str, JsonValue, JsonValue] | None:
@@ -168,21 +172,21 @@ class Source:
     @property
     def kind(self) -> str:
         """``queue``, ``feed``, ``starts`` (a counter of the query's starts, without rows) or ``other``."""
-        found = {"queue": self.queue, "feed": self.feed, "starts": self.starts}
-        return next((kind for kind, value in found.items() if value is not None), "other")
+        interpretations = {"queue": self.queue, "feed": self.feed, "starts": self.starts}
+        return next((kind for kind, value in interpretations.items() if value is not None), "other")
 
     def to_dict(self) -> Json:
         """Return all fields as plain values, for JSON."""
-        described: Json = {"source": self.position, "name": self.name, "kind": self.kind}
+        fields: Json = {"source": self.position, "name": self.name, "kind": self.kind}
         queue = self.queue
         if queue is None:
-            return {**described, "offset": self.offset}
+            return {**fields, "offset": self.offset}
         ranges = [
             {"partition": partition, "from": start, "to": end}
             for partition, (start, end) in enumerate(zip(queue.start, queue.end, strict=True))
         ]
         names = {"store": queue.store, "queue": queue.queue, "consumer": queue.consumer}
-        return {**described, **names, "partitions": ranges}
+        return {**fields, **names, "partitions": ranges}
 
 
 @dataclass(frozen=True)
@@ -228,18 +232,18 @@ class Logs:
     unknown: tuple[str, ...]
 
 
-def read_logs(files: Files) -> Logs:
+def read_logs(files: CheckpointFiles) -> Logs:
     """Read the logs of a checkpoint, as far as they exist."""
     unknown: list[str] = []
     offsets, commits = files.numbers("offsets"), files.numbers("commits")
     committed = _committed(files, commits[-1], unknown) if commits else None
     is_open = bool(offsets) and (not commits or offsets[-1] > commits[-1])
     planned = _planned(files, offsets[-1], unknown) if is_open else None
-    both = tuple(sorted({*offsets} & {*commits}))
-    return Logs(_query_id(files, unknown), both, committed, planned, tuple(unknown))
+    readable = tuple(sorted({*offsets} & {*commits}))
+    return Logs(_query_id(files, unknown), readable, committed, planned, tuple(unknown))
 
 
-def _query_id(files: Files, unknown: list[str]) -> str | None:
+def _query_id(files: CheckpointFiles, unknown: list[str]) -> str | None:
     try:
         return str(parse_json_object(files.text("metadata"))["id"])
     except (ValueError, KeyError, TypeError) as error:
@@ -247,7 +251,7 @@ def _query_id(files: Files, unknown: list[str]) -> str | None:
         return None
 
 
-def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
+def _planned(files: CheckpointFiles, number: int, unknown: list[str]) -> Batch:
     name = f"offsets/{number}"
     try:
         text = files.text(name)
@@ -261,14 +265,14 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
         number,
         # An epoch has no settings except the progress of a limit.
         engine=MICRO_BATCH if metadata.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
-        planned_at=_moment(metadata.get("batchTimestampMs"), f"the time of batch {number}", unknown),
-        watermark=_moment(metadata.get("batchWatermarkMs"), f"the watermark of batch {number}", unknown),
+        planned_at=_instant(metadata.get("batchTimestampMs"), f"the time of batch {number}", unknown),
+        watermark=_instant(metadata.get("batchWatermarkMs"), f"the watermark of batch {number}", unknown),
         sources=sources,
         rows=rows,
     )
 
 
-def _offsets_before(files: Files, number: int) -> list[JsonValue] | None:
+def _offsets_before(files: CheckpointFiles, number: int) -> list[JsonValue] | None:
     """Return the offsets of the previous batch; None if Spark has removed them or they cannot be used."""
     if not number:
         return []
@@ -287,9 +291,9 @@ def _rows(sources: tuple[Source, ...]) -> int | None:
     return sum(counts) if counts else None
 
 
-def _committed(files: Files, number: int, unknown: list[str]) -> Batch:
+def _committed(files: CheckpointFiles, number: int, unknown: list[str]) -> Batch:
     name, next_watermark = f"commits/{number}", f"the watermark after batch {number}"
-    batch = replace(_planned(files, number, unknown), committed=True, committed_at=files.written(name))
+    batch = replace(_planned(files, number, unknown), committed=True, committed_at=files.written_at(name))
     try:
         metadata = _metadata(files.text(name))
     except ValueError as error:
@@ -297,7 +301,7 @@ def _committed(files: Files, number: int, unknown: list[str]) -> Batch:
         return batch
     return replace(
         batch,
-        next_watermark=_moment(metadata.get("nextBatchWatermarkMs"), next_watermark, unknown),
+        next_watermark=_instant(metadata.get("nextBatchWatermarkMs"), next_watermark, unknown),
         state_ids=bool(metadata.get("stateUniqueIds")),
     )
 
@@ -315,21 +319,21 @@ def _metadata(text: str) -> Json:
 
 def _sources(text: str, before: Sequence[JsonValue]) -> tuple[Source, ...]:
     version, _, *lines = text.split("\n")
-    named = [line.partition(":")[0] for line in lines if line]
-    names: list[str | None] = [*named] if version == "v2" else [None] * len(named)
-    known = {json.dumps(offset, sort_keys=True) for offset in before}
+    line_names = [line.partition(":")[0] for line in lines if line]
+    names: list[str | None] = [*line_names] if version == "v2" else [None] * len(line_names)
+    previous_offsets = {json.dumps(offset, sort_keys=True) for offset in before}
     return tuple(
         Source(
-            place,
+            position,
             name,
             offset,
-            repeated=offset is not None and json.dumps(offset, sort_keys=True) in known,
+            repeated=offset is not None and json.dumps(offset, sort_keys=True) in previous_offsets,
         )
-        for place, (name, offset) in enumerate(zip(names, parse_offsets(text), strict=True))
+        for position, (name, offset) in enumerate(zip(names, parse_offsets(text), strict=True))
     )
 
 
-def _moment(milliseconds: object, what: str, unknown: list[str]) -> datetime | None:
+def _instant(milliseconds: object, what: str, unknown: list[str]) -> datetime | None:
     """Convert milliseconds to an instant; None for 0, which means no watermark yet."""
     if not isinstance(milliseconds, int) or milliseconds <= 0:
         return None

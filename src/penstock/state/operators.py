@@ -19,7 +19,7 @@ from datetime import datetime
 from pyarrow import fs
 
 from penstock.json_text import Json, parse_json_object
-from penstock.state.logs import Files, Logs, plain_fields, read_logs
+from penstock.state.logs import CheckpointFiles, Logs, plain_fields, read_logs
 
 HDFS, ROCKSDB = "hdfs", "rocksdb"
 JOIN = "symmetricHashJoin"
@@ -205,7 +205,7 @@ _SNAPSHOTS = {"snapshot", "zip"}
 class Layout:
     """The content of a checkpoint as its files show it, before Spark reads any of it."""
 
-    files: Files
+    files: CheckpointFiles
     logs: Logs
     operators: tuple[StateOperator, ...]
     schema_paths: Mapping[int, tuple[str, ...]]
@@ -223,14 +223,14 @@ class _File:
 
 def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
     """Read the layout of a checkpoint from its files."""
-    files = Files(checkpoint)
+    files = CheckpointFiles(checkpoint)
     logs = read_logs(files)
     state_files: dict[int, dict[str, list[_File]]] = defaultdict(lambda: defaultdict(list))
-    for path, info in files.under("state"):
+    for path, info in files.files_below("state"):
         if match := _STATE.fullmatch(path):
             version = _VERSION.fullmatch(match["file"])
-            of_batch = (int(version["number"]) - 1, version["kind"]) if version else ()
-            file = _File(int(match["partition"]), info, *of_batch)
+            batch_and_kind = (int(version["number"]) - 1, version["kind"]) if version else ()
+            file = _File(int(match["partition"]), info, *batch_and_kind)
             state_files[int(match["operator"])][match["store"] or DEFAULT].append(file)
     operators, paths = [], {}
     for number, stores in sorted(state_files.items()):
@@ -240,7 +240,7 @@ def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
 
 
 def _operator(
-    files: Files, logs: Logs, number: int, state_files: Mapping[str, Sequence[_File]]
+    files: CheckpointFiles, logs: Logs, number: int, state_files: Mapping[str, Sequence[_File]]
 ) -> tuple[StateOperator, tuple[str, ...]]:
     """Describe an operator by its files and its metadata as of the last committed batch; also return the
     paths of its schemas.
@@ -249,8 +249,8 @@ def _operator(
     folder = f"state/{number}/_metadata"
     versions = files.numbers(f"{folder}/v2")
     last = logs.committed.id if logs.committed else 0
-    current = [version for version in versions if version <= last] or versions[:1]
-    file = f"{folder}/v2/{current[-1]}" if current else f"{folder}/metadata"
+    applicable = [version for version in versions if version <= last] or versions[:1]
+    file = f"{folder}/v2/{applicable[-1]}" if applicable else f"{folder}/metadata"
     try:
         metadata = parse_json_object(files.text(file).partition("\n")[2])
         name = metadata.get("operatorInfo", {}).get("operatorName")
@@ -260,10 +260,10 @@ def _operator(
         parts = parts_of(name, properties, state_files)
         return StateOperator(number, name, stores, parts, properties=properties), paths
     except ValueError as error:
-        why = str(error)
+        reason = str(error)
     except (AttributeError, KeyError, TypeError):
-        why = "it is not in Spark's format"
-    unknown = f"its name: the file {file!r} cannot be used ({why}); Spark writes it from 4.0 on"
+        reason = "it is not in Spark's format"
+    unknown = f"its name: the file {file!r} cannot be used ({reason}); Spark writes it from 4.0 on"
     return StateOperator(number, None, stores, parts_of(None, {}, state_files), unknown=(unknown,)), ()
 
 

@@ -99,45 +99,51 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
 
 def _operator(layout: Layout, number: int) -> StateOperator:
     require("operator", number, int, "an operator's id, as penstock.state.show lists them")
-    where = layout.files.shown
+    location = layout.files.shown
     if not layout.operators:
         last = layout.logs.planned or layout.logs.committed
-        why = (
+        reason = (
             "it belongs to a continuous query, which keeps none"
             if last is not None and last.engine == CONTINUOUS
             else "the query keeps none, or has not run a batch yet"
         )
         raise StateRefusedError(
-            f"the checkpoint at {where!r} has no state: {why}. penstock.state.show lists its content",
+            f"the checkpoint at {location!r} has no state: {reason}. penstock.state.show lists its content",
             condition="STATE_REFUSED.NO_STATE",
-            checkpoint=where,
+            checkpoint=location,
         )
     for operator in layout.operators:
         if operator.id == number:
             return operator
-    known = ", ".join(f"{operator.id} ({operator.name or 'no name'})" for operator in layout.operators)
+    operator_list = ", ".join(
+        f"{operator.id} ({operator.name or 'no name'})" for operator in layout.operators
+    )
     raise StateRefusedError(
-        f"the checkpoint at {where!r} has no operator {number}: pass one of {known}",
+        f"the checkpoint at {location!r} has no operator {number}: pass one of {operator_list}",
         condition="STATE_REFUSED.NO_OPERATOR",
-        checkpoint=where,
+        checkpoint=location,
         operator=number,
     )
 
 
 def _part(operator: StateOperator, name: str | None) -> StatePart:
-    known = [part.name for part in operator.parts]
-    if name is None and len(known) == 1:
+    part_names = [part.name for part in operator.parts]
+    if name is None and len(part_names) == 1:
         return operator.parts[0]
-    if name in known:
-        return operator.parts[known.index(name)]
-    called = f"operator {operator.id} ({operator.name or 'no name'})"
-    what = f"{called} has {len(known)} parts" if name is None else f"{called} has no part {in_quotes(name)}"
-    hint = "" if name is None else did_you_mean(name, known)
+    if name in part_names:
+        return operator.parts[part_names.index(name)]
+    operator_text = f"operator {operator.id} ({operator.name or 'no name'})"
+    problem = (
+        f"{operator_text} has {len(part_names)} parts"
+        if name is None
+        else f"{operator_text} has no part {in_quotes(name)}"
+    )
+    hint = "" if name is None else did_you_mean(name, part_names)
     raise StateRefusedError(
-        f"{what}: pass one of {', '.join(known) or 'none'} as part.{hint}",
+        f"{problem}: pass one of {', '.join(part_names) or 'none'} as part.{hint}",
         condition="STATE_REFUSED.NO_PART",
         operator=operator.id,
-        parts=known,
+        parts=part_names,
     )
 
 
@@ -156,28 +162,28 @@ def _require_schemas(layout: Layout, operator: StateOperator) -> None:
 
 
 def _batch(layout: Layout, batch: int | None) -> int:
-    known = layout.logs.batches
-    if not known:
+    readable_batches = layout.logs.batches
+    if not readable_batches:
         planned = layout.logs.planned
-        why = (
+        reason = (
             "no batch has begun" if planned is None else f"batch {planned.id} has begun and is not committed"
         )
         raise StateRefusedError(
-            f"the checkpoint at {layout.files.shown!r} has no committed batch ({why}), and only its state "
+            f"the checkpoint at {layout.files.shown!r} has no committed batch ({reason}), and only its state "
             "can be read: let the query run until it has committed",
             condition="STATE_REFUSED.NOTHING_COMMITTED",
             checkpoint=layout.files.shown,
         )
     if batch is None:
-        return known[-1]
-    if batch not in known:
+        return readable_batches[-1]
+    if batch not in readable_batches:
         raise StateRefusedError(
-            f"batch {batch} is not committed, or was cleaned up: pass one of the batches {known[0]} to "
-            f"{known[-1]}",
+            f"batch {batch} is not committed, or was cleaned up: pass one of the batches "
+            f"{readable_batches[0]} to {readable_batches[-1]}",
             condition="STATE_REFUSED.NO_BATCH",
             batch=batch,
-            first=known[0],
-            last=known[-1],
+            first=readable_batches[0],
+            last=readable_batches[-1],
         )
     return batch
 
@@ -230,17 +236,17 @@ def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOp
 def _counts(operator: StateOperator, part: StatePart, batch: int) -> Iterator[_Count]:
     options = read_options(operator, part)
     # Spark counts a list as one row.
-    flat = {"flattenCollectionTypes": "false"} if part.kind == "ListState" else {}
-    yield _Count(operator, part, {**options.rows, **flat, "batchId": str(batch)})
+    list_options = {"flattenCollectionTypes": "false"} if part.kind == "ListState" else {}
+    yield _Count(operator, part, {**options.rows, **list_options, "batchId": str(batch)})
     if options.changes is not None and why_no_changes(operator, options, batch) is None:
-        one = {"changeStartBatchId": str(batch), "changeEndBatchId": str(batch)}
-        changes = {**options.changes, **flat, "readChangeFeed": "true", **one}
+        batch_range = {"changeStartBatchId": str(batch), "changeEndBatchId": str(batch)}
+        changes = {**options.changes, **list_options, "readChangeFeed": "true", **batch_range}
         yield _Count(operator, part, changes, of_changes=True)
 
 
 def _count_in_one_job(frames: Sequence[tuple[_Count, DataFrame]]) -> None:
     try:
-        parts = [_aggregated(frame, place, count) for place, (count, frame) in enumerate(frames)]
+        parts = [_aggregated(frame, position, count) for position, (count, frame) in enumerate(frames)]
         for row in reduce(lambda one, other: one.union(other), parts).collect():
             count, _ = frames[row["place"]]
             count.rows, count.removals = row["rows"], row["removals"]
@@ -249,14 +255,16 @@ def _count_in_one_job(frames: Sequence[tuple[_Count, DataFrame]]) -> None:
             frames[0][0].error = spark_reason(error)
             return
         # One by one, to find which of them failed.
-        for each in frames:
-            _count_in_one_job([each])
+        for pair in frames:
+            _count_in_one_job([pair])
 
 
-def _aggregated(frame: DataFrame, place: int, count: _Count) -> DataFrame:
+def _aggregated(frame: DataFrame, position: int, count: _Count) -> DataFrame:
     is_removal = fn.col("change_type") == "delete" if count.of_changes else fn.lit(False)
     return frame.agg(
-        fn.lit(place).alias("place"), fn.count("*").alias("rows"), fn.count_if(is_removal).alias("removals")
+        fn.lit(position).alias("place"),
+        fn.count("*").alias("rows"),
+        fn.count_if(is_removal).alias("removals"),
     )
 
 
@@ -300,8 +308,8 @@ def _columns(columns: Iterable[StructField]) -> str:
 
 def _sum(counts: Iterable[int | None]) -> int | None:
     """Sum counts; None when there are none, or some are unknown."""
-    known = list(counts)
-    return sum(count for count in known if count is not None) if known and None not in known else None
+    values = list(counts)
+    return sum(count for count in values if count is not None) if values and None not in values else None
 
 
 def _unknown(operator: StateOperator, batch: int, counts: Sequence[_Count]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from penstock.arrow.row_text import aligned
 from penstock.errors import CommitRefusedError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_record
-from penstock.state.logs import CONTINUOUS, Batch, Files, Source, plain_fields
+from penstock.state.logs import CONTINUOUS, Batch, CheckpointFiles, Source, plain_fields
 from penstock.state.operators import Layout, StateOperator, read_layout
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Block:
     @property
     def right(self) -> frozenset[int]:
         """The positions of numeric columns, which are aligned to the right."""
-        return frozenset(place for place, title in enumerate(self.titles) if title in _NUMBERS)
+        return frozenset(position for position, title in enumerate(self.titles) if title in _NUMBERS)
 
     def __str__(self) -> str:
         table = [self.titles, *self.lines] if self.titles else self.pairs
@@ -59,18 +59,18 @@ def _source_lines(source: Source) -> Iterator[tuple[str, ...]]:
     name, queue, feed = source.name or str(source.position), source.queue, source.feed
     if queue is not None:
         consumer = f", consumer {queue.consumer}" if queue.consumer else ""
-        described = (name, f"queue {queue.queue}{consumer}")
+        source_columns = (name, f"queue {queue.queue}{consumer}")
         for partition, (start, end) in enumerate(zip(queue.start, queue.end, strict=True)):
-            yield (*(described if partition == 0 else ("", "")), str(partition), str(start), str(end))
+            yield (*(source_columns if partition == 0 else ("", "")), str(partition), str(start), str(end))
     elif feed is not None:
-        yield (name, f"feed {feed[0]}", "", *map(_plain, feed[1:]))
+        yield (name, f"feed {feed[0]}", "", *map(_offset_text, feed[1:]))
     elif source.starts is not None:
         yield (name, "no data: added by the pipeline, counts the query's starts", "", "", str(source.starts))
     else:
-        yield (name, "", "", "", _plain(source.offset))
+        yield (name, "", "", "", _offset_text(source.offset))
 
 
-def _plain(offset: object) -> str:
+def _offset_text(offset: object) -> str:
     if offset is None:
         return "nothing yet"
     return offset if isinstance(offset, str) else json.dumps(offset, ensure_ascii=False)
@@ -82,7 +82,7 @@ def operator_blocks(operator: StateOperator) -> Iterator[Block]:
         (
             part.name,
             *("?" if columns is None else columns or "none" for columns in (part.keys, part.values)),
-            *map(_count, (part.rows, part.updated, part.removed)),
+            *map(_count_text, (part.rows, part.updated, part.removed)),
         )
         for part in operator.parts
     )
@@ -97,17 +97,22 @@ def operator_blocks(operator: StateOperator) -> Iterator[Block]:
         for store in operator.stores
     )
     name = f"operator {operator.id}, {operator.name or 'of unknown name'}"
-    changed = f"{_count(operator.updated)} updated, {_count(operator.removed)} removed by the last batch"
-    yield Block(f"{name}: {_count(operator.rows)} rows ({changed})", titles=_PARTS, lines=parts)
-    files = f"operator {operator.id}'s files: {operator.bytes:,} bytes, written {moment(operator.written_at)}"
+    changed = (
+        f"{_count_text(operator.updated)} updated, {_count_text(operator.removed)} removed by the last batch"
+    )
+    yield Block(f"{name}: {_count_text(operator.rows)} rows ({changed})", titles=_PARTS, lines=parts)
+    files = (
+        f"operator {operator.id}'s files: {operator.bytes:,} bytes, "
+        f"written {instant_text(operator.written_at)}"
+    )
     yield Block(files, titles=_STORES, lines=stores)
 
 
-def _count(number: int | None) -> str:
+def _count_text(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def moment(instant: datetime | None) -> str:
+def instant_text(instant: datetime | None) -> str:
     """Format an instant in UTC."""
     if instant is None:
         return "none"
@@ -138,7 +143,7 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
         When it cannot be reached.
     """
     layout = read_layout(checkpoint)
-    operators, uncounted = _counted(spark, layout)
+    operators, uncounted = _with_row_counts(spark, layout)
     limit, limit_unknown = _limit(spark, layout.files)
     logs = layout.logs
     return CheckpointState(
@@ -152,7 +157,9 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
     )
 
 
-def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | None, tuple[str, ...]]:
+def _limit(
+    spark: SparkSession | None, files: CheckpointFiles
+) -> tuple[LimitProgress | None, tuple[str, ...]]:
     try:
         if read_record(files.checkpoint) is None:
             return None, ()
@@ -164,14 +171,16 @@ def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | No
         return None, (f"progress of the limit: {error}",)
 
 
-def _counted(spark: SparkSession | None, layout: Layout) -> tuple[tuple[StateOperator, ...], tuple[str, ...]]:
+def _with_row_counts(
+    spark: SparkSession | None, layout: Layout
+) -> tuple[tuple[StateOperator, ...], tuple[str, ...]]:
     if not layout.operators:
         return (), ()
     if spark is None:
         return layout.operators, ("columns and rows of the state: reading them needs a Spark session",)
     if not layout.logs.batches:
-        why = "Spark reads the state of a committed batch, and there is none"
-        return layout.operators, (f"columns and rows of the state: {why}",)
+        reason = "Spark reads the state of a committed batch, and there is none"
+        return layout.operators, (f"columns and rows of the state: {reason}",)
     from penstock.state.reading import count_rows
 
     return count_rows(spark, layout, layout.logs.batches[-1]), ()
@@ -230,8 +239,8 @@ class CheckpointState:
 
     def __repr__(self) -> str:
         summary = {"query_id": self.query_id, "committed": self.last_committed, "planned": self.last_planned}
-        shown = "".join(f", {name}={value!r}" for name, value in summary.items())
-        return f"CheckpointState({self.location!r}{shown}, operators={len(self.operators)})"
+        summary_text = "".join(f", {name}={value!r}" for name, value in summary.items())
+        return f"CheckpointState({self.location!r}{summary_text}, operators={len(self.operators)})"
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, blocks(self)))
@@ -265,9 +274,9 @@ def _summary(state: CheckpointState) -> Iterator[tuple[str, str]]:
     committed = state.committed
     yield (
         "last committed",
-        "none" if committed is None else f"{committed.id}, {moment(committed.committed_at)}",
+        "none" if committed is None else f"{committed.id}, {instant_text(committed.committed_at)}",
     )
-    yield "watermark", moment(state.watermark)
+    yield "watermark", instant_text(state.watermark)
     if state.limit is not None:
         yield "limit", str(state.limit)
     if not state.operators:
