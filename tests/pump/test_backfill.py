@@ -94,7 +94,7 @@ def add_while_it_changes(source: Source, kind: Kind, store_url: str) -> None:
 def test_chunks_have_positions_of_their_own_however_often_the_pump_moves_without_rows(
     grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(appender, "_CONFIRM_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 20)
     add_while_it_changes(*grown, store_url)
 
@@ -319,7 +319,7 @@ def test_a_type_that_the_queue_cannot_hold_ends_the_pump(
     grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = grown
-    monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 0.5)
+    monkeypatch.setattr(backfills, "_SCHEMA_CHANGE_SECONDS", 0.5)
     with running(evolving(source, store_url)) as failures:
         with amid_backfill(source, store_url, failures, monkeypatch):
             source.run(f"ALTER TABLE {source.name}.added ALTER v TYPE text")

@@ -259,7 +259,7 @@ def _is_done(store_url: str, name: str) -> bool:
 def test_a_filter_in_the_store_is_not_run_at_the_source(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 0.5)
+    monkeypatch.setattr(backfills, "_SCHEMA_CHANGE_SECONDS", 0.5)
     add(grown)
     with running(pump_of(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
@@ -372,7 +372,7 @@ def test_changes_that_came_with_a_chunk_do_not_come_again_after_a_death(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, in_parts: bool
 ) -> None:
     monkeypatch.setattr(following, "_PART_BYTES", 1 << (12 if in_parts else 25))
-    monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 1e9)
+    monkeypatch.setattr(appender, "_CONFIRM_INTERVAL_SECONDS", 1e9)
     name = f"{grown.name}.added"
     with running(evolving(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)

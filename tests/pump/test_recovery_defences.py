@@ -22,7 +22,7 @@ from penstock.pump import deletions, last_changes, recovery
 from penstock.pump.deletions import Deletions
 from penstock.pump.last_changes import LastChanges
 from penstock.pump.recovery import Recovery
-from penstock.pump.recovery_records import ask_for_recovery
+from penstock.pump.recovery_records import request_recovery
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source
@@ -50,7 +50,7 @@ DEATHS: dict[str, tuple[Any, str, bool]] = {
     "after the slot is created": (Snapshots, "recreate_slot", True),
     "before the switch": (recovery, "append_commits", False),
     "after the switch": (recovery, "append_commits", True),
-    "while the queue is read": (LastChanges, "_note", True),
+    "while the queue is read": (LastChanges, "_store_changes", True),
     "before deletes are appended": (Deletions, "_deletes", True),
 }
 
@@ -60,8 +60,8 @@ DEATHS: dict[str, tuple[Any, str, bool]] = {
 def test_a_recovery_that_dies_is_completed_by_the_next_process(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
-    monkeypatch.setattr(deletions, "_MOST_KEYS", 20)
-    monkeypatch.setattr(last_changes, "_ROWS", 100)
+    monkeypatch.setattr(deletions, "_MAX_KEYS", 20)
+    monkeypatch.setattr(last_changes, "_PAGE_ROWS", 100)
     pumped(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop)
@@ -404,14 +404,14 @@ def test_a_row_that_comes_again_while_deleted_ones_are_looked_for_stays(
         - {row[0] for row in shop.rows(f"SELECT id FROM {name}")}
         - _deleted(store_url, name)
     )
-    mark, deletes = Deletions._mark, _deletes(store_url, name)
+    mark, deletes = Deletions._write_mark, _deletes(store_url, name)
 
     def after_an_insert(self: Deletions) -> tuple[int, int]:
         # The thread has read the queue by now.
         shop.run(f"INSERT INTO {name} VALUES ({key}, 'again', 1) ON CONFLICT DO NOTHING")
         return mark(self)
 
-    monkeypatch.setattr(Deletions, "_mark", after_an_insert)
+    monkeypatch.setattr(Deletions, "_write_mark", after_an_insert)
     recover(store_url)
     with running(pump_of(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
@@ -436,7 +436,7 @@ def test_pumps_that_cannot_recover_are_refused_at_once(source: Source, store_url
         wait_until(lambda: failures or _has_queue(store_url, table), 60, "the copy")
     source.run(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
     with penstock.connect(store_url) as store:
-        ask: Callable[[str], None] = partial(ask_for_recovery, store)
+        ask: Callable[[str], None] = partial(request_recovery, store)
         with pytest.raises(InvalidInputError, match="has no primary key"):
             ask(source.name)
         with pytest.raises(PumpNotFoundError):
@@ -471,13 +471,13 @@ def test_a_request_on_the_command_line_is_listed(shop: Source, store_url: str, t
 
 def test_a_disk_that_is_full_is_named(shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pumped(shop, store_url)
-    note = LastChanges._note
+    note = LastChanges._store_changes
 
     def full(self: LastChanges, rows: object) -> None:
         self._database.execute("PRAGMA max_page_count = 1")
         note(self, rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LastChanges, "_note", full)
+    monkeypatch.setattr(LastChanges, "_store_changes", full)
     recover(store_url, force=True)
     with running(pump_of(shop, store_url)) as failures:
         wait_until(lambda: failures, 60, "the end of the pump")

@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import following
 from penstock.feeds.postgres.replication import Received, ReplicationStream
-from penstock.pump.run import Waits
+from penstock.pump.run import RetryPauses
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source, open_transaction
@@ -307,7 +307,7 @@ def test_replaced_values_are_logged(copied: Source, store_url: str, caplog: pyte
 def test_pauses_end_however_often_something_failed() -> None:
     stopping = threading.Event()
     stopping.set()
-    waits = Waits("p", stopping)
+    waits = RetryPauses("p", stopping)
 
     def away() -> None:
         raise StoreUnavailableError("away")

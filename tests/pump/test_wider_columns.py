@@ -153,8 +153,8 @@ def test_a_type_gets_wider_inside_a_commit_that_is_appended_in_parts(
     table = shop.table("id int PRIMARY KEY, price numeric(6, 2), x real", "w")
     append, interrupted = Appender.append, threading.Event()
 
-    def append_and_stop(appender: Appender, step: Step, *, note: bool = False) -> None:
-        append(appender, step, note=note)
+    def append_and_stop(appender: Appender, step: Step, *, store_position: bool = False) -> None:
+        append(appender, step, store_position=store_position)
         types = [base for base in appender.readers.tables.by_name[table].bases if base[0] == 701]
         if types and appender.position.part_rows and not interrupted.is_set():
             interrupted.set()
@@ -245,7 +245,7 @@ def test_a_column_of_a_table_that_is_being_read_gets_narrower_and_wider_again(
     source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
-    monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 3)
+    monkeypatch.setattr(backfills, "_SCHEMA_CHANGE_SECONDS", 3)
     source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
     table = source.table("id int PRIMARY KEY, v bigint", "added")
     source.run(
@@ -291,7 +291,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
     source.drop_slot()
     source.run(f"DELETE FROM {table} WHERE id = 1")
     recover(store_url)
-    read_on, began = LastChanges.read_on, threading.Event()
+    read_new_rows, began = LastChanges.read_new_rows, threading.Event()
 
     def reading(changes: LastChanges, ends: Callable[[], bool] = lambda: False) -> None:
         if not began.is_set():
@@ -302,7 +302,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
                     f"INSERT INTO {table} VALUES ({BIG}, 3)",
                 )
             await_rows(store_url, table, 4, failures)
-        read_on(changes, ends)
+        read_new_rows(changes, ends)
 
     monkeypatch.setattr(LastChanges, "read_on", reading)
     with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
@@ -318,7 +318,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
 def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_changes, "_ROWS", 1)
+    monkeypatch.setattr(last_changes, "_PAGE_ROWS", 1)
     key = [("n", pa.int16()), ("x", pa.float32()), ("d", pa.decimal128(4, 2))]
     rest = [("_commit_version", pa.int64()), ("_commit_sequence", pa.int64()), ("_change_type", pa.string())]
     queue = store.create_queue("q", pa.schema([*key, *rest]))
@@ -340,13 +340,13 @@ def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
     add(2, "insert", 2, -0.0, Decimal(2))
     add(3, "insert", 3, 0.25, Decimal(3))
     changes = LastChanges(store.queue("q"), names)
-    changes.read_on()
+    changes.read_new_rows()
     queue.widen_columns([("n", pa.int64()), ("x", pa.float64()), ("d", pa.decimal128(12, 2))])
     add(4, "update_postimage", 1, 0.5, Decimal(1))
     add(5, "delete", 2, -0.0, Decimal(2))
     add(6, "insert", BIG, 0.1, Decimal(10) ** 8)
-    changes.read_on()
-    assert [each.to_pylist() for each in changes.live(9, 9)] == [
+    changes.read_new_rows()
+    assert [each.to_pylist() for each in changes.live_keys(9, 9)] == [
         [1, 3, BIG],
         [0.5, 0.25, 0.1],
         [Decimal(1), Decimal(3), Decimal(10) ** 8],

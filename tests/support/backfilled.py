@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import QueueNotFoundError, StoreNotFoundError
 from penstock.pump import backfills
-from penstock.pump.backfill_records import ask_for_backfill
+from penstock.pump.backfill_records import request_backfill
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source
 from tests.support.pumped import change_rows, pump_of
@@ -101,4 +101,4 @@ def pumped_queues(store_url: str) -> list[str]:
 
 def ask(store_url: str, pump: str, table: str) -> None:
     with penstock.connect(store_url) as store:
-        ask_for_backfill(store, pump, table)
+        request_backfill(store, pump, table)

@@ -16,7 +16,7 @@ import psycopg
 import penstock
 from penstock.errors import PenstockError, condition_of
 from penstock.feeds.queue_feed import QueueFeed
-from penstock.pump.recovery_records import ask_for_recovery
+from penstock.pump.recovery_records import request_recovery
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpRecord
@@ -98,7 +98,7 @@ def await_recovered(store_url: str, source: Source, failures: Sequence[BaseExcep
 def recover(store_url: str, *, force: bool = False, server: str | None = None) -> None:
     """Ask the pump of a store to recover."""
     with penstock.connect(store_url) as store:
-        ask_for_recovery(store, the_pump(store_url).name, force=force, server=server)
+        request_recovery(store, the_pump(store_url).name, force=force, server=server)
 
 
 def system_identifier(source: Source) -> str:

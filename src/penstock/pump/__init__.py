@@ -1,1 +1,1 @@
-"""Pumps, which copy changes from PostgreSQL's log to queues without Spark."""
+"""Pumps: processes that copy changes from PostgreSQL's log to queues without Spark."""

@@ -1,8 +1,8 @@
-"""Appends of a pump's rows to its queues, each in one transaction with the pump's position.
+"""Appending a pump's rows to its queues, in the transaction that stores the pump's position.
 
-Versions of commits in a queue must ascend, but another server's log may have lower positions. So the version
-of a commit is its position plus an offset, which is 0 at first and which a recovery raises if necessary.
-Only this module adds and subtracts the offset: the store has versions, and readers of the log have positions.
+Versions of commits in a queue must ascend, but the log of another server may have lower positions. Therefore
+the version of a commit is its log position plus an offset, which is 0 at first. A recovery raises the offset
+if necessary. Only this module converts: the store has versions, and readers of the log have positions.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from penstock.feeds.postgres.following import PlaceInLog, SlotFollower, Step
 from penstock.feeds.postgres.table_readers import TableReaders
 from penstock.json_text import Json
 from penstock.pump.reports import Reports
-from penstock.pump.targets import Continued, Stamps, Targets
+from penstock.pump.targets import CommitTimes, PartialCommit, Targets
 from penstock.store.database import Database, Transaction
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpPosition
 
-_ROOM = 16
-"""During backfills, a position without rows stays this many bytes before the end of the log. The next commit
-may begin at the end, and chunks of tables take positions in between. The record of a commit is always longer.
+_RESERVED_BYTES = 16
+"""During backfills, a stored position without rows stays this many bytes before the end of the log.
+
+The next commit may begin at the end, and chunks of tables use the positions in between. A commit record is
+always longer than this.
 """
-_CONFIRM_SECONDS = 1.0
-"""How often a position without rows is stored, and confirmed to the server."""
+_CONFIRM_INTERVAL_SECONDS = 1.0
+"""How often a position without rows is stored and confirmed to the server."""
 
 
 @dataclass
 class Appender:
-    """Appends rows for the process that owns a pump."""
+    """Writer of a pump's rows and position, for the process that owns the pump."""
 
     database: Database
     name: str
@@ -49,71 +51,76 @@ class Appender:
     readers: TableReaders
     reports: Reports
     offset: int
-    """The difference between versions and positions in the log."""
+    """The version of a commit minus its position in the log."""
 
     def __post_init__(self) -> None:
         self._confirmed_at = 0.0
-        self._changes: list[Callable[[Json], None]] = []
+        self._state_changes: list[Callable[[Json], None]] = []
         self._tables = self.readers.tables
-        """The definitions of the tables that the store has."""
+        """The table definitions in the store."""
 
     @property
     def place(self) -> PlaceInLog:
-        """Where in the log what comes next begins."""
-        return _moved(
+        """The place in the log from which to continue."""
+        return _with_offset(
             PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows),
             -self.offset,
         )
 
-    def last_row(self) -> int:
-        """Return the position of the last commit that has rows in a queue; none is below 1."""
+    def last_commit_position(self) -> int:
+        """Return the log position of the last commit with rows in a queue; below 1 if there is none."""
         return self.database.run(self.targets.last_commit, write=False) - self.offset
 
-    def go_back(self, place: PlaceInLog) -> None:
-        """Move the pump to an earlier place in the log, from which on there are no rows yet."""
-        place = _moved(place, self.offset)
+    def rewind(self, place: PlaceInLog) -> None:
+        """Move the pump back to an earlier place in the log, if no rows after it have been appended."""
+        place = _with_offset(place, self.offset)
         if place.version >= self.position.version:
             return
         before, after = self.position, replace(self.position, version=place.version)
         self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
         self.position = after
 
-    def change_state(self, change: Callable[[Json], None]) -> None:
-        """Have the pump's state changed in the transaction that moves it next."""
-        self._changes.append(change)
+    def add_state_change(self, change: Callable[[Json], None]) -> None:
+        """Change the pump's state in the next transaction that moves its position."""
+        self._state_changes.append(change)
 
-    def append(self, step: Step, *, note: bool = False) -> None:
-        """Append the rows of a step and move the pump, in one transaction.
+    def append(self, step: Step, *, store_position: bool = False) -> None:
+        """Append the rows of a step and move the pump's position, in one transaction.
 
-        Without rows it is moved only if ``note`` is set: else with the next rows, or before it is confirmed.
+        The position of a step without rows is stored only if ``store_position`` is set. Otherwise it is
+        stored with the next rows, or before it is confirmed.
         """
-        before, place = self.position, _moved(step.place, self.offset)
+        before, place = self.position, _with_offset(step.place, self.offset)
         if before.part_rows and 0 < place.version < before.part_version:
-            # Commits without rows that are read once more.
+            # These are commits without rows that were read before.
             return
-        ended = place.version > 0
-        continues = ended and before.part_rows > 0
-        continued = Continued(before.part_version, before.timestamp) if continues else None
-        batches = self._with_versions(step)
-        stamps = Stamps(batches, before.timestamp)
-        version = place.version if ended else before.version
-        after = PumpPosition(version, stamps.last, place.part_version, place.part_rows)
-        rows = self.targets.rows(batches, after.version, stamps, continued)
-        if not rows and not (note and ended):
+        has_complete_commit = place.version > 0
+        is_continued = has_complete_commit and before.part_rows > 0
+        partial = PartialCommit(before.part_version, before.timestamp) if is_continued else None
+        batches = self._with_commit_versions(step)
+        commit_times = CommitTimes(batches, before.timestamp)
+        version = place.version if has_complete_commit else before.version
+        after = PumpPosition(version, commit_times.last, place.part_version, place.part_rows)
+        rows = self.targets.rows(batches, after.version, commit_times, partial)
+        if not rows and not (store_position and has_complete_commit):
             return
         append_commits(self.database, rows, lambda tx: self._move(tx, before, after))
-        self._changes = []
+        self._state_changes = []
         self.position, self._tables = after, self._tables_at(after)
-        times = {moment for each in rows for moment in zip(each.versions, each.timestamps, strict=True)}
-        commits = np.array([time for _, time in times], np.int64)
-        self.reports.appended(commits, sum(each.rows.num_rows for each in rows))
+        commits = {
+            commit
+            for queue_rows in rows
+            for commit in zip(queue_rows.versions, queue_rows.timestamps, strict=True)
+        }
+        times_of_commits = np.array([time for _, time in commits], np.int64)
+        self.reports.appended(times_of_commits, sum(queue_rows.rows.num_rows for queue_rows in rows))
 
-    def _with_versions(self, step: Step) -> dict[str, list[pa.RecordBatch]]:
-        """Return the rows of a step with versions in the place of positions."""
+    def _with_commit_versions(self, step: Step) -> dict[str, list[pa.RecordBatch]]:
+        """Return the rows of a step with commit versions instead of log positions."""
         if not self.offset:
             return step.rows
         return {
-            table: [_with_version(batch, self.offset) for batch in batches]
+            table: [_add_offset(batch, self.offset) for batch in batches]
             for table, batches in step.rows.items()
         }
 
@@ -122,62 +129,65 @@ class Appender:
             return False
         tables = self._tables_at(after)
         if tables is not self._tables:
-            self._keep(tx, lambda state: state.update(tables=tables.to_json()))
-        for change in self._changes:
-            self._keep(tx, change)
+            self._update_state(tx, lambda state: state.update(tables=tables.to_json()))
+        for state_change in self._state_changes:
+            self._update_state(tx, state_change)
         return True
 
     def _tables_at(self, position: PumpPosition) -> Tables:
-        """Return how the tables are read from a position on.
+        """Return the table definitions with which to resume at a position.
 
-        After an interruption a commit that is not complete is read from its start, where a table may have
-        another form than at its end.
+        After an interruption, an incomplete commit is read again from its start, where a table may have a
+        different definition than at its end.
         """
         if not position.part_rows:
             return self.readers.tables
         return self.readers.tables_before(position.part_version - self.offset)
 
-    def confirm(self, follower: SlotFollower, step: Step, *, leaves_room: bool) -> None:
-        """Let the server remove what is appended.
+    def confirm(self, follower: SlotFollower, step: Step, *, reserve_positions: bool) -> None:
+        """Confirm appended positions to the server, which may then remove its WAL.
 
-        Where the log goes on without rows of the tables, the pump is moved first: a store that is restored
-        must never be behind the slot. Then the time is noted, too, up to which everything is appended; later
-        commits get no earlier one.
+        If the log continues without rows of the tables, the pump's position is stored first: a store that is
+        behind the slot counts as restored from a backup. The time up to which everything has been appended is
+        stored with it; later commits get no earlier time.
         """
         follower.confirm(self.place.version + 1)
         finalized = follower.finalized_until or 0
-        if finalized and not leaves_room:
+        if finalized and not reserve_positions:
             self.reports.finalized(finalized)
-        before, now = self.position, time.monotonic()
-        room = _ROOM if leaves_room else 1
-        upto = max((step.complete or 0) - room, step.place.version) + self.offset
-        after = replace(before, version=max(upto, before.version), timestamp=max(before.timestamp, finalized))
-        if after == before or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
+        current, now = self.position, time.monotonic()
+        reserved = _RESERVED_BYTES if reserve_positions else 1
+        upto = max((step.complete or 0) - reserved, step.place.version) + self.offset
+        after = replace(
+            current, version=max(upto, current.version), timestamp=max(current.timestamp, finalized)
+        )
+        if after == current or current.part_rows or now - self._confirmed_at < _CONFIRM_INTERVAL_SECONDS:
             return
         self._confirmed_at = now
-        self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
-        self.position, self._changes = after, []
+        self.database.run(lambda tx: self._move(tx, current, after), idempotent=True)
+        self.position, self._state_changes = after, []
         follower.confirm(self.place.version + 1)
 
-    def keep_state(self) -> None:
-        """Keep the last known state of the publication."""
+    def store_publication_state(self) -> None:
+        """Store the last known state of the publication."""
         publication = self.readers.state.to_json()
         self.database.run(
-            lambda tx: self._keep(tx, lambda state: state.update(publication=publication)), idempotent=True
+            lambda tx: self._update_state(tx, lambda state: state.update(publication=publication)),
+            idempotent=True,
         )
 
-    def _keep(self, tx: Transaction, change: Callable[[Json], None]) -> None:
+    def _update_state(self, tx: Transaction, change: Callable[[Json], None]) -> None:
         state = pumps.require_owned(tx, self.name, self.owner).state
         change(state)
         pumps.set_pump_state(tx, self.name, self.owner, json.dumps(state))
 
 
-def _moved(place: PlaceInLog, offset: int) -> PlaceInLog:
-    """Return a place with another offset; 0 stands for no commit."""
+def _with_offset(place: PlaceInLog, offset: int) -> PlaceInLog:
+    """Add an offset to the versions of a place; 0 stands for no commit and stays 0."""
     version, part_version, part_rows = place
     return PlaceInLog(version and version + offset, part_version and part_version + offset, part_rows)
 
 
-def _with_version(batch: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    place = batch.schema.get_field_index(COMMIT_VERSION)
-    return batch.set_column(place, batch.schema.field(place), pc.add(batch[COMMIT_VERSION], offset))
+def _add_offset(batch: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    index = batch.schema.get_field_index(COMMIT_VERSION)
+    return batch.set_column(index, batch.schema.field(index), pc.add(batch[COMMIT_VERSION], offset))

@@ -1,4 +1,4 @@
-"""The state of a pump's backfills in its store, and requests for them."""
+"""Progress of a pump's backfills, and requests for backfills, in the pump's stored state."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TableBackfill:
     expected: int
     """The approximate number of rows in the table; 0 if unknown."""
     started_at: int
-    """When it began, in microseconds since 1970."""
+    """The start time, in microseconds since 1970."""
     again: bool
-    """Whether the rows were in the queue before."""
+    """Whether the rows are already in the queue."""
     gaps: tuple[Key, ...] = ()
-    """Keys before the last one whose rows are to be read again."""
+    """Keys up to the last one whose rows must be read again."""
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -42,35 +42,35 @@ class TableBackfill:
     def from_json(cls, value: Json) -> TableBackfill:
         after = value["after"]
         return cls(
-            None if after is None else _key(after),
-            count(value["rows"]),
-            count(value["expected"]),
-            count(value["started_at"]),
+            None if after is None else _parse_key(after),
+            parse_count(value["rows"]),
+            parse_count(value["expected"]),
+            parse_count(value["started_at"]),
             bool(value["again"]),
-            tuple(map(_key, value["gaps"])),
+            tuple(map(_parse_key, value["gaps"])),
         )
 
-    def has_keys_of(self, columns: int) -> bool:
-        """Whether its keys have this number of columns."""
+    def has_key_width(self, columns: int) -> bool:
+        """Return whether all keys have this number of columns."""
         keys = [*self.gaps, *([] if self.after is None else [self.after])]
         return all(len(key) == columns for key in keys)
 
     def seconds_left(self, now: int) -> float | None:
-        """Return the approximate time that is left; None if unknown."""
+        """Return the estimated remaining time; None if unknown."""
         if not self.rows or self.expected < self.rows:
             return None
         return (self.expected - self.rows) / self.rows * max(now - self.started_at, 0) / 1e6
 
 
-def count(value: object) -> int:
+def parse_count(value: object) -> int:
     """Return a count from a stored record; raise ValueError if it is not one."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(value)
     return value
 
 
-def _key(value: object) -> Key:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+def _parse_key(value: object) -> Key:
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise TypeError(value)
     key = tuple(value)
     "".join(key).encode()
@@ -87,19 +87,19 @@ def backfills_of(name: str, state: Json) -> dict[str, TableBackfill]:
         raise unreadable_record(f"the state of pump {name!r}", error) from None
 
 
-def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
-    """Ask a pump to read all rows of a table again. If it is already doing so, it starts over.
+def request_backfill(store: Store, pump: str, table: str) -> bool:
+    """Request that a pump reads all rows of a table again; a reread that is in progress starts over.
 
-    Return False if the pump is reading them for the first time.
+    Return False if the pump's first backfill of the table is still in progress.
 
     Raises
     ------
     PumpNotFoundError
     InvalidInputError
-        When the pump does not have the table, or one queue for all tables.
+        When the pump does not have the table, or has one queue for all tables.
     """
 
-    def ask(tx: Transaction) -> bool:
+    def request(tx: Transaction) -> bool:
         record = pumps.find_pump(tx, pump)
         if record is None:
             raise PumpNotFoundError(f"there is no pump {pump!r}: `penstock pump list` lists them", pump=pump)
@@ -107,7 +107,7 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
         queues = state.get("queues", {})
         if state.get("together") is not None:
             raise InvalidInputError(
-                f"pump {pump!r} has one queue for all tables, and cannot read one of them again", pump=pump
+                f"pump {pump!r} has one queue for all tables, so it cannot read one table again", pump=pump
             )
         if table not in queues:
             raise InvalidInputError(
@@ -118,27 +118,28 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
             )
         if not is_keyed(pump, state, table):
             raise InvalidInputError(
-                f"{table} has no primary key, by which its rows could be read again",
+                f"{table} has no primary key, which is required to read its rows again",
                 pump=pump,
                 table=table,
             )
         before = backfills_of(pump, state).get(table)
         if before is None or before.again:
-            asked = TableBackfill(None, 0, 0, now_micros(), again=True)
-            state["backfills"] = {**state.get("backfills", {}), table: asked.to_json()}
+            requested = TableBackfill(None, 0, 0, now_micros(), again=True)
+            state["backfills"] = {**state.get("backfills", {}), table: requested.to_json()}
             pumps.set_pump_state(tx, pump, record.owner, json.dumps(state))
         return before is None or before.again
 
-    return store.database.run(ask, idempotent=True)
+    return store.database.run(request, idempotent=True)
 
 
 def is_keyed(pump: str, state: Json, table: str) -> bool:
-    """Whether a pump's plan has a primary key for a table."""
+    """Return whether a table has a primary key in a pump's plan."""
     try:
         tables = parse_json(state["tables"])["tables"]
         return any(
-            each["keyed"] and f"{each['relation']['schema']}.{each['relation']['table']}" == table
-            for each in tables
+            table_plan["keyed"]
+            and f"{table_plan['relation']['schema']}.{table_plan['relation']['table']}" == table
+            for table_plan in tables
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise unreadable_record(f"the state of pump {pump!r}", error) from None

@@ -25,41 +25,42 @@ from penstock.feeds.postgres.table_readers import TableReaders, tables_by_queue
 from penstock.json_text import Json
 from penstock.pump.last_changes import LastChanges
 from penstock.pump.plan import PumpPlan
-from penstock.pump.recovery_records import note_recovered
+from penstock.pump.recovery_records import mark_as_recovered
 from penstock.queue.store import Store
 
 log = logging.getLogger("penstock.pump")
 
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
+"""The maximum number of deletes in a step."""
 
 
 @dataclass(frozen=True)
 class DeletionStep:
-    """Deletes of rows as a step of a pump."""
+    """Deletes that are ready to be appended."""
 
     step: Step
     change: Callable[[Json], None] | None
-    """Records in the pump's state that the table is recovered; None if more deletes may follow."""
+    """Marks the table as recovered in the pump's state; None if more deletes may follow."""
 
 
-class _Search:
-    """The search for the deleted rows of one table, which reads its queue in a thread."""
+class _DeletedRowSearch:
+    """Search for the deleted rows of a table, which reads the table's queue in a thread."""
 
     def __init__(self, changes: LastChanges) -> None:
         self.changes = changes
-        self.found = 0
-        """How many rows have been deleted."""
-        self.mark: tuple[int, int] | None = None
-        """A position in the log, and the server's time then."""
+        self.deleted = 0
+        """The number of deletes so far."""
+        self.log_mark: tuple[int, int] | None = None
+        """A log position, and the server's time at this position."""
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pump deletions")
-        self._reading: Future[None] = self._thread.submit(changes.read_on, self._closing.is_set)
+        self._read_future: Future[None] = self._thread.submit(changes.read_new_rows, self._closing.is_set)
 
     def is_ready(self) -> bool:
-        """Whether almost the whole queue has been read."""
-        if not self._reading.done():
+        """Return whether the queue has been read almost to its end."""
+        if not self._read_future.done():
             return False
-        self._reading.result()
+        self._read_future.result()
         return True
 
     def close(self) -> None:
@@ -69,94 +70,94 @@ class _Search:
 
 
 class Deletions:
-    """The deletes of a recovered pump, in one session with the server."""
+    """Deletes after a recovery, during one session with the server."""
 
     def __init__(self, feed: OpenPostgresFeed, plan: PumpPlan, store: Store, name: str) -> None:
         self._feed, self._plan, self._store, self._name = feed, plan, store, name
         self.tables = [table for table, recovery in plan.recoveries.items() if recovery.is_read]
-        """Tables whose rows have all been read again, and whose recovery is not complete."""
-        self._search: _Search | None = None
+        """Tables that have been reread completely, and whose deletes are not complete."""
+        self._current: _DeletedRowSearch | None = None
         self._connection: Connection | None = None
 
-    def begin(self, table: str) -> None:
-        """Begin with a table of which all rows have been read, if it is being recovered."""
+    def add(self, table: str) -> None:
+        """Add a table whose backfill is complete, if it is being recovered."""
         if table in self._plan.recoveries:
             self.tables.append(table)
 
     def close(self) -> None:
-        if self._search is not None:
-            self._search.close()
+        if self._current is not None:
+            self._current.close()
         if self._connection is not None:
             self._connection.close()
 
     def step(self, readers: TableReaders, reached: int, version: int) -> DeletionStep | None:
-        """Return the next deletes, once everything in the log before their position has been appended.
+        """Return the next deletes if everything in the log before their position has been appended.
 
         Parameters
         ----------
         readers
-            Those of the pump's tables.
+            The readers of the pump's tables.
         reached
-            The position in the log up to which everything has been appended.
+            The log position up to which everything has been appended.
         version
-            The last commit.
+            The version of the last commit.
         """
         if not self.tables:
             return None
         table = self.tables[0]
-        if self._search is None:
+        if self._current is None:
             planned = readers.tables.by_name[table]
             queue = self._store.queue(self._plan.queues[table])
-            self._search = _Search(LastChanges(queue, planned.key))
-        search = self._search
+            self._current = _DeletedRowSearch(LastChanges(queue, planned.key))
+        search = self._current
         if not search.is_ready():
             return None
-        if search.mark is None:
-            search.mark = self._mark()
-        position, timestamp = search.mark
+        if search.log_mark is None:
+            search.log_mark = self._write_mark()
+        position, timestamp = search.log_mark
         if reached < position:
             return None
-        # Another commit may begin at the position, as for chunks of a backfill.
+        # As with chunks of a backfill, another commit may begin at the position.
         return self._deletes(search, readers, table, max(position - 1, version + 1), timestamp)
 
-    def _mark(self) -> tuple[int, int]:
+    def _write_mark(self) -> tuple[int, int]:
         server = self._feed.server
         with server.translating():
             if self._connection is None:
                 self._connection = server.connect()
                 run(self._connection, "chunk_session")
             _, timestamp = visible_now(self._connection)
-            (mark,) = run(self._connection, "mark")
-        return int(mark.position), timestamp
+            (log_mark,) = run(self._connection, "mark")
+        return int(log_mark.position), timestamp
 
     def _deletes(
-        self, search: _Search, readers: TableReaders, table: str, version: int, timestamp: int
+        self, search: _DeletedRowSearch, readers: TableReaders, table: str, version: int, timestamp: int
     ) -> DeletionStep:
-        # Nothing is appended meanwhile, so no key has a later change.
-        search.changes.read_on()
-        search.mark = None
-        keys = search.changes.live(self._plan.recoveries[table].upto, _MOST_KEYS)
+        # Nothing is appended at the same time, so no key gets a later change.
+        search.changes.read_new_rows()
+        search.log_mark = None
+        keys = search.changes.live_keys(self._plan.recoveries[table].upto, _MAX_KEYS)
         count = len(keys[0])
         if not count:
-            self._end(search, table)
-            return DeletionStep(Step(PlaceInLog(version)), lambda state: note_recovered(state, table))
-        search.found += count
+            self._finish(search, table)
+            return DeletionStep(Step(PlaceInLog(version)), lambda state: mark_as_recovered(state, table))
+        search.deleted += count
         plan = tables_by_queue(readers.tables, together=False)[table]
-        rows = as_commit(_as_deletes(plan, keys), version, timestamp, 0)
+        rows = as_commit(_delete_batch(plan, keys), version, timestamp, 0)
         return DeletionStep(Step(PlaceInLog(version), {table: [rows]}), None)
 
-    def _end(self, search: _Search, table: str) -> None:
+    def _finish(self, search: _DeletedRowSearch, table: str) -> None:
         self.tables.remove(table)
-        self._search = None
+        self._current = None
         search.close()
         log.info(
             "pump %s has recovered %s; %d rows were deleted meanwhile",
             self._name,
             table,
-            search.found,
-            extra={"action": "table_recovered", "pump": self._name, "table": table, "rows": search.found},
+            search.deleted,
+            extra={"action": "table_recovered", "pump": self._name, "table": table, "rows": search.deleted},
         )
-        if search.changes.is_whole:
+        if search.changes.is_complete:
             return
         log.warning(
             "queue %s no longer has its first rows, so pump %s cannot find all rows that were deleted from "
@@ -173,10 +174,10 @@ class Deletions:
         )
 
 
-def _as_deletes(plan: Tables, keys: list[pa.Array]) -> pa.RecordBatch:
-    """Return deletes that have only the keys, as the log has them."""
+def _delete_batch(plan: Tables, keys: list[pa.Array]) -> pa.RecordBatch:
+    """Return deletes with values only in the key columns, as in the log."""
     (table,) = plan.tables
     count, schema = len(keys[0]), plan.schema()
-    known = dict(zip(table.key, keys, strict=True)) | {CHANGE_TYPE: pa.repeat(DELETE, count)}
-    columns = [known.get(field.name, pa.nulls(count, field.type)) for field in schema]
+    values = dict(zip(table.key, keys, strict=True)) | {CHANGE_TYPE: pa.repeat(DELETE, count)}
+    columns = [values.get(field.name, pa.nulls(count, field.type)) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

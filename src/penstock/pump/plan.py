@@ -1,4 +1,4 @@
-"""A pump's plan, as its store keeps it."""
+"""``PumpPlan``: the plan of a pump, as it is stored."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from penstock.pump.recovery_records import TableRecovery, recoveries_of
 
 @dataclass(frozen=True)
 class PumpPlan:
-    """What a pump reads: the feed, the definitions of its tables, and their queues."""
+    """What a pump reads and writes: the feed, the table definitions, and the queues."""
 
     feed: str
-    """What identifies the feed."""
+    """The identity of the feed."""
     together: str | None
     """The queue for all tables; None if each has its own."""
     prefix: str
     """The prefix of the queues' names."""
     queues: dict[str, str]
-    """The queues by table."""
+    """The queue of each table."""
     tables: Tables
     publication: PublicationState
     backfills: dict[str, TableBackfill]
     """The tables that are being backfilled."""
     offset: int = 0
-    """The difference between versions and positions in the log: see :class:`Appender`."""
+    """The version of a commit minus its position in the log: see :class:`Appender`."""
     recoveries: dict[str, TableRecovery] = field(default_factory=dict)
     """The tables whose recovery is not complete."""
 
@@ -47,7 +47,7 @@ class PumpPlan:
 
     @classmethod
     def from_json(cls, name: str, state: Json) -> PumpPlan:
-        """Return the plan in the store, which other programs may have changed."""
+        """Parse and check a stored plan, which other programs may have changed."""
         try:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])
@@ -57,7 +57,7 @@ class PumpPlan:
             if type(offset) is not int or offset < 0 or recoveries.keys() - tables.by_name.keys():
                 raise ValueError(state)
             for table, backfill in backfills.items():
-                if not backfill.has_keys_of(len(tables.by_name[table].key)):
+                if not backfill.has_key_width(len(tables.by_name[table].key)):
                     raise ValueError(backfill)
             return cls(
                 state["feed"],
@@ -73,6 +73,6 @@ class PumpPlan:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None
 
-    def listed(self) -> str:
-        """Return the names of its queues."""
+    def queue_list(self) -> str:
+        """Return the quoted names of the queues, for messages."""
         return ", ".join(sorted(map(repr, self.queues.values())))

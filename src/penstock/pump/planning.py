@@ -1,4 +1,4 @@
-"""Planning of what a pump reads, and into which queues, when it is new and when tables are published."""
+"""Planning which tables a pump reads and into which queues: for new pumps, and for newly published tables."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ log = logging.getLogger("penstock.pump")
 
 @dataclass(frozen=True)
 class PumpSettings:
-    """The settings of a pump: what it reads, and where it appends."""
+    """Settings of a pump: its source, and where it appends."""
 
     name: str
     feed: PostgresFeed
     url: str
-    """That of the store."""
+    """The URL of the store."""
     together: str | None
     """The queue for all tables; None if each has its own."""
     prefix: str
@@ -50,29 +50,29 @@ class PumpSettings:
 
 @dataclass
 class Planner:
-    """Plans a pump for the process that owns it."""
+    """Planner of a pump, for the process that owns the pump."""
 
     settings: PumpSettings
     store: Store
     owner: str
     feed: OpenPostgresFeed
-    left_out: dict[int, str] = field(default_factory=dict)
-    """New tables that cannot be backfilled: the stamps of their definitions by object id."""
+    skipped: dict[int, str] = field(default_factory=dict)
+    """New tables that cannot be backfilled: the version stamp of each definition by object id."""
 
     def plan(self) -> tuple[PumpPlan, PumpPosition]:
-        """Return the plan and the position of the pump, whose queues exist."""
+        """Return the plan and the position of the pump; create queues that do not exist."""
         record = self.store.database.run(
             lambda tx: pumps.require_owned(tx, self.settings.name, self.owner), idempotent=True
         )
         if not record.state:
             return self._new_plan(record)
-        plan = self._known_plan(record)
+        plan = self._stored_plan(record)
         if not record.position.part_rows:
-            # The rest of a large transaction is counted in rows of the tables that were read so far.
+            # In a partly appended transaction, the position counts rows of the tables that were read so far.
             plan = self._with_new_tables(plan)
         return plan, record.position
 
-    def _known_plan(self, record: PumpRecord) -> PumpPlan:
+    def _stored_plan(self, record: PumpRecord) -> PumpPlan:
         plan, identity = PumpPlan.from_json(record.name, record.state), self.feed.identity()
         require_same_source(plan, self.settings, identity)
         if plan.feed != identity:
@@ -88,57 +88,57 @@ class Planner:
         tables, publication = feed.known_tables(), PublicationState.from_json(feed.stream_start())
         self._create_queues(names, tables)
         plan = PumpPlan(identity, settings.together, settings.prefix, names, tables, publication, {})
-        text = json.dumps(plan.to_json())
+        state = json.dumps(plan.to_json())
 
-        def begin(tx: Transaction) -> None:
+        def store_plan(tx: Transaction) -> None:
             pumps.move_pump(tx, record.name, self.owner, record.position, position)
-            pumps.set_pump_state(tx, record.name, self.owner, text)
+            pumps.set_pump_state(tx, record.name, self.owner, state)
 
-        self.store.database.run(begin, idempotent=True)
+        self.store.database.run(store_plan, idempotent=True)
         return plan, position
 
     def _with_new_tables(self, plan: PumpPlan) -> PumpPlan:
-        """Add tables that are new in the publication, to be backfilled."""
+        """Add tables that are new in the publication, with a backfill of each."""
         settings, server = self.settings, self.feed.server
         if settings.schema_changes != EVOLVE or plan.together is not None or plan.tables.chosen:
             return plan
-        known = plan.tables
-        # Read first, so that later changes are noticed next time.
-        now = state_of(server, settings.feed.publication, known)
+        tables_before = plan.tables
+        # Read the state first, so that later changes are found by the next comparison.
+        current = state_of(server, settings.feed.publication, tables_before)
         tables, domains = published(server, settings.feed.publication)
         new = [
             table
             for table in tables
-            if table.relation.oid not in known.by_oid
-            and table.name not in known.by_name
-            and now.names.get(table.relation.oid) == table.name
+            if table.relation.oid not in tables_before.by_oid
+            and table.name not in tables_before.by_name
+            and current.names.get(table.relation.oid) == table.name
         ]
         if new:
             require_backfills(server, settings.feed.publication)
-        new = [table for table in new if self._can_be_read(table, now)]
+        new = [table for table in new if self._can_be_read(table, current)]
         if not new:
             return plan
-        added = self._with(plan.tables, new, domains)
-        state = plan.publication.with_tables([table.name for table in new], now)
-        names = {**plan.queues, **self._queue_names(added)}
-        self._create_queues(names, replace(added, tables=added.tables[-len(new) :]))
+        extended = self._with_added(plan.tables, new, domains)
+        state = plan.publication.with_tables([table.name for table in new], current)
+        queue_names = {**plan.queues, **self._queue_names(extended)}
+        self._create_queues(queue_names, replace(extended, tables=extended.tables[-len(new) :]))
         started = now_micros()
         backfills = {
             **plan.backfills,
             **{table.name: TableBackfill(None, 0, 0, started, again=False) for table in new},
         }
-        plan = replace(plan, queues=names, tables=added, publication=state, backfills=backfills)
-        self.store.database.run(lambda tx: self._keep(tx, plan), idempotent=True)
+        plan = replace(plan, queues=queue_names, tables=extended, publication=state, backfills=backfills)
+        self.store.database.run(lambda tx: self._store_plan(tx, plan), idempotent=True)
         return plan
 
-    def _can_be_read(self, table: Table, now: PublicationState) -> bool:
-        """Whether a new table can be read in the order of its key; others are left out until they can."""
+    def _can_be_read(self, table: Table, current: PublicationState) -> bool:
+        """Return whether a new table can be read in the order of its key; otherwise it is skipped."""
         try:
             KeyOrder.of(self.feed.server, table)
         except FeedUnavailableError as error:
-            self.left_out[table.relation.oid] = now.stamps.get(table.name, "")
+            self.skipped[table.relation.oid] = current.stamps.get(table.name, "")
             log.warning(
-                "pump %s leaves a new table out: %s",
+                "pump %s skips a new table: %s",
                 self.settings.name,
                 error,
                 extra={
@@ -151,28 +151,28 @@ class Planner:
             return False
         return True
 
-    def _with(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
-        """Return the tables together with new ones."""
+    def _with_added(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
+        """Return table definitions with new tables added."""
         tables = replace(
             known, tables=(*known.tables, *new), several=True, domains={**known.domains, **domains}
         )
-        for each in tables_by_queue(tables, together=False).values():
-            check_names(self.feed.server, each)
+        for plan in tables_by_queue(tables, together=False).values():
+            check_names(self.feed.server, plan)
         return tables.reading_as(self.feed.server, self.settings.feed.types or {})
 
-    def _keep(self, tx: Transaction, plan: PumpPlan) -> None:
+    def _store_plan(self, tx: Transaction, plan: PumpPlan) -> None:
         state = pumps.require_owned(tx, self.settings.name, self.owner).state
-        # A backfill may have been requested meanwhile.
+        # A backfill may have been requested since the plan was read.
         backfills = {**plan.to_json()["backfills"], **state.get("backfills", {})}
-        text = json.dumps(state | plan.to_json() | {"backfills": backfills})
-        pumps.set_pump_state(tx, self.settings.name, self.owner, text)
+        new_state = json.dumps(state | plan.to_json() | {"backfills": backfills})
+        pumps.set_pump_state(tx, self.settings.name, self.owner, new_state)
 
     def _create_queues(self, names: dict[str, str], tables: Tables) -> None:
         plans = tables_by_queue(tables, self.settings.together is not None)
         create_queues(self.store, names, plans, self.settings.url, self.settings.queues)
 
     def _queue_names(self, tables: Tables) -> dict[str, str]:
-        """Return the queues by table; refuse two tables with the same queue."""
+        """Return the queue of each table; refuse two tables with the same queue."""
         settings = self.settings
         if settings.together is not None:
             return {ALL: settings.together}
@@ -182,9 +182,9 @@ class Planner:
             other = by_queue.setdefault(queue, table)
             if other != table:
                 raise InvalidInputError(
-                    f"the tables {in_quotes(other)} and {in_quotes(table)} would have one queue, "
-                    f"{in_quotes(queue)}: read them with two pumps, each with tables=[…] and a slot and a "
-                    "prefix of its own",
+                    f"the tables {in_quotes(other)} and {in_quotes(table)} would have the same queue, "
+                    f"{in_quotes(queue)}: read them with two pumps, each with tables=[…] and its own slot "
+                    "and prefix",
                     condition="INVALID_INPUT.QUEUE_OF_TWO_TABLES",
                     queue=queue,
                 )
@@ -192,13 +192,17 @@ class Planner:
 
 
 def require_same_source(plan: PumpPlan, settings: PumpSettings, identity: str) -> None:
-    """Refuse another feed or other queues than those of a plan; the feed's server may be another one."""
+    """Refuse settings whose feed or queues differ from the plan; the server of the feed is not compared."""
     names = set(tables_by_queue(plan.tables, settings.together is not None))
-    same = plan.together == settings.together and plan.prefix == settings.prefix
-    if _without_server(plan.feed) == _without_server(identity) and same and names <= set(plan.queues):
+    is_same_layout = plan.together == settings.together and plan.prefix == settings.prefix
+    if (
+        _without_server(plan.feed) == _without_server(identity)
+        and is_same_layout
+        and names <= set(plan.queues)
+    ):
         return
     raise CheckpointMismatchError(
-        f"the pump {settings.name!r} copies {plan.feed} into {plan.listed()}: start it with the same "
+        f"the pump {settings.name!r} copies {plan.feed} into {plan.queue_list()}: start it with the same "
         "feed, queue and prefix, or give this one another name",
         condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
         pump=settings.name,
@@ -206,18 +210,18 @@ def require_same_source(plan: PumpPlan, settings: PumpSettings, identity: str) -
 
 
 def server_of(identity: str) -> str:
-    """Return the system identifier of the server in the identity of a feed."""
+    """Return the server's system identifier, which is part of a feed's identity."""
     return identity.partition("/")[0].rpartition(":")[2]
 
 
 def other_server(plan: PumpPlan, settings: PumpSettings, identity: str) -> CheckpointMismatchError:
-    """Return the error for a server that is not the one which a pump has read from."""
+    """Return the error for a server other than the one from which the pump has read."""
     before, now = server_of(plan.feed), server_of(identity)
     return CheckpointMismatchError(
         f"the pump {settings.name!r} has read from the server with the system identifier {before}, and "
-        f"this is another one, {now}. Correct the URL; or if this server has taken its place, as after an "
-        f"upgrade, `penstock pump recover {settings.name} --server {now}` has the pump read all rows again, "
-        "and delete the rows that this server does not have",
+        f"this server has {now}. Correct the URL; or if this server has replaced it, for example after an "
+        f"upgrade, run `penstock pump recover {settings.name} --server {now}`: the pump then reads "
+        "all rows again, and deletes the rows that this server does not have",
         condition="CHECKPOINT_MISMATCH.OTHER_SERVER",
         pump=settings.name,
         before=before,

@@ -1,4 +1,4 @@
-"""``Pump``: the changes of a PostgreSQL publication in queues, without Spark."""
+"""``Pump``: copies the changes of a PostgreSQL publication to queues, without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.feeds.postgres.table_readers import CHANGES, REFUSE
 from penstock.instants import moment_of
 from penstock.pump.planning import PumpSettings
 from penstock.pump.reports import Reports
-from penstock.pump.run import PumpRun, Waits
+from penstock.pump.run import PumpRun, RetryPauses
 from penstock.pump.targets import QueueSettings
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
@@ -33,31 +33,29 @@ _NEW = PumpPosition(0, 0)
 
 @dataclass(frozen=True)
 class PumpStatus:
-    """What a pump has done since its process took it over."""
+    """Status of a pump since this process took it over."""
 
     active: bool
-    """False while another process runs the pump, and this one waits to take it over."""
+    """False while another process runs the pump and this one waits to take it over."""
     commits: int
     rows: int
     finalized_until: datetime | None
-    """Every commit of the tables before this time, by the server's clock, is in the queues; None if that is
-    not known.
-    """
+    """All commits of the tables before this time of the server's clock are in the queues; None if unknown."""
 
 
 class Pump:
-    """Moves the changes of the tables of a PostgreSQL publication into queues, without Spark.
+    """Copies the changes of the tables of a PostgreSQL publication to queues, without Spark.
 
     The pump reads a replication slot and appends each commit to the queues of its tables, in one transaction
-    of the store that also has the position in the WAL. So no row is lost or repeated when a process or a
-    server dies, and the server can remove its WAL, however long Spark is down. A new pump first copies the
-    rows that are there (see ``snapshot`` of :class:`PostgresFeed`).
+    of the store that also stores the WAL position. So no row is lost or repeated when a process or a server
+    dies, and the server can remove its WAL however long Spark is down. A new pump first copies the existing
+    rows (see ``snapshot`` of :class:`PostgresFeed`).
 
-    Each table has a queue of its own, a change feed, which :class:`QueueFeed` reads. A queue that is missing
-    is created. Other programs may not append to it.
+    Each table has its own queue, a change feed that :class:`QueueFeed` reads. Missing queues are created.
+    Other programs must not append to them.
 
-    One process runs a pump at a time. Others that are started with the same store and name wait, and one of
-    them takes over when that one ends, or has sent no heartbeat for 6 seconds.
+    One process runs a pump at a time. Other processes with the same store and name wait, and one of them
+    takes over when the running one ends, or has sent no heartbeat for 6 seconds.
 
     Parameters
     ----------
@@ -66,22 +64,22 @@ class Pump:
     store
         The URL of the store; it is created if it does not exist.
     queue
-        The queue for the rows of all tables, in one form; by default, each table has a queue.
+        One queue for the rows of all tables; by default, each table has its own queue.
     prefix
-        What the names of the queues begin with. A table of the schema ``public`` has the queue of its name,
-        another one that of its schema and name, as in ``sales.orders``.
+        The prefix of the queues' names. The queue of a table in the schema ``public`` has the name of the
+        table; for other schemas it includes the schema, as in ``sales.orders``.
     schema_changes
-        What to do when a table gets or loses columns, or the publication gets a table. ``refuse``: end before
-        the first commit with such rows. ``evolve``: the queue gets new columns and wider types, and columns
-        that are gone are NULL from then on; a new table gets a queue with all of its rows, which are read
-        while the pump follows the others (a backfill), and is left out, with a warning, while it has no key.
-        ``ignore``: new columns and tables are left out. Columns that are renamed, that get any other type, or
-        that leave the key are always refused, and so are such changes of a table without a key, or where one
-        queue has the rows of all tables.
+        What to do when columns are added to a table or dropped, or a table is added to the publication.
+        ``refuse``: end before the first commit with such rows. ``evolve``: the queue gets new columns and
+        wider types, and dropped columns are NULL from then on; a new table gets a queue with all of its rows,
+        which are read while the pump follows the other tables (a backfill). A new table without a key is
+        skipped with a warning. ``ignore``: new columns and tables are not read. Renamed columns, any other
+        type, and columns that are removed from the key are always refused, and so are all these changes of a
+        table without a key, or if one queue has the rows of all tables.
     partitions
-        The partitions of each queue that is created.
+        The number of partitions of each created queue.
     retention
-        How many rows each queue that is created keeps; everything by default.
+        The retention of each created queue; by default all rows are kept.
     name
         The pump's name in the store; by default that of the slot.
 
@@ -123,42 +121,42 @@ class Pump:
     def run(self) -> None:
         """Append changes until :meth:`stop` is called; first wait while another process runs the pump.
 
-        A server or a store that does not answer is waited for.
+        If the server or the store does not answer, the pump waits and retries.
 
         Raises
         ------
         FeedUnavailableError
-            When the server refuses, or a table has changed in a way that its queue cannot follow.
+            When the server refuses, or a table was changed in a way that its queue does not support.
         DataLostError
-            When the server does not have all that the pump has read, or has removed log that it has not read:
-            `penstock pump recover` has it create a new slot and read all rows again.
+            When the server lacks changes that the pump has read, or has removed log that the pump has not
+            read: after `penstock pump recover`, the pump creates a new slot and reads all rows again.
         CheckpointMismatchError
-            When the feed is another one than that of the queues, or on another server.
+            When the feed differs from the feed of the queues, or is on another server.
         ProducerFencedError
-            When another process has taken the pump over, as after this one was suspended.
+            When another process has taken the pump over, for example after this one was suspended.
         PumpNotFoundError
             When the pump was removed from the store.
         StoreError
         """
         if not self._running.acquire(blocking=False):
-            raise InvalidInputError(f"pump {self.name!r} runs already in this process")
-        waits = Waits(self.name, self._stopping)
+            raise InvalidInputError(f"pump {self.name!r} is already running in this process")
+        pauses = RetryPauses(self.name, self._stopping)
         try:
-            while not self._stopping.is_set() and not waits.repeated(lambda: self._attempt(waits)):
+            while not self._stopping.is_set() and not pauses.attempt(lambda: self._attempt(pauses)):
                 pass
         finally:
             self._reports = None
             self._running.release()
 
     def stop(self) -> None:
-        """End :meth:`run` when what it is appending is safe; for another thread, or a signal handler.
+        """End :meth:`run` after the append in progress; for another thread or a signal handler.
 
-        A pump that was stopped is not run again: make another one.
+        A stopped pump cannot be run again: create another one.
         """
         self._stopping.set()
 
     def status(self) -> PumpStatus:
-        """Return what the pump has done since this process took it over."""
+        """Return the status of the pump since this process took it over."""
         reports = self._reports
         if reports is None:
             return PumpStatus(False, 0, 0, None)
@@ -167,40 +165,40 @@ class Pump:
         moment = None if until is None else moment_of(until)
         return PumpStatus(True, totals.commits, totals.rows, moment)
 
-    def _attempt(self, waits: Waits) -> bool:
+    def _attempt(self, pauses: RetryPauses) -> bool:
         """Run the pump; return True when it was stopped."""
         with closing(connect(self._settings.url)) as store:
-            self._run(store, waits)
+            self._run(store, pauses)
         return True
 
-    def _run(self, store: Store, waits: Waits) -> None:
+    def _run(self, store: Store, pauses: RetryPauses) -> None:
         store.database.run(lambda tx: pumps.create_pump(tx, self.name, _NEW, "{}"), idempotent=True)
         owner = str(uuid.uuid4())
-        if not self._own(store, owner):
+        if not self._take_over(store, owner):
             return
         reports = Reports(store.uuid, self.name, owner, self._settings.feed.name)
-        run = PumpRun(self._settings, store, owner, self._stopping, reports, waits)
+        pump_run = PumpRun(self._settings, store, owner, self._stopping, reports, pauses)
         self._reports = reports
         log.info("pump %s starts", self.name, extra={"action": "pump_started", "pump": self.name})
-        run.all()
+        pump_run.run()
         log.info("pump %s has stopped", self.name, extra={"action": "pump_stopped", "pump": self.name})
 
-    def _own(self, store: Store, owner: str) -> bool:
-        """Wait until nobody else runs the pump; False if it is stopped before."""
-        waits = False
+    def _take_over(self, store: Store, owner: str) -> bool:
+        """Wait until no other process runs the pump, and become its owner; return False if stopped first."""
+        is_standing_by = False
 
-        def own(tx: Transaction) -> bool:
-            record = _require(pumps.find_pump(tx, self.name), self.name)
-            # An attempt whose outcome was unknown may have succeeded.
+        def try_to_own(tx: Transaction) -> bool:
+            record = _require_pump(pumps.find_pump(tx, self.name), self.name)
+            # This process is the owner if an earlier attempt, whose outcome was unknown, succeeded.
             return record.owner == owner or (
                 not record.is_alive(tx.now()) and pumps.acquire_pump(tx, record, owner)
             )
 
         while not self._stopping.is_set():
-            if store.database.run(own, idempotent=True):
+            if store.database.run(try_to_own, idempotent=True):
                 return True
-            if not waits:
-                waits = True
+            if not is_standing_by:
+                is_standing_by = True
                 log.info(
                     "pump %s runs in another process: this one takes over when that one ends",
                     self.name,
@@ -210,7 +208,7 @@ class Pump:
         return False
 
 
-def _require(record: PumpRecord | None, name: str) -> PumpRecord:
+def _require_pump(record: PumpRecord | None, name: str) -> PumpRecord:
     if record is None:
         raise pumps.pump_removed_error(name)
     return record

@@ -1,11 +1,11 @@
-"""The recovery of a pump that cannot resume, since its slot or what it has read is gone.
+"""Recovery of a pump that cannot resume, because its slot or the log that it has read is gone.
 
-The queues stay. A new slot is created, and every table is read again beside it, as updates at versions after
-all that is in the queues (:mod:`penstock.pump.backfills`). Then the rows that were deleted meanwhile are
+The queues are kept. A new slot is created, and every table is reread, as updates with versions after all
+commits in the queues (:mod:`penstock.pump.backfills`). Then rows that were deleted in the meantime are
 deleted in the queues (:mod:`penstock.pump.deletions`).
 
-The store is switched to the new slot in one transaction. If the process dies before that, the next one begins
-the recovery again, and drops the slot that is left, which has the pump's own name.
+One transaction switches the store to the new slot. If the process dies before it, the next process starts the
+recovery again, and drops the slot that was left behind, which has the pump's slot name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.pump.backfill_records import TableBackfill
 from penstock.pump.plan import PumpPlan
 from penstock.pump.planning import PumpSettings, other_server, require_same_source, server_of
 from penstock.pump.recovery_records import RecoveryRequest, TableRecovery
-from penstock.pump.targets import Continued, Stamps, Targets
+from penstock.pump.targets import CommitTimes, PartialCommit, Targets
 from penstock.queue.store import Store
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
@@ -50,60 +50,60 @@ _FIRST_USER_TYPE = 16_384
 
 @dataclass
 class Recovery:
-    """Recovers a pump on request, for the process that owns it."""
+    """Recovery of a pump on request, for the process that owns the pump."""
 
     settings: PumpSettings
     store: Store
     owner: str
     feed: OpenPostgresFeed
     application: str
-    """The name under which the pump's processes receive from the server."""
+    """The application name of the pump's processes on the server."""
 
     def request(self) -> RecoveryRequest | None:
-        """Return the request for a recovery, if there is one."""
+        """Return the request for a recovery; None if there is none."""
         record = self._record()
         return RecoveryRequest.of(record.name, record.state)
 
     def decline(self) -> None:
-        """Forget a request, since the pump can resume."""
+        """Remove the request, because the pump can resume."""
         self._change_state(RecoveryRequest.remove)
         log.warning(
-            "pump %s resumes, and does not recover: `penstock pump recover %s --force` recovers it anyway",
+            "pump %s can resume, so it is not recovered: `penstock pump recover %s --force` does it anyway",
             self.settings.name,
             self.settings.name,
             extra={"action": "recovery_declined", "pump": self.settings.name},
         )
 
     def handle(self, error: PenstockError) -> None:
-        """Recover after an error that prevents the pump from resuming; without a request, raise the error."""
+        """Recover from an error that prevents the pump from resuming; raise it if there is no request."""
         condition = condition_of(error)
         if condition not in _CANNOT_RESUME:
             raise error
         if self.request() is None:
-            raise self._explained(error, condition)
+            raise self._with_advice(error, condition)
         self.run()
 
-    def _explained(self, error: PenstockError, condition: str) -> PenstockError:
+    def _with_advice(self, error: PenstockError, condition: str) -> PenstockError:
         if condition != "FEED_UNAVAILABLE.SLOT_MISSING":
             return error
         name, slot = self.settings.name, self.feed.slot.name
         return FeedUnavailableError(
             f"{self.feed.name}: the replication slot {slot!r} of pump {name!r} is gone, with changes that "
-            f"it has not read. `penstock pump recover {name}` has the pump create a new slot and read all "
-            "rows again",
+            f"the pump has not read. Run `penstock pump recover {name}`: the pump then creates a new slot "
+            "and reads all rows again",
             condition=condition,
             slot=slot,
             pump=name,
         )
 
     def run(self) -> None:
-        """Recover, and have the next session read the tables again.
+        """Switch to a new slot; the next session rereads the tables.
 
         Raises
         ------
         FeedUnavailableError
-            When a table cannot be read again, or has changed in a way that its queue cannot follow. Nothing
-            is changed then.
+            When a table cannot be reread, or was changed in a way that its queue does not support. In this
+            case nothing is changed.
         """
         settings, record = self.settings, self._record()
         plan, identity = PumpPlan.from_json(record.name, record.state), self.feed.identity()
@@ -113,18 +113,19 @@ class Recovery:
         if identity != plan.feed and server_of(identity) != server:
             raise other_server(plan, settings, identity)
         self.feed.slot.check_server()
-        # Before anything is dropped, since it may refuse.
-        self._current(plan, identity)
-        # Once the slot is dropped, it may look as if the pump could resume.
-        self._change_state(RecoveryRequest(now_micros(), force=True, server=server).enter)
+        # This may refuse the recovery, so it comes before anything is dropped.
+        self._current_tables(plan, identity)
+        # After the slot is dropped and recreated, the position may look as if the pump could resume.
+        self._change_state(RecoveryRequest(now_micros(), force=True, server=server).store_in)
         self.feed.server.fetch("end_reader", slot=settings.feed.slot, application=self.application)
         first = self.feed.snapshots.recreate_slot()
-        # After the slot was created: what the new slot's log lacks was committed before the rows are read.
-        tables, publication = self._current(plan, identity)
+        # Read the tables after the slot is created: changes that the slot does not have were committed
+        # before.
+        tables, publication = self._current_tables(plan, identity)
         plan = replace(plan, feed=identity, tables=tables, publication=publication)
         version = self._switch(record, plan, first)
         log.warning(
-            "pump %s recovers: it continues with a new slot %s, and reads all rows of %s again, as commits "
+            "pump %s recovers: it continues with the new slot %s, and reads all rows of %s again, as commits "
             "after %d",
             settings.name,
             settings.feed.slot,
@@ -133,8 +134,8 @@ class Recovery:
             extra={"action": "recovery_started", "pump": settings.name, "version": version},
         )
 
-    def _current(self, plan: PumpPlan, identity: str) -> tuple[Tables, PublicationState]:
-        """Return the tables of a plan as they are now, and the state of the publication.
+    def _current_tables(self, plan: PumpPlan, identity: str) -> tuple[Tables, PublicationState]:
+        """Return the current definitions of a plan's tables, and the state of the publication.
 
         Raises
         ------
@@ -142,27 +143,32 @@ class Recovery:
         """
         settings, server = self.settings, self.feed.server
         require_backfills(server, settings.feed.publication)
-        now, domains = published(server, settings.feed.publication)
-        tables = _as_now(self.feed.name, plan.tables, now, domains)
+        published_tables, domains = published(server, settings.feed.publication)
+        tables = _with_current_definitions(self.feed.name, plan.tables, published_tables, domains)
         self.feed.snapshots.require_trusted_functions(tables.tables)
         for table in tables.tables:
             KeyOrder.of(server, table)
         state = state_of(server, settings.feed.publication, tables)
-        # On another server the object ids and the numbers of columns are others.
-        known = state.with_dropped_columns(plan.publication) if identity == plan.feed else state
+        # On another server, object ids and column numbers are different.
+        publication_state = state.with_dropped_columns(plan.publication) if identity == plan.feed else state
         readers = TableReaders(
-            self.feed.settings, server, tables, known, together=False, changes=settings.schema_changes
+            self.feed.settings,
+            server,
+            tables,
+            publication_state,
+            together=False,
+            changes=settings.schema_changes,
         )
         readers.begin(0, 0)
         (end,) = server.fetch("position")
-        for table in now:
+        for table in published_tables:
             readers.wants(table.relation, int(end.position))
-        return readers.tables, known
+        return readers.tables, publication_state
 
     def _switch(self, record: PumpRecord, plan: PumpPlan, first: int) -> int:
-        """Have the store continue with a new slot, all at once; return the last commit from before it.
+        """Switch the store to a new slot in one transaction; return the last commit from before the slot.
 
-        A commit of which only some rows were appended is ended: what it lacks is read again.
+        A partly appended commit is ended, because its other rows are reread.
         """
         targets = Targets.opened(self.store, plan.queues, plan.tables.by_name)
         before = record.position
@@ -171,14 +177,14 @@ class Recovery:
         plan = replace(plan, offset=max(plan.offset, last + 1 - first))
         after = PumpPosition(first + plan.offset, before.timestamp)
         started = now_micros()
-        names = plan.tables.by_name
+        tables_by_name = plan.tables.by_name
         plan = replace(
             plan,
-            backfills={name: TableBackfill(None, 0, 0, started, again=True) for name in names},
-            recoveries={name: TableRecovery(after.version, is_read=False) for name in names},
+            backfills={name: TableBackfill(None, 0, 0, started, again=True) for name in tables_by_name},
+            recoveries={name: TableRecovery(after.version, is_read=False) for name in tables_by_name},
         )
 
-        def move(tx: Transaction) -> bool:
+        def switch(tx: Transaction) -> bool:
             if not pumps.move_pump(tx, record.name, self.owner, before, after):
                 return False
             state = pumps.require_owned(tx, record.name, self.owner).state | plan.to_json()
@@ -186,9 +192,9 @@ class Recovery:
             pumps.set_pump_state(tx, record.name, self.owner, json.dumps(state))
             return True
 
-        part = Continued(before.part_version, before.timestamp) if before.part_rows else None
-        rows = targets.rows({}, after.version, Stamps({}, before.timestamp), part)
-        append_commits(self.store.database, rows, move)
+        partial = PartialCommit(before.part_version, before.timestamp) if before.part_rows else None
+        rows = targets.rows({}, after.version, CommitTimes({}, before.timestamp), partial)
+        append_commits(self.store.database, rows, switch)
         return after.version
 
     def _record(self) -> PumpRecord:
@@ -197,17 +203,19 @@ class Recovery:
         )
 
     def _change_state(self, change: Callable[[Json], None]) -> None:
-        def work(tx: Transaction) -> None:
+        def update(tx: Transaction) -> None:
             state = pumps.require_owned(tx, self.settings.name, self.owner).state
             change(state)
             pumps.set_pump_state(tx, self.settings.name, self.owner, json.dumps(state))
 
-        self.store.database.run(work, idempotent=True)
+        self.store.database.run(update, idempotent=True)
 
 
-def _as_now(name: str, planned: Tables, now: Sequence[Table], domains: dict[int, BaseType]) -> Tables:
-    """Return planned tables with the object ids, and the row filters, that they have in the catalog now."""
-    by_name = {table.name: table for table in now}
+def _with_current_definitions(
+    name: str, planned: Tables, published_tables: Sequence[Table], domains: dict[int, BaseType]
+) -> Tables:
+    """Return planned tables with their current object ids and row filters from the catalog."""
+    by_name = {table.name: table for table in published_tables}
     tables = []
     for table in planned.tables:
         current = by_name.get(table.name)
@@ -220,12 +228,12 @@ def _as_now(name: str, planned: Tables, now: Sequence[Table], domains: dict[int,
 
 
 def _with_current_ids(table: Table, current: Table) -> Table:
-    """Return a planned table with the object ids of the current one and its types.
+    """Return a planned table with the current object ids of the table and its types.
 
-    Types that users have made, such as enums, are read as text, whatever their ids.
+    User-defined types, such as enums, are read as text whatever their ids.
     """
     columns = dict(zip(current.relation.names, current.relation.columns, strict=True))
-    made = {
+    user_types = {
         name: base
         for name, base in zip(current.relation.names, current.bases, strict=True)
         if base[0] >= _FIRST_USER_TYPE
@@ -239,7 +247,9 @@ def _with_current_ids(table: Table, current: Table) -> Table:
     return replace(
         table,
         relation=relation,
-        bases=tuple(made.get(name, base) if base[0] >= _FIRST_USER_TYPE else base for name, base in planned),
+        bases=tuple(
+            user_types.get(name, base) if base[0] >= _FIRST_USER_TYPE else base for name, base in planned
+        ),
         filter=current.filter,
         partitioned=current.partitioned,
     )

@@ -1,4 +1,4 @@
-"""Reports of a pump's progress, for its program and for the monitor page, which lists it as a query."""
+"""Reports of a pump's progress, for its process and for the monitor page, which shows pumps as queries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.store.records import queries
 from penstock.store.records.queries import HEARTBEAT_SECONDS, PUMP, QueryError, QueryProgress, QueryRun
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-_MOST_COMMITS = 10_000
-"""Of which latencies are kept between two reports."""
+_MAX_LATENCIES = 10_000
+"""Limits the latencies that are kept between two reports."""
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,36 @@ class Totals:
     commits: int
     rows: int
     finalized_until: int | None
-    """The server's time before which every commit is appended, in microseconds since 1970; None if it is not
-    known.
+    """All commits before this time of the server's clock have been appended; None if unknown.
+
+    In microseconds since 1970.
     """
 
 
 @dataclass(frozen=True)
-class News:
-    """What was appended since the last report."""
+class Unreported:
+    """Appends since the last report."""
 
     rows: int = 0
     latencies: tuple[NDArray[np.float64], ...] = ()
-    """Milliseconds from the commits until they were in the queues."""
+    """The milliseconds from each commit until it was in the queues."""
 
-    def __add__(self, later: News) -> News:
-        enough = sum(map(len, self.latencies)) >= _MOST_COMMITS
-        return News(self.rows + later.rows, self.latencies + (() if enough else later.latencies))
+    def __add__(self, later: Unreported) -> Unreported:
+        is_full = sum(map(len, self.latencies)) >= _MAX_LATENCIES
+        return Unreported(self.rows + later.rows, self.latencies + (() if is_full else later.latencies))
 
     def percentiles(self) -> dict[str, float]:
-        """Return the milliseconds in which shares of the commits were in the queues."""
+        """Return percentiles of the latencies, in milliseconds."""
         if not self.latencies:
             return {}
-        found = np.concatenate(self.latencies)
-        return {name: round(float(np.percentile(found, share)), 3) for name, share in _PERCENTILES.items()}
+        milliseconds = np.concatenate(self.latencies)
+        return {
+            name: round(float(np.percentile(milliseconds, share)), 3) for name, share in _PERCENTILES.items()
+        }
 
 
 class Reports:
-    """The counts of a process that runs a pump; safe to use from several threads.
+    """Counters and reports of a process that runs a pump. Thread-safe.
 
     Parameters
     ----------
@@ -64,76 +67,84 @@ class Reports:
     name
         The pump's name.
     owner
-        The process's id.
+        The id of the process.
     source
-        What it reads, without a password.
+        The name of the feed, without a password.
     """
 
     def __init__(self, store: str, name: str, owner: str, source: str) -> None:
         self._lock = threading.Lock()
-        number = str(uuid.uuid5(uuid.UUID(store), f"pump {name}"))
-        self._run = QueryRun(number, owner, name, PUMP, now_micros(), source)
-        self._totals, self._news = Totals(0, 0, None), News()
+        run_id = str(uuid.uuid5(uuid.UUID(store), f"pump {name}"))
+        self._run = QueryRun(run_id, owner, name, PUMP, now_micros(), source)
+        self._totals, self._unreported = Totals(0, 0, None), Unreported()
         self._appends = 0
-        self._report_at = 0.0
+        self._next_report_at = 0.0
         """When to send the next report if nothing is appended."""
         self.sink: str | None = None
-        """The queues that it appends to; None until they are planned."""
+        """The queues of the pump; None until they are planned."""
         self.warnings: tuple[str, ...] = ()
-        """Problems of the server."""
+        """Warnings about the server."""
 
     @property
     def totals(self) -> Totals:
-        """What was appended so far."""
+        """The totals so far."""
         with self._lock:
             return self._totals
 
     def appended(self, commits: NDArray[np.int64], rows: int) -> None:
-        """Count an append: the times of its commits, in microseconds since 1970, and its rows."""
+        """Record an append.
+
+        Parameters
+        ----------
+        commits
+            The times of its commits, in microseconds since 1970.
+        rows
+            The number of its rows.
+        """
         milliseconds = (now_micros() - commits) / 1000
         with self._lock:
-            total = self._totals
-            self._totals = Totals(total.commits + len(commits), total.rows + rows, total.finalized_until)
-            self._news += News(rows, (milliseconds,) if len(commits) else ())
+            totals = self._totals
+            self._totals = Totals(totals.commits + len(commits), totals.rows + rows, totals.finalized_until)
+            self._unreported += Unreported(rows, (milliseconds,) if len(commits) else ())
             self._appends += 1
 
     def finalized(self, until: int) -> None:
-        """Note the server's time before which everything is appended."""
+        """Record the server's time before which all commits have been appended."""
         with self._lock:
             self._totals = replace(self._totals, finalized_until=until)
 
     def begin(self, tx: Transaction) -> None:
-        """Report that the process begins."""
+        """Report that the process has started."""
         queries.begin(tx, self._run)
 
-    def take(self) -> News:
-        """Return what was appended since the last report. Give it back if reporting fails."""
+    def take(self) -> Unreported:
+        """Return the appends since the last report; the caller gives them back if reporting fails."""
         with self._lock:
-            news, self._news = self._news, News()
-            return news
+            unreported, self._unreported = self._unreported, Unreported()
+            return unreported
 
-    def give_back(self, news: News) -> None:
+    def give_back(self, unreported: Unreported) -> None:
         with self._lock:
-            self._news = news + self._news
+            self._unreported = unreported + self._unreported
 
-    def report(self, tx: Transaction, news: News) -> None:
-        """Report that the process is alive, and what it has appended."""
+    def report(self, tx: Transaction, unreported: Unreported) -> None:
+        """Report that the process is alive, and its appends."""
         progress, now = None, time.monotonic()
         with self._lock:
-            number, until = self._appends, self._totals.finalized_until
-        if news.rows or (until is not None and now >= self._report_at):
-            self._report_at = now + HEARTBEAT_SECONDS
+            appends, finalized = self._appends, self._totals.finalized_until
+        if unreported.rows or (finalized is not None and now >= self._next_report_at):
+            self._next_report_at = now + HEARTBEAT_SECONDS
             progress = QueryProgress(
-                number,
-                news.rows,
-                news.rows,
-                news.percentiles(),
-                finalized_until=until,
+                appends,
+                unreported.rows,
+                unreported.rows,
+                unreported.percentiles(),
+                finalized_until=finalized,
                 warnings=self.warnings,
             )
         queries.report(tx, self._run, progress, sink=self.sink)
 
     def end(self, tx: Transaction, error: BaseException | None) -> None:
-        """Report that the process ends, and why."""
+        """Report that the process has ended, with the error if there was one."""
         failure = None if error is None else QueryError(condition_of(error), shown(error))
         queries.end(tx, self._run, failure)

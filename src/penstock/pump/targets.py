@@ -1,4 +1,4 @@
-"""The queues that a pump appends to, and rows as their commits."""
+"""Queues of a pump: creating them, adding columns, and dividing rows into their commits."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from penstock.store.records import feed_commits
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """How queues are created."""
+    """Settings for created queues."""
 
     partitions: int = 1
     retention: Retention | None = None
 
 
 @dataclass(frozen=True)
-class Continued:
-    """A commit some of whose rows were appended before."""
+class PartialCommit:
+    """A commit that is partly appended."""
 
     version: int
     timestamp: int
@@ -47,43 +47,43 @@ class Targets:
 
     @classmethod
     def opened(cls, store: Store, names: Mapping[str, str], tables: Iterable[str]) -> Targets:
-        """Open the queues of some tables.
+        """Open the queues of tables.
 
         Raises
         ------
         QueueNotFoundError
-            When a queue was dropped: its earlier rows are gone, so it is not created again.
+            When a queue was dropped. It is not recreated, because its earlier rows are gone.
         """
         return cls({table: store.queue(names[table]) for table in tables})
 
     def last_commit(self, tx: Transaction) -> int:
-        """Return the newest commit in any of the queues; 0 if there is none."""
+        """Return the version of the newest commit in any of the queues; 0 if there is none."""
         commits = (feed_commits.newest_commit(tx, queue.record) for queue in self._queues.values())
-        return max((each.version for each in commits if each is not None), default=0)
+        return max((commit.version for commit in commits if commit is not None), default=0)
 
     def rows(
         self,
         batches: Mapping[str, Sequence[pa.RecordBatch]],
         upto: int,
-        stamps: Stamps,
-        continued: Continued | None,
+        commit_times: CommitTimes,
+        partial: PartialCommit | None,
     ) -> list[FeedRows]:
-        """Return rows as the commits of their queues.
+        """Divide rows into the commits of each queue.
 
         Parameters
         ----------
         batches
             The rows by table.
         upto
-            The last commit that is complete; later ones go on.
-        stamps
+            The last complete commit; later commits continue in the next step.
+        commit_times
             The times of the commits.
-        continued
-            The complete commit of which rows were appended before, to any of the queues.
+        partial
+            The commit that is now complete, and of which some rows were appended before, to any queue.
         """
-        tables = batches if continued is None else self._queues
+        tables = batches if partial is None else self._queues
         return [
-            self._rows(self._queues[table], batches.get(table, ()), upto, stamps, continued)
+            self._rows(self._queues[table], batches.get(table, ()), upto, commit_times, partial)
             for table in tables
         ]
 
@@ -92,38 +92,40 @@ class Targets:
         queue: Queue,
         batches: Sequence[pa.RecordBatch],
         upto: int,
-        stamps: Stamps,
-        continued: Continued | None,
+        commit_times: CommitTimes,
+        partial: PartialCommit | None,
     ) -> FeedRows:
         rows = _with_new_columns(queue, batches) if batches else queue.schema.empty_table()
         versions = rows[COMMIT_VERSION].to_numpy()
-        place = rows.schema.get_field_index(COMMIT_TIMESTAMP)
-        times = pa.array(stamps.of(versions)).view(INSTANT)
-        rows = rows.set_column(place, rows.schema.field(place), times)
-        last = np.flatnonzero(np.append(versions[1:] != versions[:-1], True)) if len(versions) else versions
-        last = last[versions[last] <= upto]
-        ended, moments = versions[last].tolist(), stamps.of(versions[last]).tolist()
-        ends = (last + 1).tolist()
-        if continued is not None and continued.version not in ended[:1]:
-            ended, moments = [continued.version, *ended], [continued.timestamp, *moments]
+        index = rows.schema.get_field_index(COMMIT_TIMESTAMP)
+        times = pa.array(commit_times.of(versions)).view(INSTANT)
+        rows = rows.set_column(index, rows.schema.field(index), times)
+        last_rows = (
+            np.flatnonzero(np.append(versions[1:] != versions[:-1], True)) if len(versions) else versions
+        )
+        last_rows = last_rows[versions[last_rows] <= upto]
+        complete, complete_times = versions[last_rows].tolist(), commit_times.of(versions[last_rows]).tolist()
+        ends = (last_rows + 1).tolist()
+        if partial is not None and partial.version not in complete[:1]:
+            complete, complete_times = [partial.version, *complete], [partial.timestamp, *complete_times]
             ends = [0, *ends]
-        number = None if continued is None else continued.version
-        return FeedRows(queue, queue.rows_to_append(rows), ended, moments, ends, number)
+        partial_version = None if partial is None else partial.version
+        return FeedRows(queue, queue.rows_to_append(rows), complete, complete_times, ends, partial_version)
 
 
 def create_queues(
     store: Store, names: Mapping[str, str], plans: Mapping[str, Tables], url: str, settings: QueueSettings
 ) -> None:
-    """Create the queues of a new pump, unless they are there, and empty.
+    """Create the queues of a new pump; existing queues must be empty.
 
     Raises
     ------
     AlreadyExistsError
-        When a queue has had rows, which are of something else or of an earlier pump, or has other columns.
+        When a queue has had rows, for example of an earlier pump, or has different columns.
     """
     for table, plan in plans.items():
         name = names[table]
-        schema = pa.schema([each for each in plan.schema() if each.name not in METADATA_NAMES])
+        schema = pa.schema([field for field in plan.schema() if field.name not in METADATA_NAMES])
         try:
             _require_empty(store.queue(name), plan.schema())
         except QueueNotFoundError:
@@ -138,37 +140,37 @@ def create_queues(
 
 
 def _require_empty(queue: Queue, schema: pa.Schema) -> None:
-    there = {field.name: field.type for field in queue.schema}
-    other = next((field for field in schema if there.get(field.name) != field.type), None)
-    if other is not None:
-        why = f"has no column {in_quotes(other.name)} of type {other.type}"
+    existing = {field.name: field.type for field in queue.schema}
+    mismatch = next((field for field in schema if existing.get(field.name) != field.type), None)
+    if mismatch is not None:
+        problem = f"has no column {in_quotes(mismatch.name)} of type {mismatch.type}"
     elif queue.record.contract is None:
-        why = "holds rows, not a change feed"
+        problem = "holds rows, not a change feed"
     elif any(partition.next_index for partition in queue.info().partitions):
-        why = "has had rows, which a new pump would repeat"
+        problem = "has had rows, which a new pump would repeat"
     else:
         return
     raise AlreadyExistsError(
-        f"the queue {in_quotes(queue.name)} is there already, and {why}: drop it, or start the pump with "
+        f"the queue {in_quotes(queue.name)} already exists and {problem}: drop it, or start the pump with "
         "another queue or prefix",
         queue=queue.name,
-        column=None if other is None else other.name,
+        column=None if mismatch is None else mismatch.name,
     )
 
 
 def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Return rows as one table; the queue gets the columns, and the wider types, that a table has got.
+    """Return rows as one table; add the table's new columns and wider types to the queue.
 
     Raises
     ------
     SchemaMismatchError
-        When the queue has such a column with another type.
+        When the queue has such a column with an incompatible type.
     """
     for schema in dict.fromkeys(batch.schema for batch in batches):
         types = {field.name: field.type for field in queue.schema}
-        other = [field for field in schema if types.get(field.name, field.type) != field.type]
-        if other:
-            queue.widen_columns(pa.schema(other))
+        wider = [field for field in schema if types.get(field.name, field.type) != field.type]
+        if wider:
+            queue.widen_columns(pa.schema(wider))
         added = [field for field in schema if field.name not in types]
         if added:
             queue.add_columns(pa.schema(added))
@@ -176,29 +178,33 @@ def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Tab
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
-class Stamps:
-    """The times of commits, which do not fall from one commit to the next: a server's own may, since it takes
-    them before it orders the commits.
+class CommitTimes:
+    """Times of commits, made non-decreasing.
+
+    The server's commit times may decrease from one commit to the next, because a transaction gets its time
+    before its place in the log.
     """
 
     def __init__(self, batches: Mapping[str, Sequence[pa.RecordBatch]], floor: int) -> None:
-        parts = [batch for of_table in batches.values() for batch in of_table]
-        versions = _joined([batch[COMMIT_VERSION] for batch in parts])
-        times = _joined([batch[COMMIT_TIMESTAMP].view(pa.int64()) for batch in parts])
-        self._versions, first = np.unique(versions, return_index=True)
-        self._times = np.maximum(np.maximum.accumulate(times[first]), floor) if len(first) else times
-        self.last = int(self._times[-1]) if len(first) else floor
-        """That of the last commit."""
+        all_batches = [batch for table_batches in batches.values() for batch in table_batches]
+        versions = _joined([batch[COMMIT_VERSION] for batch in all_batches])
+        times = _joined([batch[COMMIT_TIMESTAMP].view(pa.int64()) for batch in all_batches])
+        self._versions, first_rows = np.unique(versions, return_index=True)
+        self._times = (
+            np.maximum(np.maximum.accumulate(times[first_rows]), floor) if len(first_rows) else times
+        )
+        self.last = int(self._times[-1]) if len(first_rows) else floor
+        """The time of the last commit."""
 
     def of(self, versions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the times of some of the commits."""
-        found: NDArray[np.int64] = self._times[np.searchsorted(self._versions, versions)]
-        return found
+        """Return the times of the commits with these versions."""
+        matching: NDArray[np.int64] = self._times[np.searchsorted(self._versions, versions)]
+        return matching
 
 
 def _joined(arrays: Sequence[pa.Array]) -> NDArray[np.int64]:
-    parts = [each.to_numpy(zero_copy_only=False) for each in arrays]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    numpy_arrays = [array.to_numpy(zero_copy_only=False) for array in arrays]
+    return np.concatenate(numpy_arrays) if numpy_arrays else np.zeros(0, np.int64)
 
 
 def _contract(plan: Tables) -> ChangeContract:
@@ -206,14 +212,14 @@ def _contract(plan: Tables) -> ChangeContract:
     if contract is not None:
         return contract
     if plan.several:
-        missing = next(table for table in plan.tables if not table.key)
+        without_key = next(table for table in plan.tables if not table.key)
         raise FeedUnavailableError(
-            f"nothing identifies the rows of {missing.name}, so they cannot be in one queue with those of "
-            "other tables: give it a primary key, or each table a queue of its own",
+            f"nothing identifies the rows of {without_key.name}, so they cannot share a queue with rows of "
+            "other tables: add a primary key, or give each table its own queue",
             condition="FEED_UNAVAILABLE.NO_REPLICA_IDENTITY",
-            table=missing.name,
+            table=without_key.name,
         )
-    # Only inserts are published: each row stands for itself.
+    # The publication has only inserts, so rows are identified by all of their columns.
     return ChangeContract(
         row_id=plan.tables[0].relation.names,
         nullable_row_id=True,
@@ -225,7 +231,8 @@ def _contract(plan: Tables) -> ChangeContract:
 
 
 def queue_names(tables: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return the name of each table's queue: the prefix and the table's name, with its schema unless that is
-    ``public``.
+    """Return the name of each table's queue: the prefix and the table's name.
+
+    The name of the table includes its schema, except for the schema ``public``.
     """
     return {table: prefix + table.removeprefix("public.") for table in tables}

@@ -29,17 +29,17 @@ _QUICKLY = {
     (following, "_CHECK_SECONDS"): 0.02,
     (following, "_PART_BYTES"): 1 << 12,
     (following, "_PIECE_ROWS"): 11,
-    (appender, "_CONFIRM_SECONDS"): 0.0,
+    (appender, "_CONFIRM_INTERVAL_SECONDS"): 0.0,
     (backfills, "_CHUNK_ROWS"): 5,
     (backfills, "_POLL_SECONDS"): 0.01,
-    (backfills, "_CHANGE_SECONDS"): 1.0,
+    (backfills, "_SCHEMA_CHANGE_SECONDS"): 1.0,
     (backfills, "_CANCEL_SECONDS"): 0.02,
     (pump, "_STANDBY_SECONDS"): 0.02,
-    (run, "_WAIT"): 0.02,
-    (run, "_BACKFILL_WAIT"): 0.005,
-    (run, "_LOOK_SECONDS"): 0.02,
-    (run, "_BEAT_SECONDS"): 0.05,
-    (run, "_LONGEST_PAUSE"): 0.02,
+    (run, "_READ_TIMEOUT"): 0.02,
+    (run, "_BACKFILL_READ_TIMEOUT"): 0.005,
+    (run, "_REQUEST_CHECK_SECONDS"): 0.02,
+    (run, "_HEARTBEAT_SECONDS"): 0.05,
+    (run, "_MAX_PAUSE"): 0.02,
     (pumps, "ALIVE_SECONDS"): 0.3,
 }
 """Small parts, small chunks and short waits."""
@@ -205,7 +205,7 @@ class PumpControl:
     def _note(self, note: Callable[..., BackfillStep], backfills: Backfills, *given: Any) -> BackfillStep:
         step = note(backfills, *given)
         table = step.table
-        if step.progress is None and not backfills.sieves[table].reread:
+        if step.progress is None and not backfills.table_backfills[table].reread:
             # One whose append fails is read once more.
             self.completed[backfills._name, table] = step.step.place.version
         return step
@@ -273,20 +273,22 @@ class PumpControl:
         self.suspended = None
         self._resumed.set()
 
-    def _sign(self, sign: Callable[..., bool], signing: PumpRun, tx: Any, news: Any) -> bool:
+    def _sign(self, sign: Callable[..., bool], signing: PumpRun, tx: Any, unreported: Any) -> bool:
         suspended = self.suspended
         if suspended is not None and suspended.pump._stopping is signing.stopping:
             return True
-        return sign(signing, tx, news=news)
+        return sign(signing, tx, unreported=unreported)
 
     @contextmanager
     def applied(self, *, confirms_seldom: bool = False) -> Iterator[None]:
         """Control the pumps of this process; a position without rows may be stored seldom."""
-        quickly = _QUICKLY | ({(appender, "_CONFIRM_SECONDS"): _SELDOM_SECONDS} if confirms_seldom else {})
+        quickly = _QUICKLY | (
+            {(appender, "_CONFIRM_INTERVAL_SECONDS"): _SELDOM_SECONDS} if confirms_seldom else {}
+        )
         wrapped = (
             (backfills, "read_chunk", self._read_chunk),
             (backfills, "visible_now", self._look),
-            (Backfills, "_noted", self._note),
+            (Backfills, "_record_progress", self._note),
             (ChunkReader, "close", self._close),
             (appender, "append_commits", self._append),
             (SlotFollower, "read", self._read),
@@ -295,8 +297,8 @@ class PumpControl:
             (pumps, "set_pump_state", self._set_state),
             (planning, "create_queues", self._create_queues),
             (planning.Planner, "plan", self._plan),
-            (PumpRun, "_end", self._end),
-            (PumpRun, "_sign", self._sign),
+            (PumpRun, "_record_end", self._end),
+            (PumpRun, "_record_heartbeat", self._sign),
         )
         with ExitStack() as stack:
             for (owner, name), value in quickly.items():

@@ -87,7 +87,7 @@ PUMP_FAULTS = (
         "place.part_version, place.part_rows)",
         "0, 0)",
     ),
-    PumpFault("a position without rows leaves no room for chunks", appender, "_ROOM", 0),
+    PumpFault("a position without rows leaves no room for chunks", appender, "_RESERVED_BYTES", 0),
     PumpFault(
         "changes of rows that no chunk has had are not held back", Backfill, "rows_to_hold", _holds_none
     ),
@@ -103,18 +103,18 @@ PUMP_FAULTS = (
         "a chunk is appended before the log has come as far",
         Backfills,
         "step",
-        "reached < self._ready[1].position",
+        "reached < self._ready_chunk[1].position",
     ),
     _without(
         "a chunk is appended between the parts of a transaction",
         PumpRun,
-        "_backfill",
+        "_append_chunk",
         "position.part_rows or place.part_version",
     ),
     _without(
         "a chunk comes before held changes that it has",
         PumpRun,
-        "_backfill",
+        "_append_chunk",
         "max(position.version, place.version)",
         "position.version",
     ),
@@ -124,15 +124,20 @@ PUMP_FAULTS = (
         "step",
         "chunk.table != readers.tables.by_name[table]",
     ),
-    _without("a backfill begins while transactions are open", ChunkReader, "_wait", "seen.oldest < first"),
+    _without(
+        "a backfill begins while transactions are open",
+        ChunkReader,
+        "_wait",
+        "visible.oldest < first_transaction",
+    ),
     _without(
         "rows that are read again replace newer ones", Backfill, "_not_superseded", "not self._held", "True"
     ),
     _without(
         "the progress of a backfill is not stored",
         PumpRun,
-        "_backfill",
-        "appender.change_state(step.change)",
+        "_append_chunk",
+        "appender.add_state_change(chunk.change)",
         "pass",
     ),
     PumpFault("keys to read again are not stored", Backfills, "changes", lambda _: iter(())),

@@ -19,7 +19,7 @@ from penstock.errors import (
     condition_of,
 )
 from penstock.feeds.postgres import PostgresFeed
-from penstock.pump.backfill_records import ask_for_backfill
+from penstock.pump.backfill_records import request_backfill
 from penstock.queue.store import Store
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpRecord
@@ -262,7 +262,7 @@ class PumpHistory(AimedTables):
         table = chance.choice(tables)
         with penstock.connect(self.store_url) as store:
             try:
-                ask_for_backfill(store, self.name, table)
+                request_backfill(store, self.name, table)
             except InvalidInputError:
                 return None
         return table

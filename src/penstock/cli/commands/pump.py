@@ -186,10 +186,10 @@ def backfill(
     A running pump begins within a few seconds, others when they are started. `penstock pump list` shows the
     progress.
     """
-    from penstock.pump.backfill_records import ask_for_backfill
+    from penstock.pump.backfill_records import request_backfill
 
     with run.connect() as store:
-        is_asked = ask_for_backfill(store, name, table)
+        is_asked = request_backfill(store, name, table)
     text = f"will backfill {table}" if is_asked else f"is already backfilling {table}"
     run.output.done(f"pump {name} {text}", {"pump": name, "table": table})
 
@@ -216,7 +216,7 @@ def recover(
     request, which the pump carries out when it next starts. A pump that can resume drops the request, unless
     --force was used.
     """
-    from penstock.pump.recovery_records import ask_for_recovery
+    from penstock.pump.recovery_records import request_recovery
 
     run.confirm(
         f"Pump {name!r} will drop its slot, read all rows of its tables again, and append deletes of rows "
@@ -224,7 +224,7 @@ def recover(
         yes,
     )
     with run.connect() as store:
-        ask_for_recovery(store, name, force=force, server=server)
+        request_recovery(store, name, force=force, server=server)
     what = "" if force else ", unless it can resume"
     run.output.done(f"pump {name} will recover when it runs{what}", {"pump": name, "force": force})
 
