@@ -66,7 +66,7 @@ def test_an_empty_copy_lacks_all_rows(orders: CopiedTable) -> None:
 def test_rows_are_counted_in_their_ranges_however_few_are_looked_at_together(
     orders: CopiedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "MOST_ROWS", 7)
+    monkeypatch.setattr(settling, "MAX_CANDIDATES", 7)
     orders.delete("id <= 150")
     orders.update("item", "'other'", "id >= 990")
     found = orders.compare(range_rows=100)

@@ -46,15 +46,15 @@ def test_a_row_that_changed_since_it_was_compared_is_repaired_as_it_is_now(order
     orders.update("item", "'other'", "id = 400")
     from penstock.reconciliation import reconcile as module
 
-    original = module._Comparison._found
+    original = module._Comparison._add_differences
 
     def late(self: object, found: object) -> None:
         orders.source.run(f"UPDATE {orders.table} SET item = 'newest' WHERE id = 400")
         original(self, found)  # type: ignore[arg-type]
 
-    module._Comparison._found = late  # type: ignore[method-assign]
+    module._Comparison._add_differences = late  # type: ignore[method-assign]
     try:
         orders.compare(repair=True)
     finally:
-        module._Comparison._found = original  # type: ignore[method-assign]
+        module._Comparison._add_differences = original  # type: ignore[method-assign]
     assert orders.compare().equal

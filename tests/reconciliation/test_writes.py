@@ -240,20 +240,20 @@ def test_a_repair_writes_the_row_as_it_is_when_the_copy_is_locked(
         busy.update("v", "'newest'", "id = 7")
         steps.append("changed")
 
-    original = settling.Candidates._look
+    original = settling.Candidates._compare_rows
 
     def look(self: settling.Candidates, keys: Any) -> None:
-        found = self._found
+        found = self._on_differing
 
         def late(rows: Any) -> None:
             change()
             found(rows)
 
-        monkeypatch.setattr(self, "_found", late)
+        monkeypatch.setattr(self, "_on_differing", late)
         original(self, keys)
-        monkeypatch.setattr(self, "_found", found)
+        monkeypatch.setattr(self, "_on_differing", found)
 
-    monkeypatch.setattr(settling.Candidates, "_look", look)
+    monkeypatch.setattr(settling.Candidates, "_compare_rows", look)
     found = busy.compare(repair=True)
     assert steps
     assert found.different == 1
@@ -294,7 +294,7 @@ def test_other_writers_wait_for_a_repair(busy: CopiedTable, monkeypatch: pytest.
     """Otherwise a query could delete the row before the repair inserts it, which would stay for ever."""
     busy.delete("id = 7")
     order: list[str] = []
-    original = SqlCopy._repair_part
+    original = SqlCopy._repair_keys
 
     def delete() -> None:
         busy.source.run(f"DELETE FROM {busy.table} WHERE id = 7")
@@ -313,7 +313,7 @@ def test_other_writers_wait_for_a_repair(busy: CopiedTable, monkeypatch: pytest.
 
         return original(self, tx, keys, slow)
 
-    monkeypatch.setattr(SqlCopy, "_repair_part", part)
+    monkeypatch.setattr(SqlCopy, "_repair_keys", part)
     assert busy.compare(repair=True).repaired == 1
     thread.join(30)
     assert order == ["read", "deleted"]

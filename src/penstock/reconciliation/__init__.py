@@ -1,1 +1,1 @@
-"""Comparison of a PostgreSQL table with its copy, while rows are written, and repair of the copy."""
+"""Comparison of a PostgreSQL table with its copy while both are written, and repair of the copy."""

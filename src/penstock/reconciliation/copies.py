@@ -1,4 +1,4 @@
-"""The interface of copies, which each kind of table implements."""
+"""``Copy``: the interface of copies, which each kind of table implements."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from penstock.reconciliation.rows import Key
 from penstock.tables.columns import VALID_FROM, VALID_TO
 
 SourceRows = Callable[[Sequence[Key]], pa.Table]
-"""Reads the rows of the source that have some keys, as they are now."""
+"""Reads the current rows of the source with the given keys."""
 
 
 class Copy(Protocol):
-    """An open copy, whose rows have the types of the source, and the column INVALID."""
+    """An open copy. Its rows have the types of the source, and the column INVALID."""
 
     @property
     def shown(self) -> str:
-        """Its name for messages."""
+        """The name of the copy for messages."""
 
     @property
     def history(self) -> bool:
-        """Whether it has earlier versions of rows, which are not compared."""
+        """Whether the copy has earlier versions of rows, which are not compared."""
 
     @property
     def nan_as_null(self) -> bool:
-        """Whether it stores NULL instead of NaN."""
+        """Whether the copy stores NULL instead of NaN."""
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
         """Yield all rows, in pages of limited size."""
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
-        """Yield the rows with some keys."""
+        """Yield the rows with the given keys."""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Replace the rows with some keys by the source's, while others may write; return the number of rows
-        written or deleted.
+        """Make the rows with the given keys equal to the source, while others may write.
+
+        Return the number of rows that were written or deleted.
         """
 
     def close(self) -> None: ...
 
 
 def require_columns(schema: pa.Schema, existing: Collection[str], shown: str) -> None:
-    """Refuse a copy without some of the columns that are compared."""
+    """Refuse a copy that lacks columns that are compared."""
     missing = [name for name in schema.names if name not in existing]
     if missing:
         names = ", ".join(map(in_quotes, missing))
@@ -60,6 +61,6 @@ def require_columns(schema: pa.Schema, existing: Collection[str], shown: str) ->
 
 
 def has_history(schema: pa.Schema, existing: Collection[str]) -> bool:
-    """Whether a copy keeps every version of a row (type 2)."""
-    own = {VALID_FROM, VALID_TO}
-    return own <= set(existing) and not own & set(schema.names)
+    """Return whether a copy keeps every version of a row (``scd_type=2``)."""
+    history_columns = {VALID_FROM, VALID_TO}
+    return history_columns <= set(existing) and not history_columns & set(schema.names)

@@ -1,4 +1,4 @@
-"""A Delta table as a copy."""
+"""``DeltaCopy``: a Delta table as a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.reconciliation.copies import SourceRows, has_history, require_columns
 from penstock.reconciliation.rows import Key, key_table, keys_of, stale_keys
-from penstock.reconciliation.values import in_types, whole
+from penstock.reconciliation.values import convert_columns, single_array
 from penstock.tables.changes.events import PRESENT
 from penstock.tables.columns import VALID_TO
 from penstock.tables.delta.applied_table import rows_with_keys, stored_rows
@@ -26,13 +26,13 @@ from penstock.tables.delta.transactions import SOURCE, merge_by_keys, source_col
 from penstock.tables.names import quoted
 
 _PAGE_BYTES = 16 << 20
-_KEYS_AT_ONCE = 10_000
+_MAX_KEYS = 10_000
 _ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
 class DeltaCopy:
-    """An existing Delta table; ``names`` are its columns by those of the source."""
+    """A Delta table; ``names`` maps the columns of the source to its columns."""
 
     place: DeltaPlace
     schema: pa.Schema
@@ -54,9 +54,9 @@ class DeltaCopy:
         require_partitioning(place, table)
         existing = {field.name.lower(): field.name for field in table.schema().fields}
         names = {name: existing[name.lower()] for name in schema.names if name.lower() in existing}
-        own = [name for name in existing.values() if name not in names.values()]
-        require_columns(schema, [*names, *own], place.shown)
-        return cls(place, schema, key, names, has_history(schema, [*names, *own]))
+        extra_columns = [name for name in existing.values() if name not in names.values()]
+        require_columns(schema, [*names, *extra_columns], place.shown)
+        return cls(place, schema, key, names, has_history(schema, [*names, *extra_columns]))
 
     @property
     def shown(self) -> str:
@@ -72,21 +72,23 @@ class DeltaCopy:
                 yield self._typed(pa.Table.from_batches(group))
 
     def _typed(self, rows: pa.Table) -> pa.Table:
-        columns = {name: whole(rows[name]) for name in self.schema.names}
-        return in_types(columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.shown)
+        columns = {name: single_array(rows[name]) for name in self.schema.names}
+        return convert_columns(
+            columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.shown
+        )
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
-        """Yield the rows with some keys, for which the whole table is read."""
-        yield self._found(self.place.open(), keys)
+        """Yield the rows with the given keys; this reads the whole table."""
+        yield self._rows_with_keys(self.place.open(), keys)
 
-    def _found(self, table: Any, keys: Sequence[Key]) -> pa.Table:
-        stored = pa.schema(table.schema().to_arrow())
-        more = [VALID_TO] if self.history else []
-        wanted = [stored.field(name) for name in [*self.names.values(), *more]]
-        plain = pa.schema([_plain(field) for field in wanted])
-        touched = key_table(self._key_schema, keys).rename_columns([self.names[name] for name in self.key])
-        touched = touched.cast(pa.schema([plain.field(self.names[name]) for name in self.key]))
-        rows = rows_with_keys(self.place, table, touched, plain, part_bytes=_PAGE_BYTES)
+    def _rows_with_keys(self, table: Any, keys: Sequence[Key]) -> pa.Table:
+        stored_schema = pa.schema(table.schema().to_arrow())
+        history_columns = [VALID_TO] if self.history else []
+        fields = [stored_schema.field(name) for name in [*self.names.values(), *history_columns]]
+        plain_schema = pa.schema([_without_views(field) for field in fields])
+        key_rows = key_table(self._key_schema, keys).rename_columns([self.names[name] for name in self.key])
+        key_rows = key_rows.cast(pa.schema([plain_schema.field(self.names[name]) for name in self.key]))
+        rows = rows_with_keys(self.place, table, key_rows, plain_schema, part_bytes=_PAGE_BYTES)
         if self.history:
             rows = rows.filter(rows[VALID_TO].is_null())
         return self._typed(rows.select(list(self.names.values())).rename_columns(list(self.names)))
@@ -99,64 +101,66 @@ class DeltaCopy:
         """Do nothing: nothing is open."""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Commit the source's rows, but only if no other writer has committed since the copy was read."""
-        parts = [keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)]
-        return sum(self._repair_part(part, source_rows) for part in parts)
+        """Commit rows of the source, but only if no other writer has committed since the copy was read."""
+        parts = [keys[first : first + _MAX_KEYS] for first in range(0, len(keys), _MAX_KEYS)]
+        return sum(self._repair_keys(part, source_rows) for part in parts)
 
-    def _repair_part(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
+    def _repair_keys(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
         conflict = library("deltalake.exceptions").CommitFailedError
         for _ in range(_ATTEMPTS):
             table = self.place.open()
-            found = self._found(table, keys)
+            copied = self._rows_with_keys(table, keys)
             rows = source_rows(keys)
-            wrong = stale_keys(rows, found, self.key)
-            if not wrong:
+            stale = stale_keys(rows, copied, self.key)
+            if not stale:
                 return 0
             try:
                 with self.place.translating_errors(beside=(conflict,)):
-                    self._merge(table, rows, wrong)
-                return len(wrong)
+                    self._merge(table, rows, stale)
+                return len(stale)
             except conflict:
-                # Another writer committed first, and its rows may be newer than those that were read.
+                # Another writer committed first, and may have written newer rows.
                 continue
         raise CommitRefusedError(
-            f"other writers changed the Delta table {self.shown} during each of {_ATTEMPTS} attempts to "
-            "repair it: try again when they write less",
+            f"other writers changed the Delta table {self.shown} during all {_ATTEMPTS} attempts to repair "
+            "it: try again when they write less",
             condition="COMMIT_REFUSED.REPAIR_CONFLICT",
             table=self.shown,
         )
 
-    def _merge(self, table: Any, rows: pa.Table, wrong: Sequence[Key]) -> None:
+    def _merge(self, table: Any, rows: pa.Table, stale: Sequence[Key]) -> None:
         names = [self.names[name] for name in self.schema.names]
-        merged = repairs(rows, wrong, self.key).rename_columns([*names, PRESENT])
-        require_partition_values(merged, partition_columns(table), self.shown)
+        changes = repair_rows(rows, stale, self.key).rename_columns([*names, PRESENT])
+        require_partition_values(changes, partition_columns(table), self.shown)
         properties = library("deltalake").CommitProperties(max_commit_retries=0)
-        sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
-        merge = merge_by_keys(table, merged, [self.names[name] for name in self.key], properties)
+        is_write, is_delete = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
+        merge = merge_by_keys(table, changes, [self.names[name] for name in self.key], properties)
         columns = source_columns(names)
-        merge.when_matched_delete(removes).when_matched_update(columns, sets).when_not_matched_insert(
-            columns, sets
+        merge.when_matched_delete(is_delete).when_matched_update(columns, is_write).when_not_matched_insert(
+            columns, is_write
         ).execute()
 
 
-def repairs(rows: pa.Table, wrong: Sequence[Key], key: Sequence[str]) -> pa.Table:
-    """Return the rows to write, and the keys of those to delete, with the column PRESENT."""
-    wanted = set(wrong)
-    found = keys_of(rows.select(list(key)))
-    writes = rows.filter(pa.array([each in wanted for each in found], pa.bool_()))
-    gone = sorted(wanted - set(found), key=repr)
-    keys = key_table(pa.schema([rows.schema.field(name) for name in key]), gone)
+def repair_rows(rows: pa.Table, stale: Sequence[Key], key: Sequence[str]) -> pa.Table:
+    """Return the rows to write and the keys to delete, with the column PRESENT (1 or 0)."""
+    to_repair = set(stale)
+    source_keys = keys_of(rows.select(list(key)))
+    writes = rows.filter(pa.array([key_values in to_repair for key_values in source_keys], pa.bool_()))
+    deleted = sorted(to_repair - set(source_keys), key=repr)
+    keys = key_table(pa.schema([rows.schema.field(name) for name in key]), deleted)
     deletes = [
-        keys[field.name] if field.name in key else pa.nulls(len(gone), field.type) for field in rows.schema
+        keys[field.name] if field.name in key else pa.nulls(len(deleted), field.type) for field in rows.schema
     ]
     nullable = pa.schema([field.with_nullable(True) for field in rows.schema])
-    both = pa.concat_tables([pa.table(writes.columns, schema=nullable), pa.table(deletes, schema=nullable)])
-    present = pa.array([1] * writes.num_rows + [0] * len(gone), pa.int32())
-    return both.append_column(PRESENT, present)
+    changes = pa.concat_tables(
+        [pa.table(writes.columns, schema=nullable), pa.table(deletes, schema=nullable)]
+    )
+    present = pa.array([1] * writes.num_rows + [0] * len(deleted), pa.int32())
+    return changes.append_column(PRESENT, present)
 
 
-def _plain(field: pa.Field) -> pa.Field:
-    """Return a field without the views in which deltalake describes texts."""
+def _without_views(field: pa.Field) -> pa.Field:
+    """Replace the view and large types that deltalake uses for text and binary values."""
     kind = field.type
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         kind = pa.string()

@@ -1,4 +1,4 @@
-"""Opening of a copy."""
+"""Opening a copy."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from penstock.tables.sql.ddl import ExistingTable
 
 
 def open_copy(sink: TableSink, url: str, source: SourceTable) -> Copy:
-    """Open the table of a sink, which has to exist."""
+    """Open the table of a sink; it must exist."""
     if is_delta(url):
         return DeltaCopy.of(url, sink.name, source.schema, source.key)
     return _open_sql_copy(url, sink.name, source)
 
 
 def _open_sql_copy(url: str, name: str, source: SourceTable) -> SqlCopy:
-    """Open the table with a name in the database of a store."""
+    """Open a table in the database of a store."""
     store = connect(url, create=False)
     try:
-        table, existing = store.database.run(lambda tx: _look_up(tx, name), write=False)
-        names = _spelled(existing.types, source.schema.names, store.database.dialect)
+        table, existing = store.database.run(lambda tx: _find_table(tx, name), write=False)
+        names = _with_source_case(existing.types, source.schema.names, store.database.dialect)
         require_columns(source.schema, names, table.sql)
         history = has_history(source.schema, names)
-        indexes = [set(_spelled(index, names, store.database.dialect)) for index in existing.unique]
-        wanted = {*source.key, *([VALID_FROM] if history else [])}
-        if wanted not in indexes:
-            raise _not_indexed(table, source.key)
+        indexes = [set(_with_source_case(index, names, store.database.dialect)) for index in existing.unique]
+        required = {*source.key, *([VALID_FROM] if history else [])}
+        if required not in indexes:
+            raise _no_unique_index(table, source.key)
         kind = SqliteCopy if store.database.dialect == "sqlite" else PostgresCopy
         return kind(store, table, source.schema, source.key, history)
     except BaseException:
@@ -47,7 +47,7 @@ def _open_sql_copy(url: str, name: str, source: SourceTable) -> SqlCopy:
         raise
 
 
-def _look_up(tx: Transaction, name: str) -> tuple[TableName, ExistingTable]:
+def _find_table(tx: Transaction, name: str) -> tuple[TableName, ExistingTable]:
     table = resolve(tx, name)
     existing = ddl.find_table(tx, table)
     if existing is None:
@@ -59,19 +59,19 @@ def _look_up(tx: Transaction, name: str) -> tuple[TableName, ExistingTable]:
     return table, existing
 
 
-def _spelled(names: Iterable[str], wanted: Iterable[str], dialect: str) -> list[str]:
-    """Return columns as the source spells them: SQLite ignores the case of ASCII letters."""
+def _with_source_case(names: Iterable[str], source_names: Iterable[str], dialect: str) -> list[str]:
+    """Return column names with the case that the source uses; SQLite ignores the case of ASCII letters."""
     if dialect != "sqlite":
         return list(names)
-    spelling = {name.encode().lower(): name for name in wanted}
+    spelling = {name.encode().lower(): name for name in source_names}
     return [spelling.get(name.encode().lower(), name) for name in names]
 
 
-def _not_indexed(table: TableName, key: Iterable[str]) -> TableRefusedError:
+def _no_unique_index(table: TableName, key: Iterable[str]) -> TableRefusedError:
     keys = ", ".join(map(quoted, key))
     return TableRefusedError(
-        f"the copy {table.sql} has no unique index on ({keys}), the key of the source, by which its rows are "
-        f"found: create unique index on {table.sql} ({keys})",
+        f"the copy {table.sql} has no unique index on ({keys}), the key of the source, which is required to "
+        f"find its rows: create unique index on {table.sql} ({keys})",
         condition="TABLE_REFUSED.NO_UNIQUE_INDEX",
         table=table.sql,
     )

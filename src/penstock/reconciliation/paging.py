@@ -1,4 +1,4 @@
-"""Page sizes, chosen so that pages fit into memory however wide the rows are."""
+"""Reading in pages, whose size is chosen so that they fit into memory even if rows are wide."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _GROWTH = 8
 
 
 class PageSize:
-    """The rows of the next page; at most ``most``."""
+    """The number of rows of the next page; at most ``max_rows``."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.rows = min(most, _FIRST_ROWS)
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self.rows = min(max_rows, _FIRST_ROWS)
 
-    def read(self, size: int) -> None:
-        """Note the size of the last page. Pages grow in steps, since the next rows may be wider."""
-        fitting = self.rows * _PAGE_BYTES // (size + 1)
-        self.rows = max(1, min(self._most, fitting, self.rows * _GROWTH))
+    def record_bytes(self, size: int) -> None:
+        """Record the size of the last page. Pages grow gradually, because the next rows may be wider."""
+        fitting_rows = self.rows * _PAGE_BYTES // (size + 1)
+        self.rows = max(1, min(self._max_rows, fitting_rows, self.rows * _GROWTH))
 
     def parts(self, keys: Sequence[T]) -> Iterator[Sequence[T]]:
-        """Divide keys into pages; the size of each is noted before the next one."""
+        """Divide keys into pages; record the size of each page before the next one is taken."""
         first = 0
         while first < len(keys):
             rows = self.rows
@@ -38,23 +38,23 @@ class PageSize:
 
 
 def pages(read: Callable[[Bound | None, int], pa.Table], key: Sequence[str], rows: int) -> Iterator[pa.Table]:
-    """Yield all rows of a table as text, in the order of its key.
+    """Yield all rows of a table as text, in key order.
 
     Parameters
     ----------
     read
-        Returns the rows after a key, up to a number of them.
+        Returns rows after a key, up to a number of rows.
     rows
-        The rows of a page at most.
+        The maximum number of rows of a page.
     """
     after: Bound | None = None
-    size = PageSize(rows)
+    page_size = PageSize(rows)
     while True:
-        count = size.rows
-        texts = read(after, count)
+        limit = page_size.rows
+        texts = read(after, limit)
         if texts.num_rows:
             after = tuple(texts[name][-1].as_py() for name in key)
             yield texts
-        if texts.num_rows < count:
+        if texts.num_rows < limit:
             return
-        size.read(texts.nbytes)
+        page_size.record_bytes(texts.nbytes)

@@ -1,4 +1,4 @@
-"""SQL for reading a PostgreSQL table, the source or a copy, in ranges of its key."""
+"""SQL that reads ranges of a PostgreSQL table (the source or a copy) by key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.feeds.postgres.table_rows import TO_CSV
 from penstock.reconciliation.rows import Key
 
 Bound: TypeAlias = tuple[str, ...]
-"""A key as PostgreSQL's text."""
+"""A key in PostgreSQL's text format."""
 
-COLUMNS = """
+COLUMN_TYPES_QUERY = """
 select a.attname, pg_catalog.format_type(a.atttypid, -1),
     pg_catalog.current_setting('server_encoding') = 'UTF8' and (a.attcollation in (950, 951)
         or a.attcollation = 100 and d.datcollate in ('C', 'POSIX')
@@ -24,19 +24,20 @@ from pg_catalog.pg_attribute as a
 join pg_catalog.pg_database as d on d.datname = pg_catalog.current_database()
 where a.attrelid = :oid::oid and a.attnum > 0 and not a.attisdropped
 """
-"""The type of each column for a cast, and whether text in it is ordered by the bytes of UTF-8."""
-FORMS = (
+"""The type of each column for a cast, and whether its text is ordered by UTF-8 bytes."""
+SESSION_SETTINGS = (
     "set local datestyle to 'ISO, YMD'; set local intervalstyle to 'postgres'; set local timezone to 'UTC'; "
     "set local extra_float_digits to 1; set local bytea_output to 'hex'; set local row_security to off; "
     "set local enable_bitmapscan to on"
 )
-"""In which form values are written as text, as in the sessions of a feed, for one transaction; and a plan for
-ranges, which the store's own statements do not need.
+"""Settings of a transaction: the text format of values, as in the sessions of a feed, and a plan for ranges.
+
+The store's own statements do not need the latter.
 """
 
 
 class Checksum(NamedTuple):
-    """The sum of the hashes of a range's rows, as text."""
+    """The number of rows in a range, the sums of their hashes, and their size as text."""
 
     rows: int
     first: str
@@ -46,16 +47,16 @@ class Checksum(NamedTuple):
 
 @dataclass(frozen=True)
 class PostgresTable:
-    """A table that is read."""
+    """Builder of statements that read a table."""
 
     relation: str
-    """What it is selected from."""
+    """The relation after FROM."""
     condition: str
-    """The condition of the rows that are compared."""
+    """The condition that selects the rows to compare; empty for all rows."""
     columns: tuple[str, ...]
     key: tuple[str, ...]
     types: Mapping[str, str]
-    """The SQL types of the columns of the key."""
+    """The SQL types of columns, including those of the key."""
 
     @property
     def _keys(self) -> str:
@@ -66,13 +67,13 @@ class PostgresTable:
         return ", ".join(map(quoted, self.columns))
 
     def rows(self, after: Bound | None, upto: Bound | None, limit: int | None = None) -> str:
-        """Return a COPY of the rows of a range, in the order of their keys if a limit is set."""
+        """Return a COPY statement for the rows of a range, in key order if a limit is set."""
         order = "" if limit is None else f" ORDER BY {self._keys} LIMIT {limit}"
         return f"COPY (SELECT {self._columns} FROM {self._range(after, upto)}{order}) TO STDOUT {TO_CSV}"
 
     def bound(self, after: Bound | None, upto: Bound | None, count: int) -> str:
-        """Return a query for the key of the nth row of a range; it returns no row if there are fewer."""
-        texts = ", ".join(f"concat({quoted(name)}) AS k{place}" for place, name in enumerate(self.key))
+        """Return a query for the key of the nth row of a range, which returns no row if there are fewer."""
+        texts = ", ".join(f"concat({quoted(name)}) AS k{number}" for number, name in enumerate(self.key))
         return (
             f"SELECT {texts} FROM {self._range(after, upto)} ORDER BY {self._keys} OFFSET {count - 1} LIMIT 1"
         )
@@ -80,8 +81,8 @@ class PostgresTable:
     def checksum(self, after: Bound | None, upto: Bound | None) -> str:
         """Return a query for the `Checksum` of a range.
 
-        The text of a whole row is unambiguous: values are quoted, and NULL is empty. Without OFFSET it would
-        be computed for each use.
+        The text of a whole row is unambiguous: values are quoted, and NULL is empty. OFFSET 0 prevents that
+        the text is computed for each use.
         """
         rows = (
             f'SELECT ROW({self._columns})::text COLLATE "C" AS line FROM {self._range(after, upto)} OFFSET 0'
@@ -92,55 +93,55 @@ class PostgresTable:
         size = "coalesce(sum(octet_length(line)), 0)::bigint AS bytes"
         return f"SELECT count(*), {sums}, {size} FROM ({rows}) AS lines"
 
-    def with_keys(self, keys: Sequence[Key], *more: str) -> str:
-        """Return a COPY of the rows with some keys, and of ``more`` columns of theirs."""
-        columns = ", ".join(f"own.{name}" for name in [*map(quoted, self.columns), *more])
+    def with_keys(self, keys: Sequence[Key], *extra_columns: str) -> str:
+        """Return a COPY statement for the rows with the given keys, with ``extra_columns``."""
+        columns = ", ".join(f"own.{name}" for name in [*map(quoted, self.columns), *extra_columns])
         where = f" WHERE {self.condition}" if self.condition else ""
-        # The condition is the publication's, in which columns have no table names.
-        rows = f"(SELECT {', '.join(['*', *more])} FROM {self.relation}{where}) AS own"
-        return f"COPY (SELECT {columns} FROM {rows} JOIN {self.wanted(keys)}) TO STDOUT {TO_CSV}"
+        # The condition is from the publication, and has column names without a table name.
+        rows = f"(SELECT {', '.join(['*', *extra_columns])} FROM {self.relation}{where}) AS own"
+        return f"COPY (SELECT {columns} FROM {rows} JOIN {self.keys_join(keys)}) TO STDOUT {TO_CSV}"
 
-    def wanted(self, keys: Sequence[Key]) -> str:
-        """Return a relation of keys, and the condition that ``own`` has one of them, for a join.
+    def keys_join(self, keys: Sequence[Key]) -> str:
+        """Return the keys as a relation and the join condition with ``own``: what follows JOIN.
 
-        A key that was read as text is found by this text alone: 1.5 equals 1.50, and 1 day equals 24 hours.
+        Key values in text must also have the same text, because 1.5 equals 1.50, and 1 day equals 24 hours.
         """
         arrays = [
             f"ARRAY[{', '.join(literal(as_text(value)) for value in values)}]::text[]"
             for values in zip(*keys, strict=True)
         ]
         names = [f"k{number}" for number in range(len(self.key))]
-        same = [
-            f"own.{quoted(name)} = wanted.{short}::{self.types[name]}"
-            for name, short in zip(self.key, names, strict=True)
+        conditions = [
+            f"own.{quoted(name)} = wanted.{key_column}::{self.types[name]}"
+            for name, key_column in zip(self.key, names, strict=True)
         ]
-        same += [
-            f'concat(own.{quoted(name)}) COLLATE "C" = wanted.{short}'
-            for name, short, value in zip(self.key, names, keys[0], strict=True)
+        conditions += [
+            f'concat(own.{quoted(name)}) COLLATE "C" = wanted.{key_column}'
+            for name, key_column, value in zip(self.key, names, keys[0], strict=True)
             if isinstance(value, str)
         ]
-        return f"unnest({', '.join(arrays)}) AS wanted ({', '.join(names)}) ON {' AND '.join(same)}"
+        return f"unnest({', '.join(arrays)}) AS wanted ({', '.join(names)}) ON {' AND '.join(conditions)}"
 
     def _range(self, after: Bound | None, upto: Bound | None) -> str:
         conditions = [f"({self.condition})"] if self.condition else []
         for sign, bound in ((">", after), ("<=", upto)):
             if bound is not None:
-                conditions.append(f"({self._keys}) {sign} ({self._values(bound)})")
+                conditions.append(f"({self._keys}) {sign} ({self._typed_values(bound)})")
         return self.relation + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
 
-    def _values(self, bound: Bound) -> str:
+    def _typed_values(self, bound: Bound) -> str:
         return ", ".join(
             f"{literal(text)}::{self.types[name]}" for name, text in zip(self.key, bound, strict=True)
         )
 
 
 def literal(text: str) -> str:
-    """Quote a text, whatever the session's settings are."""
+    """Quote a text in a way that does not depend on the session's settings."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def as_text(value: object) -> str:
-    """Return a value of a key as PostgreSQL reads it."""
+    """Format a key value as text that PostgreSQL can parse."""
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     if isinstance(value, Decimal):

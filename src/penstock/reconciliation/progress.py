@@ -1,4 +1,4 @@
-"""The progress of the query that fills a copy, from its checkpoint."""
+"""``QueryProgress``: how far the query that fills a copy has got, according to its checkpoint."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpRecord
 
-_QUEUE = "queue:"
-_LOG_PAGE, _PAGE_HEADER = 8192, 40
+_QUEUE_PREFIX = "queue:"
+_WAL_PAGE_BYTES, _WAL_HEADER_BYTES = 8192, 40
 
 
 class QueryProgress:
-    """The progress of a query that reads the source's slot, or a queue that a pump fills from it.
+    """Progress of a query that reads the source's slot, or a queue that a pump fills from the slot.
 
-    ``tables`` has the table that is compared, and ``store`` is the URL of the store with the queue.
+    ``tables`` has the compared table, and ``queue_store`` is the URL of the store with the queue.
     """
 
-    def __init__(self, checkpoint: str, feed: PostgresFeed, tables: Tables, store: str | None) -> None:
+    def __init__(self, checkpoint: str, feed: PostgresFeed, tables: Tables, queue_store: str | None) -> None:
         self._checkpoint = Checkpoint(checkpoint)
         self._feed: OpenPostgresFeed = feed.open()
-        self._store = store
+        self._store = queue_store
         try:
-            self._look_up(feed, tables)
+            self._find_query(feed, tables)
         except BaseException:
             self.close()
             raise
 
-    def _look_up(self, feed: PostgresFeed, tables: Tables) -> None:
-        chosen = "".join(f"/{table}" for table in sorted(feed.tables or ()))
-        self._identity = self._feed.identity().removesuffix(chosen)
+    def _find_query(self, feed: PostgresFeed, tables: Tables) -> None:
+        table_suffix = "".join(f"/{table}" for table in sorted(feed.tables or ()))
+        self._identity = self._feed.identity().removesuffix(table_suffix)
         self._queue: str | None = None
         self._feed.slot.choose(tables)
         self._require_query()
@@ -48,23 +48,23 @@ class QueryProgress:
     def close(self) -> None:
         self._feed.close()
 
-    def passed(self, position: int) -> bool:
-        """Whether the copy has everything that was committed before a position of the source's log."""
+    def includes(self, position: int) -> bool:
+        """Return whether the copy has everything that was committed before a position of the source's log."""
         version = self._version()
         if version is None:
             return False
         if self._queue is None:
-            return version >= position or self._is_quiet(version, position)
+            return version >= position or self._has_no_commits(version, position)
         pump = self._pump()
         if pump is None or recoveries_of(pump.name, pump.state):
-            # Until then, the queue may lack rows that the pump has to read again.
+            # During a recovery, the queue may lack rows that the pump has not reread yet.
             return False
-        # A recovery has shifted the versions in the queue.
-        shifted = position + int(pump.state.get("offset", 0))
-        return version >= shifted or self._is_confirmed(version, position)
+        # A recovery may have shifted the versions in the queue.
+        version_needed = position + int(pump.state.get("offset", 0))
+        return version >= version_needed or self._is_confirmed(version, position)
 
     def _version(self) -> int | None:
-        """Return the last version of the feed that the query has written; None before the first one."""
+        """Return the last feed version that the query has written; None before its first micro-batch."""
         last = self._checkpoint.last_commit()
         return None if last is None else self._offset(last)[1]
 
@@ -72,28 +72,28 @@ class QueryProgress:
         offsets: list[JsonValue] = self._checkpoint.offsets(batch)
         offset = offsets[0] if len(offsets) == 1 else None
         if not isinstance(offset, dict) or type(offset.get("to")) is not int:
-            raise self._refusal("does not read one change feed")
+            raise self._wrong_checkpoint("does not read one change feed")
         return str(offset.get("feed")), int(offset["to"])
 
     def _require_query(self) -> None:
-        """Refuse the checkpoint of a query that reads something else than the source."""
+        """Refuse the checkpoint of a query that does not read the source."""
         last = self._checkpoint.last_planned()
         if last is None:
-            raise self._refusal("has not begun")
+            raise self._wrong_checkpoint("has not begun")
         feed, _ = self._offset(last)
-        if feed.startswith(_QUEUE):
+        if feed.startswith(_QUEUE_PREFIX):
             self._queue = self._pumped_queue(feed)
         elif feed != self._identity and not feed.startswith(f"{self._identity}/"):
-            raise self._refusal(f"reads the feed {in_quotes(feed)}, not {in_quotes(self._identity)}")
+            raise self._wrong_checkpoint(f"reads the feed {in_quotes(feed)}, not {in_quotes(self._identity)}")
 
     def _pumped_queue(self, feed: str) -> str:
         if self._store is None:
-            raise self._refusal("reads a queue, so the queue's store has to be named: queue_store")
+            raise self._wrong_checkpoint("reads a queue, so queue_store must name the store of the queue")
         with closing(connect(self._store, create=False)) as store:
             identity, _, _ = feed.rpartition("/")
-            number, _, name = identity.removeprefix(_QUEUE).partition("/")
-            if number != store.uuid or self._pump_of(store, name) is None:
-                raise self._refusal(
+            store_id, _, name = identity.removeprefix(_QUEUE_PREFIX).partition("/")
+            if store_id != store.uuid or self._find_pump(store, name) is None:
+                raise self._wrong_checkpoint(
                     f"reads a queue that no pump of {store.url} fills from {in_quotes(self._identity)}"
                 )
         return name
@@ -101,10 +101,10 @@ class QueryProgress:
     def _pump(self) -> PumpRecord | None:
         assert self._queue is not None
         assert self._store is not None
-        return self._pump_of(open_store(self._store), self._queue)
+        return self._find_pump(open_store(self._store), self._queue)
 
-    def _pump_of(self, store: Store, queue: str) -> PumpRecord | None:
-        """Return the pump that fills a queue from the source."""
+    def _find_pump(self, store: Store, queue: str) -> PumpRecord | None:
+        """Return the pump that fills a queue from the source; None if there is none."""
         for pump in store.database.run(pumps.list_pumps, write=False):
             feed = str(pump.state.get("feed"))
             is_source = feed == self._identity or feed.startswith(f"{self._identity}/")
@@ -112,10 +112,10 @@ class QueryProgress:
                 return pump
         return None
 
-    def _is_quiet(self, version: int, position: int) -> bool:
-        """Whether the table has no commits above a version and below a position."""
-        state = self._feed.slot.find()
-        if state is None or not state.ready or not _reaches(state.flushed, position):
+    def _has_no_commits(self, version: int, position: int) -> bool:
+        """Return whether the table has no commits above a version and below a position."""
+        slot_state = self._feed.slot.find()
+        if slot_state is None or not slot_state.ready or not _reaches(slot_state.flushed, position):
             return False
         try:
             return not self._feed.slot.has_changes(version, position)
@@ -124,26 +124,29 @@ class QueryProgress:
             return False
 
     def _is_confirmed(self, version: int, position: int) -> bool:
-        """Whether the pump has confirmed a position, and the queue has no commits above a version."""
-        state = self._feed.slot.find()
-        if state is None or not state.ready:
+        """Return whether the pump has confirmed a position, and the queue has no commits above a version."""
+        slot_state = self._feed.slot.find()
+        if slot_state is None or not slot_state.ready:
             return False
-        return _reaches(state.confirmed, position) and self._newest_in_queue(version) == version
+        return _reaches(slot_state.confirmed, position) and self._newest_in_queue(version) == version
 
     def _newest_in_queue(self, version: int) -> int:
         assert self._queue is not None
         assert self._store is not None
         return QueueFeed(self._queue, self._store).open().newest(version)
 
-    def _refusal(self, why: str) -> InvalidInputError:
+    def _wrong_checkpoint(self, why: str) -> InvalidInputError:
         return InvalidInputError(
-            f"the query of the checkpoint {self._checkpoint.shown} {why}: give the checkpoint of the query "
-            "that fills the copy from this source, or leave it out",
+            f"the query of the checkpoint {self._checkpoint.shown} {why}: pass the checkpoint of the query "
+            "that fills the copy from this source, or no checkpoint",
             condition="INVALID_INPUT.OTHER_CHECKPOINT",
             parameter="checkpoint",
         )
 
 
 def _reaches(end: int, position: int) -> bool:
-    """Whether a position is the end of the log, or before it: the next record may follow a page's header."""
-    return end >= position or (end % _LOG_PAGE == 0 and position - end <= _PAGE_HEADER)
+    """Return whether a log end is at or after a position.
+
+    At the end of a WAL page, the next record follows the header of the next page.
+    """
+    return end >= position or (end % _WAL_PAGE_BYTES == 0 and position - end <= _WAL_HEADER_BYTES)

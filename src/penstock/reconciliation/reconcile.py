@@ -1,4 +1,4 @@
-"""``penstock.reconcile``: a PostgreSQL table and its copy are compared, and the copy is repaired."""
+"""``penstock.reconcile``: compares a PostgreSQL table with its copy, and repairs the copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.reconciliation.report import (
 )
 from penstock.reconciliation.rows import Key, without_nan
 from penstock.reconciliation.scanning import Scan, is_ranged, scan_buckets, scan_ranges
-from penstock.reconciliation.settling import Candidates, Sighting
+from penstock.reconciliation.settling import Candidates, Observation
 from penstock.reconciliation.source import SourceTable
 from penstock.tables.sink import TableSink
 
@@ -47,11 +47,11 @@ def reconcile(
     queue_store: str | None = None,
     repair: bool = False,
 ) -> Reconciliation:
-    """Compare a PostgreSQL table with its copy, while both are written, and report the differences.
+    """Compare a PostgreSQL table with its copy while both are written, and report the differences.
 
-    A comparison blocks no writers. The source is read range by range, in short snapshots. A row that differs
-    is read again until it is equal, or until neither side has changed for ``settle`` seconds, so changes that
-    the copy has not applied yet do not count as differences.
+    A comparison does not block writers. The source is read range by range, in short snapshots. A row that
+    differs is read again until it is equal, or until neither side has changed for ``settle`` seconds. So
+    changes that the copy has not applied yet do not count as differences.
 
     Parameters
     ----------
@@ -59,27 +59,27 @@ def reconcile(
         The feed of one table, or its URL. Its slot is never advanced.
     copy
         The table with the copy: a SQL table in a store, or a Delta table, with the columns of the source.
-        Of a table with history, the current versions are compared.
+        If the table has history, the current versions are compared.
     columns
-        The columns to compare, in addition to the key; None for all. Not with a repair.
+        The columns to compare, in addition to the key; None for all. Cannot be combined with a repair.
     range_rows
-        How many rows a range has.
+        The number of rows of a range.
     settle
-        For how many seconds a difference has to persist before it counts: longer than the copy lags.
+        How many seconds a difference must persist before it counts. Use more than the copy's lag.
     timeout
         After how many seconds a row that keeps changing is reported as undecided.
     most_rows
-        How many of the rows that differ are reported one by one.
+        The maximum number of differing rows that are listed in the result.
     checkpoint
         The checkpoint of the query that fills the copy from the source's slot, or from a queue that a pump
-        fills from it. A row then counts as different only if it still differs after the query has
-        written everything that had been committed when the source was read, however long that takes;
-        ``settle`` is ignored.
+        fills from it. A row then counts as different only if it still differs after the query has written
+        everything that was committed before the source was read, however long that takes; ``settle`` is
+        ignored.
     queue_store
-        The URL of the store of that queue.
+        The URL of the store of this queue.
     repair
-        Whether to write the rows of the source to the copy where they differ, and to delete rows that only
-        the copy has. Queries may write to the copy at the same time.
+        Whether to write the source's rows to the copy where they differ, and delete rows that only the copy
+        has. Queries may write to the copy at the same time.
 
     Raises
     ------
@@ -97,54 +97,58 @@ def reconcile(
     feed = PostgresFeed(source) if isinstance(source, str) else source
     if copy.url is None:
         raise InvalidOptionError(
-            f"no store is named for the copy {copy.name!r}: TableSink({copy.name!r}, url=…)",
+            f"the copy {copy.name!r} has no store: pass its URL, TableSink({copy.name!r}, url=…)",
             condition="INVALID_OPTION.MISSING",
             option="url",
         )
     if repair and columns is not None:
         raise InvalidOptionError(
-            "a repair writes whole rows: leave out the columns, or the repair",
+            "a repair writes whole rows: do not pass columns, or compare without repair",
             condition="INVALID_OPTION.CONFLICT",
             option="columns",
         )
-    with closing(SourceTable(feed, None if columns is None else column_names("columns", columns))) as table:
-        opened = open_copy(copy, copy.url, table)
-        with closing(opened):
-            if repair and opened.history:
-                raise _history(opened.shown)
+    with closing(
+        SourceTable(feed, None if columns is None else column_names("columns", columns))
+    ) as source_table:
+        opened_copy = open_copy(copy, copy.url, source_table)
+        with closing(opened_copy):
+            if repair and opened_copy.history:
+                raise _history_refused(opened_copy.shown)
             with ExitStack() as stack:
                 progress = None
                 if checkpoint is not None:
-                    progress = QueryProgress(checkpoint, feed, table.tables, queue_store)
+                    progress = QueryProgress(checkpoint, feed, source_table.tables, queue_store)
                     stack.callback(progress.close)
                 candidates = partial(Candidates, settle=settle, timeout=timeout, progress=progress)
-                return _Comparison(table, opened, candidates, most_rows).run(range_rows, repair=repair)
+                return _Comparison(source_table, opened_copy, candidates, most_rows).run(
+                    range_rows, repair=repair
+                )
 
 
 def _check_numbers(range_rows: int, settle: float, timeout: float, most_rows: int) -> None:
-    for name, number, kind, least in (
+    for name, number, kind, minimum in (
         ("range_rows", range_rows, int, 1),
         ("settle", settle, int | float, 0),
         ("timeout", timeout, int | float, 0),
         ("most_rows", most_rows, int, 0),
     ):
-        wanted = f"a number, {least} or more"
-        require(name, number, kind, wanted)
-        if not number >= least:
-            raise refusal(name, number, wanted)
+        expected = f"a number, {minimum} or more"
+        require(name, number, kind, expected)
+        if not number >= minimum:
+            raise refusal(name, number, expected)
 
 
-def _history(shown: str) -> TableRefusedError:
+def _history_refused(shown: str) -> TableRefusedError:
     return TableRefusedError(
-        f"the copy {shown} keeps the history of its rows, which cannot be read from the source: leave the "
-        "repair out, or fill a new table from the beginning",
+        f"the copy {shown} has the history of its rows, which cannot be read from the source: compare "
+        "without repair, or fill a new table from the beginning",
         condition="TABLE_REFUSED.HISTORY_NOT_REPAIRABLE",
         table=shown,
     )
 
 
 class _Comparison:
-    """A comparison that runs once."""
+    """One run of a comparison."""
 
     def __init__(
         self, source: SourceTable, copy: Copy, candidates: partial[Candidates], most_rows: int
@@ -154,14 +158,16 @@ class _Comparison:
         self._findings = Findings(source, copy, self._scan, most_rows)
         self._undecided = self._repaired = 0
         self._is_repairing = False
-        self._candidates = candidates(source, copy, found=self._found, given_up=self._given_up)
+        self._candidates = candidates(
+            source, copy, on_differing=self._add_differences, on_undecided=self._add_undecided
+        )
 
     def run(self, range_rows: int, *, repair: bool) -> Reconciliation:
         self._is_repairing = repair
         self._read(range_rows)
         if len(self._candidates):
             log.info(
-                "%d rows of %s differ or are not there yet: they are read again",
+                "%d rows of %s differ or are missing, and are read again",
                 len(self._candidates),
                 self._source.table.name,
                 extra={
@@ -179,22 +185,22 @@ class _Comparison:
         else:
             scan_buckets(self._source, self._copy, rows, self._scan, self._candidates.add)
 
-    def _found(self, found: dict[Key, Sighting]) -> None:
-        self._findings.add(found)
+    def _add_differences(self, differing: dict[Key, Observation]) -> None:
+        self._findings.add(differing)
         if self._is_repairing:
-            repaired = self._copy.repair(list(found), self._rows_now)
+            repaired = self._copy.repair(list(differing), self._current_rows)
             self._repaired += repaired
             log.info(
-                "%d rows of %s are repaired",
+                "%d rows of %s were repaired",
                 repaired,
                 self._copy.shown,
                 extra={"action": "rows_repaired", "table": self._copy.shown, "rows": repaired},
             )
 
-    def _given_up(self, keys: Sequence[Key]) -> None:
+    def _add_undecided(self, keys: Sequence[Key]) -> None:
         self._undecided += len(keys)
 
-    def _rows_now(self, keys: Sequence[Key]) -> pa.Table:
+    def _current_rows(self, keys: Sequence[Key]) -> pa.Table:
         parts = [self._source.schema.empty_table(), *(part.rows for part in self._source.find(keys))]
         rows = pa.concat_tables(parts)
         return without_nan(rows) if self._copy.nan_as_null else rows

@@ -1,31 +1,32 @@
-"""``Reconciliation``: the result of a comparison of a table with its copy."""
+"""``Reconciliation``: the result of comparing a table with its copy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
-"""What a row of the copy may be: not there; there, but not in the source; or with other values."""
+"""The kinds of differing rows: missing in the copy, only in the copy, or with different values."""
 BY_SETTLING, BY_CHECKPOINT = "settled", "checkpoint"
 
 
 @dataclass(frozen=True)
 class DifferingRow:
-    """A row of the copy that is not as in the source."""
+    """A row that differs between the source and the copy."""
 
     key: dict[str, object]
     """The values of its key columns."""
     kind: str
     """``missing``, ``extra`` or ``different``."""
     columns: tuple[str, ...] = ()
-    """Of one that is different, the columns that differ; empty if the copy has the row twice."""
+    """The columns that differ if the kind is ``different``; empty if the copy has the row twice."""
 
 
 @dataclass(frozen=True)
 class DifferingRange:
     """A range of keys with differences.
 
-    A range whose database sorts keys by a language has a number only: its keys have hashes close together.
+    If the databases do not sort keys in the same way, a range has only a number, and consists of keys whose
+    hashes are close together.
     """
 
     number: int
@@ -43,13 +44,13 @@ class Reconciliation:
     """The result of :func:`penstock.reconcile`."""
 
     equal: bool
-    """Whether the copy had every row of the source, and no others."""
+    """Whether the copy has exactly the rows of the source."""
     rows: int
-    """The rows of the source that were compared."""
+    """The number of rows of the source that were compared."""
     copy_rows: int
-    """The rows of the copy."""
+    """The number of rows of the copy."""
     ranges: int
-    """The ranges that were compared, one after the other."""
+    """The number of ranges that were compared."""
     first_position: int
     """The source's WAL position when the first range was read."""
     position: int
@@ -61,11 +62,9 @@ class Reconciliation:
     different: int
     """Rows with different values."""
     undecided: int
-    """Rows that differed and kept changing, or that the copy had not caught up with in time."""
+    """Rows that differed and kept changing, or with which the copy did not catch up in time."""
     evidence: str
-    """How rows that only lag were left out: ``settled``, by waiting; or ``checkpoint``, by the position of
-    the query that fills the copy.
-    """
+    """How rows that only lag were excluded: ``settled`` (by waiting) or ``checkpoint``."""
     differing_ranges: tuple[DifferingRange, ...]
     differing_rows: tuple[DifferingRow, ...]
     """The first rows that differ."""

@@ -1,4 +1,4 @@
-"""The source of a comparison: a table of a PostgreSQL publication, read in short snapshots."""
+"""``SourceTable``: the source of a comparison, a table of a PostgreSQL publication."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from penstock.feeds.postgres.table_rows import (
 )
 from penstock.feeds.postgres.values import from_text
 from penstock.reconciliation.paging import PageSize, pages
-from penstock.reconciliation.postgres_sql import COLUMNS, Bound, Checksum, PostgresTable
+from penstock.reconciliation.postgres_sql import COLUMN_TYPES_QUERY, Bound, Checksum, PostgresTable
 from penstock.reconciliation.rows import Key, keys_of
 from penstock.store.postgres.connection import copy_rows
 from penstock.store.statements import bind
 
 T = TypeVar("T")
-_VERSION = "xmin"
-_KEYS_AT_ONCE = 500
-_INFINITE = pa.array(["infinity", "-infinity"])
+_VERSION_COLUMN = "xmin"
+_MAX_KEYS = 500
+_INFINITE_TEXTS = pa.array(["infinity", "-infinity"])
 NUMERIC = 1700
 BINARY_ORDER = frozenset({16, 17, 20, 21, 23, 26, 1082, 1114, 1184, NUMERIC, 2950})
-"""Types that all databases sort alike: boolean, bytea, integers, dates, times, numeric and uuid."""
-TEXTS = frozenset({25, 1043})
+"""Types that all databases sort in the same way: boolean, bytea, integers, dates, times, numeric and uuid."""
+TEXT_TYPES = frozenset({25, 1043})
 
 
 @dataclass(frozen=True)
-class FoundRows:
-    """The rows with some keys, in one state of the source."""
+class SnapshotRows:
+    """Rows with requested keys from one snapshot of the source."""
 
     rows: pa.Table
     versions: dict[Key, str]
-    """The number of the transaction that wrote each row."""
+    """The id of the transaction that wrote each row."""
     position: int
-    """The position of the log when they were read; whatever they show is before it."""
+    """The log position when they were read; all of their changes are before it."""
 
 
 class SourceTable:
-    """The table that a feed names; ``columns`` are compared, all of them when None."""
+    """The table of a feed, read in short snapshots. ``columns`` are compared; None for all columns."""
 
     def __init__(self, feed: PostgresFeed, columns: Sequence[str] | None) -> None:
         self.name = str(feed.server)
         self.server = Server(feed.server, self.name, 0.0)
-        self._null = feed.invalid_values == "null"
-        self._trusted = feed.trusted_owners or ()
+        self._invalid_as_null = feed.invalid_values == "null"
+        self._trusted_owners = feed.trusted_owners or ()
         self.last_position = 0
         self.first_position: int | None = None
         try:
             self.tables = self._load(feed)
             self.table = self.tables.tables[0]
             self.key = self._checked_key()
-            self.schema = self._compared(columns)
+            self.schema = self._compared_schema(columns)
         except BaseException:
             self.close()
             raise
@@ -77,8 +77,8 @@ class SourceTable:
         tables = load_tables(self.server, feed.publication, feed.tables)
         if len(tables.tables) > 1:
             raise InvalidInputError(
-                f"the publication {in_quotes(feed.publication)} has {len(tables.tables)} tables, and one is "
-                f"compared at a time: name it in the URL, table={tables.tables[0].name}",
+                f"the publication {in_quotes(feed.publication)} has {len(tables.tables)} tables, and only "
+                f"one can be compared at a time: name it in the URL, table={tables.tables[0].name}",
                 condition="INVALID_INPUT.SEVERAL_TABLES",
                 parameter="source",
             )
@@ -87,8 +87,8 @@ class SourceTable:
     def _checked_key(self) -> tuple[str, ...]:
         if not self.table.keyed:
             raise TableRefusedError(
-                f"{self.table.name} has no primary key or other replica identity, by which its rows could be "
-                "found in the copy: add a primary key, or set replica identity using index",
+                f"{self.table.name} has no primary key or other replica identity, which is required to find "
+                "its rows in the copy: add a primary key, or set replica identity using index",
                 condition="TABLE_REFUSED.NO_KEY",
                 table=self.table.name,
             )
@@ -103,7 +103,7 @@ class SourceTable:
             )
         return self.table.key
 
-    def _compared(self, columns: Sequence[str] | None) -> pa.Schema:
+    def _compared_schema(self, columns: Sequence[str] | None) -> pa.Schema:
         fields = {field.name: field for field in self.table.fields()}
         unknown = [name for name in columns or () if name not in fields]
         if unknown:
@@ -114,43 +114,47 @@ class SourceTable:
                 parameter="columns",
             )
         return pa.schema(
-            [each for name, each in fields.items() if columns is None or name in {*columns, *self.key}]
+            [
+                arrow_field
+                for name, arrow_field in fields.items()
+                if columns is None or name in {*columns, *self.key}
+            ]
         )
 
     @cached_property
-    def _column_facts(self) -> dict[str, tuple[str, bool]]:
-        text = bind(COLUMNS, "postgres").encode()
+    def _column_types(self) -> dict[str, tuple[str, bool]]:
+        text = bind(COLUMN_TYPES_QUERY, "postgres").encode()
         rows = self.server.on_connection(
             lambda connection: connection.execute(text, {"oid": self.table.relation.oid}).fetchall()
         )
-        return {name: (kind, in_order) for name, kind, in_order in rows}
+        return {name: (kind, is_ordered) for name, kind, is_ordered in rows}
 
     @cached_property
     def sql(self) -> PostgresTable:
-        types = {name: kind for name, (kind, _) in self._column_facts.items()}
+        types = {name: kind for name, (kind, _) in self._column_types.items()}
         names = tuple(self.schema.names)
         return PostgresTable(source_of(self.table), self.table.filter or "", names, self.key, types)
 
     @cached_property
     def key_types(self) -> dict[str, int]:
-        """The types of the columns of the key, with domains resolved."""
+        """The type ids of the key columns, with domains resolved."""
         names = self.table.relation.names
         return {name: self.table.bases[names.index(name)][0] for name in self.key}
 
     @cached_property
     def is_ordered(self) -> bool:
-        """Whether the keys have one order everywhere: that of their values, or of the bytes of UTF-8."""
+        """Whether all databases sort the keys in the same way: by value, or by UTF-8 bytes."""
         return all(
             name not in dict(self.table.read_as)
-            and (kind in BINARY_ORDER or (kind in TEXTS and self._column_facts[name][1]))
+            and (kind in BINARY_ORDER or (kind in TEXT_TYPES and self._column_types[name][1]))
             for name, kind in self.key_types.items()
         )
 
-    def _snapshot(self, work: Callable[[Connection], T]) -> tuple[T, int]:
-        """Run work in a short snapshot; also return a position of the log after all that it shows."""
+    def _run_in_snapshot(self, work: Callable[[Connection], T]) -> tuple[T, int]:
+        """Run work in a short snapshot; also return a log position after all changes in the snapshot."""
 
         def read(connection: Connection) -> tuple[T, int]:
-            require_trusted_functions(self.server, [self.table], self._trusted)
+            require_trusted_functions(self.server, [self.table], self._trusted_owners)
             with connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 lock_table(self.server, connection, self.table)
@@ -164,10 +168,10 @@ class SourceTable:
         self.last_position = position
         return result, position
 
-    def _copied(
+    def _run_copy(
         self, text: str, names: Sequence[str], *, may_fail: bool = False
     ) -> tuple[pa.Table | None, int]:
-        """Read what a COPY sends; None if it ``may_fail`` and one of its literals is invalid for its type."""
+        """Run a COPY statement; return None for its rows if it ``may_fail`` and a literal is invalid."""
 
         def read(connection: Connection) -> pa.Table | None:
             try:
@@ -178,40 +182,40 @@ class SourceTable:
                     raise
                 return None
 
-        return self._snapshot(read)
+        return self._run_in_snapshot(read)
 
     def _typed(self, texts: pa.Table) -> pa.Table:
         for name in self.key:
             kind = self.schema.field(name).type
-            if pat.is_temporal(kind) and pc.any(pc.is_in(texts[name], value_set=_INFINITE)).as_py():
+            if pat.is_temporal(kind) and pc.any(pc.is_in(texts[name], value_set=_INFINITE_TEXTS)).as_py():
                 raise TableRefusedError(
-                    f"{self.table.name} has an infinite {in_quotes(name)}, part of its key, which no "
-                    "copy has: read the column as text, type=COLUMN:text in the URL",
+                    f"{self.table.name} has an infinite {in_quotes(name)} in its key, which copies cannot "
+                    "store: read the column as text, type=COLUMN:text in the URL",
                     condition="TABLE_REFUSED.INFINITE_KEY",
                     table=self.table.name,
                 )
-        return typed(self.server, self.table, texts, invalid_as_null=self._null)
+        return typed(self.server, self.table, texts, invalid_as_null=self._invalid_as_null)
 
     def rows(self, after: Bound | None, upto: Bound | None) -> pa.Table:
         """Read the rows of a range."""
-        texts, _ = self._copied(self.sql.rows(after, upto), self.schema.names)
+        texts, _ = self._run_copy(self.sql.rows(after, upto), self.schema.names)
         assert texts is not None
         return self._typed(texts)
 
     def bound(self, after: Bound | None, upto: Bound | None, count: int) -> Bound | None:
         """Return the key of the nth row of a range; None if the range has fewer rows."""
         text = self.sql.bound(after, upto, count).encode()
-        found, _ = self._snapshot(lambda connection: connection.execute(text).fetchone())
-        return None if found is None else tuple(found)
+        row, _ = self._run_in_snapshot(lambda connection: connection.execute(text).fetchone())
+        return None if row is None else tuple(row)
 
     def checksum(self, after: Bound | None, upto: Bound | None) -> Checksum:
         text = self.sql.checksum(after, upto).encode()
-        found, _ = self._snapshot(lambda connection: connection.execute(text).fetchone())
-        assert found is not None
-        return Checksum(*found)
+        row, _ = self._run_in_snapshot(lambda connection: connection.execute(text).fetchone())
+        assert row is not None
+        return Checksum(*row)
 
     def key_at(self, bound: Bound) -> Key:
-        """Return the key with a text."""
+        """Convert a key from text to values."""
         arrays = [
             from_text(pa.array([text]), self.schema.field(name).type)
             for name, text in zip(self.key, bound, strict=True)
@@ -219,34 +223,36 @@ class SourceTable:
         return keys_of(pa.table(arrays, names=list(self.key)))[0]
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
-        """Yield all rows, in the order of the key and in short snapshots."""
+        """Yield all rows in key order, in short snapshots."""
 
         def read(after: Bound | None, count: int) -> pa.Table:
-            texts, _ = self._copied(self.sql.rows(after, None, count), self.schema.names)
+            texts, _ = self._run_copy(self.sql.rows(after, None, count), self.schema.names)
             assert texts is not None
             return texts
 
         return map(self._typed, pages(read, self.key, rows))
 
-    def find(self, keys: Sequence[Key]) -> Iterator[FoundRows]:
-        """Read the rows with some keys, a few at a time."""
-        size = PageSize(_KEYS_AT_ONCE)
+    def find(self, keys: Sequence[Key]) -> Iterator[SnapshotRows]:
+        """Read the rows with the given keys, in pages."""
+        size = PageSize(_MAX_KEYS)
         for part in size.parts(keys):
-            for found in self._found(part):
-                size.read(found.rows.nbytes)
+            for found in self._find_rows(part):
+                size.record_bytes(found.rows.nbytes)
                 yield found
 
-    def _found(self, keys: Sequence[Key]) -> Iterator[FoundRows]:
-        names = [*self.schema.names, _VERSION]
-        texts, position = self._copied(self.sql.with_keys(keys, _VERSION), names, may_fail=True)
+    def _find_rows(self, keys: Sequence[Key]) -> Iterator[SnapshotRows]:
+        names = [*self.schema.names, _VERSION_COLUMN]
+        texts, position = self._run_copy(self.sql.with_keys(keys, _VERSION_COLUMN), names, may_fail=True)
         if texts is not None:
             rows = self._typed(texts.select(self.schema.names))
-            found = keys_of(rows.select(list(self.key)))
-            yield FoundRows(rows, dict(zip(found, texts[_VERSION].to_pylist(), strict=True)), position)
+            found_keys = keys_of(rows.select(list(self.key)))
+            yield SnapshotRows(
+                rows, dict(zip(found_keys, texts[_VERSION_COLUMN].to_pylist(), strict=True)), position
+            )
         elif len(keys) > 1:
             half = len(keys) // 2
-            yield from self._found(keys[:half])
-            yield from self._found(keys[half:])
+            yield from self._find_rows(keys[:half])
+            yield from self._find_rows(keys[half:])
         else:
-            # The copy has a text that is not a value of the key's type, so no row has it.
-            yield FoundRows(self.schema.empty_table(), {}, position)
+            # The copy has a text that is not a valid value of the key's type, so the source has no such row.
+            yield SnapshotRows(self.schema.empty_table(), {}, position)

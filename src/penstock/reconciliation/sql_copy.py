@@ -1,4 +1,4 @@
-"""SQL tables as copies: what all kinds share, and repairs while queries write to the table."""
+"""``SqlCopy``: a SQL table as a copy, and its repair while queries write to the table."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pyarrow.types as pat
 from penstock.queue.store import Store
 from penstock.reconciliation.copies import SourceRows
 from penstock.reconciliation.rows import Key, keys_of, stale_keys
-from penstock.reconciliation.values import whole
+from penstock.reconciliation.values import single_array
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Layout, layout_of
 from penstock.tables.names import TableName, quoted
 from penstock.tables.row_encoding import database_schema, projected_schema, to_database_types
 from penstock.tables.sql import staging, upsert
 
-_KEYS_AT_ONCE = 100
-"""Repaired in one transaction, in which other writers wait."""
+_MAX_KEYS = 100
+"""The number of keys repaired in one transaction, during which other writers wait."""
 
 
 @dataclass(frozen=True)
@@ -62,53 +62,53 @@ class SqlCopy(ABC):
 
     @property
     def current(self) -> str:
-        """The condition of the rows that are compared."""
+        """The condition that selects the rows to compare."""
         return f"{quoted(VALID_TO)} is null" if self.history else ""
 
     def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        """Write the source's rows while other writers are blocked.
+        """Write rows of the source while other writers are blocked.
 
-        They are read while the copy is locked. So they are at least as new as all that was written to it
+        The rows are read while the copy is locked. So they are at least as new as everything that was written
         before, and later writes are newer.
         """
-        parts = [keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)]
+        parts = [keys[first : first + _MAX_KEYS] for first in range(0, len(keys), _MAX_KEYS)]
 
-        def repaired(part: Sequence[Key]) -> int:
+        def repair_part(part: Sequence[Key]) -> int:
             return self.store.database.run(
-                lambda tx: self._repair_part(tx, part, source_rows), idempotent=True
+                lambda tx: self._repair_keys(tx, part, source_rows), idempotent=True
             )
 
-        return sum(map(repaired, parts))
+        return sum(map(repair_part, parts))
 
-    def _repair_part(self, tx: Transaction, keys: Sequence[Key], source_rows: SourceRows) -> int:
+    def _repair_keys(self, tx: Transaction, keys: Sequence[Key], source_rows: SourceRows) -> int:
         self.lock(tx)
-        found = self.read_keys(tx, keys)
+        copied = self.read_keys(tx, keys)
         rows = source_rows(keys)
-        wrong = stale_keys(rows, found, self.key)
-        wanted = set(wrong)
-        present = keys_of(rows.select(list(self.key)))
-        gone = sorted(wanted - set(present), key=repr)
-        if gone:
-            self.delete(tx, gone)
-        writes = rows.filter(pa.array([key in wanted for key in present], pa.bool_()))
+        stale = stale_keys(rows, copied, self.key)
+        to_repair = set(stale)
+        source_keys = keys_of(rows.select(list(self.key)))
+        deleted = sorted(to_repair - set(source_keys), key=repr)
+        if deleted:
+            self.delete(tx, deleted)
+        writes = rows.filter(pa.array([key in to_repair for key in source_keys], pa.bool_()))
         if writes.num_rows:
             layout = layout_of(self.name, self.schema, self.key, tx.dialect)
             columns = staging.relation_columns(layout)
-            upsert.upsert(tx, layout, staging.load(tx, columns, [_encoded(writes, layout)]))
+            upsert.upsert(tx, layout, staging.load(tx, columns, [_encode(writes, layout)]))
             staging.clear(tx, columns)
-        return len(wrong)
+        return len(stale)
 
 
-def _encoded(rows: pa.Table, layout: Layout) -> pa.RecordBatch:
-    """Return rows as the tasks of a query encode them."""
+def _encode(rows: pa.Table, layout: Layout) -> pa.RecordBatch:
+    """Encode rows in the same way as the tasks of a query."""
     schema = projected_schema(layout)
-    arrays = [_projected(column, field) for column, field in zip(rows.columns, schema, strict=True)]
+    arrays = [_project(column, field) for column, field in zip(rows.columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return to_database_types(batch, database_schema(schema, layout.dialect))
 
 
-def _projected(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+def _project(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
     if pat.is_binary(column.type) and pat.is_string(field.type):
         texts = [None if value is None else "\\x" + value.hex() for value in column.to_pylist()]
         return pa.array(texts, field.type)
-    return whole(column).cast(field.type)
+    return single_array(column).cast(field.type)

@@ -1,4 +1,4 @@
-"""A SQLite table as a copy."""
+"""``SqliteCopy``: a SQLite table as a copy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.feeds.postgres.values import from_text
 from penstock.reconciliation.paging import PageSize
 from penstock.reconciliation.rows import Key, key_table
 from penstock.reconciliation.sql_copy import SqlCopy
-from penstock.reconciliation.values import in_types
+from penstock.reconciliation.values import convert_columns
 from penstock.store.database import Transaction
 from penstock.tables.names import quoted
 from penstock.tables.row_encoding import database_schema, to_database_types
 
-_KEYS_AT_ONCE = 500
+_MAX_KEYS = 500
 
 
 @dataclass(frozen=True)
 class SqliteCopy(SqlCopy):
-    """An open table of SQLite."""
+    """An open SQLite table."""
 
     @property
     def nan_as_null(self) -> bool:
@@ -40,22 +40,22 @@ class SqliteCopy(SqlCopy):
     def pages(self, rows: int) -> Iterator[pa.Table]:
         after: tuple[Any, ...] | None = None
         size = PageSize(rows)
-        places = [self.schema.names.index(name) for name in self.key]
+        key_indexes = [self.schema.names.index(name) for name in self.key]
         while True:
             conditions = [self.current] if self.current else []
             if after is not None:
                 conditions.append(f"({self._keys}) > ({_literals(after)})")
             where = f" where {' and '.join(conditions)}" if conditions else ""
             limit = size.rows
-            found = self._read(
+            rows_of_page = self._read(
                 f"select {self._columns} from {self.name.sql}{where} order by {self._keys} limit {limit}"
             )
-            if found:
-                after = tuple(found[-1][place] for place in places)
-                table = self._typed(found)
-                size.read(table.nbytes)
+            if rows_of_page:
+                after = tuple(rows_of_page[-1][key_index] for key_index in key_indexes)
+                table = self._typed(rows_of_page)
+                size.record_bytes(table.nbytes)
                 yield table
-            if len(found) < limit:
+            if len(rows_of_page) < limit:
                 return
 
     def _read(self, text: str) -> list[tuple[Any, ...]]:
@@ -63,43 +63,46 @@ class SqliteCopy(SqlCopy):
 
     def _typed(self, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
         values = zip(*rows, strict=True) if rows else ((),) * len(self.schema)
-        columns = {name: _column(each) for name, each in zip(self.schema.names, values, strict=True)}
-        return in_types(columns, self.schema, _converted, self.key, self.shown)
+        columns = {
+            name: _to_array(column_values)
+            for name, column_values in zip(self.schema.names, values, strict=True)
+        }
+        return convert_columns(columns, self.schema, _convert, self.key, self.shown)
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
-        size = PageSize(_KEYS_AT_ONCE)
+        size = PageSize(_MAX_KEYS)
         for part in size.parts(keys):
             rows = self._typed(self._read(self._with_keys(part)))
-            size.read(rows.nbytes)
+            size.record_bytes(rows.nbytes)
             yield rows
 
     def _with_keys(self, keys: Sequence[Key]) -> str:
         where = f" and {self.current}" if self.current else ""
-        return f"select {self._columns} from {self.name.sql} where {self._one_of(keys)}{where}"
+        return f"select {self._columns} from {self.name.sql} where {self._key_condition(keys)}{where}"
 
-    def _one_of(self, keys: Sequence[Key]) -> str:
-        return f"({self._keys}) in (values {', '.join(f'({_literals(key)})' for key in self._stored(keys))})"
+    def _key_condition(self, keys: Sequence[Key]) -> str:
+        return f"({self._keys}) in (values {', '.join(f'({_literals(key)})' for key in self._encoded(keys))})"
 
-    def _stored(self, keys: Sequence[Key]) -> list[tuple[Any, ...]]:
-        """Return keys with the values that the table has for them."""
+    def _encoded(self, keys: Sequence[Key]) -> list[tuple[Any, ...]]:
+        """Convert keys to the values that the table stores for them."""
         table = key_table(pa.schema([self.schema.field(name) for name in self.key]), keys)
-        plain = table.rename_columns([str(number) for number in range(len(self.key))])
-        batch = plain.combine_chunks().to_batches()[0]
-        stored = to_database_types(batch, database_schema(batch.schema, "sqlite"))
-        return list(zip(*(column.to_pylist() for column in stored.columns), strict=True))
+        numbered = table.rename_columns([str(number) for number in range(len(self.key))])
+        batch = numbered.combine_chunks().to_batches()[0]
+        database_batch = to_database_types(batch, database_schema(batch.schema, "sqlite"))
+        return list(zip(*(column.to_pylist() for column in database_batch.columns), strict=True))
 
     def lock(self, tx: Transaction) -> None:
-        """Do nothing, since a writing transaction locks the whole database."""
+        """Do nothing, because a writing transaction locks the whole database."""
 
     def read_keys(self, tx: Transaction, keys: Sequence[Key]) -> pa.Table:
         return self._typed(tx.query(self._with_keys(keys)))
 
     def delete(self, tx: Transaction, keys: Sequence[Key]) -> None:
-        tx.change(f"delete from {self.name.sql} where {self._one_of(keys)}")
+        tx.change(f"delete from {self.name.sql} where {self._key_condition(keys)}")
 
 
-def _column(values: Sequence[Any]) -> pa.Array:
-    """Return values as they are stored; as text if their types differ."""
+def _to_array(values: Sequence[Any]) -> pa.Array:
+    """Convert values to an array; to text if they have different types."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -111,7 +114,7 @@ def _as_text(value: Any) -> str:
     return "\\x" + value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_null(values.type):
         return pa.nulls(len(values), kind)
     if pat.is_boolean(kind) and pat.is_integer(values.type):
@@ -134,6 +137,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     if isinstance(value, str):
-        # A text may contain the NUL character.
+        # Text may contain the NUL character.
         return f"cast(X'{value.encode().hex()}' as text)"
     return repr(value)
