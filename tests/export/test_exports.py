@@ -86,7 +86,7 @@ def test_rows_that_are_gone_are_an_error(
     append(queue, 4, 5, partition=0)
     store.consumer("export").unregister("orders")
     queue.trim(0, 4)
-    with pytest.raises(DataLostError, match="up to 3, and the queue has them from 4"):
+    with pytest.raises(DataLostError, match="up to 3, and the queue has rows from 4"):
         export().run()
 
 

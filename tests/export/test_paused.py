@@ -138,15 +138,15 @@ def test_an_error_while_files_are_merged_costs_no_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     kind = DeltaExportTable if isinstance(lake, DeltaLake) else IcebergExportTable
-    tidy, calls = kind.tidy, []
+    original, calls = kind.compact_small_files, []
 
     def fail_once(table: Any) -> None:
         calls.append(table)
         if len(calls) == 1:
             raise StoreUnavailableError("it is away", condition="STORE_UNAVAILABLE.TABLE_STORAGE", table="x")
-        tidy(table)
+        original(table)
 
-    monkeypatch.setattr(kind, "tidy", fail_once)
+    monkeypatch.setattr(kind, "compact_small_files", fail_once)
     exporting = export()
     with caplog.at_level(logging.WARNING, "penstock.export"):
         append(queue, 1)
@@ -159,11 +159,11 @@ def test_an_error_while_files_are_merged_costs_no_row(
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Count how often an export writes files."""
-    written, calls = IcebergExportTable._written, []
+    written, calls = IcebergExportTable._write_files, []
 
     def write(*values: Any) -> Any:
         calls.append(None)
         return written(*values)
 
-    monkeypatch.setattr(IcebergExportTable, "_written", write)
+    monkeypatch.setattr(IcebergExportTable, "_write_files", write)
     return calls

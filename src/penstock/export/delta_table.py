@@ -1,4 +1,4 @@
-"""An export's Delta table, whose app transactions record the positions."""
+"""``DeltaExportTable``: the Delta table of an export, whose app transactions record the positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.table import MOST_SMALL, QueueId, TableChangedError, rolled_back, with_columns_of
+from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, exported_schema, rolled_back
 from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace, library
 from penstock.parallel import ahead
@@ -20,20 +20,20 @@ from penstock.tables.delta.transactions import commit_properties
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_RETENTION = "delta.setTransactionRetentionDuration"
+_RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 
 
 class DeltaExportTable:
     """A Delta table that records positions in app transactions.
 
-    The queue's transaction has the queue's generation as its version. Each partition's transaction has the
-    index after the partition's last exported row. ``RESTORE`` keeps app transactions, so the log is searched
-    for commits of the export that it took back.
+    The version of the queue's app transaction is the queue's generation. The version of each partition's app
+    transaction is the index after its last exported row. ``RESTORE`` keeps app transactions, so the log is
+    searched for commits of the export that were undone.
     """
 
     def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
         self._place, self._queue, self._file_bytes = place, queue, file_bytes
-        self._kept = KeptCommits(place)
+        self._kept_commits = KeptCommits(place)
         self._table: DeltaTable | None = None
 
     @property
@@ -47,10 +47,10 @@ class DeltaExportTable:
     def prepare(self, schema: pa.Schema) -> None:
         layout = DeltaLayout(pa.schema([field.with_nullable(True) for field in schema]), ())
         table = self._place.find() or self._place.create(layout.schema)
-        if _RETENTION in table.metadata().configuration:
+        if _RETENTION_PROPERTY in table.metadata().configuration:
             raise TableRefusedError(
-                f"{self.shown} has the property {_RETENTION}, after which Delta forgets which rows of a "
-                "queue the table has: remove the property, or export to another table",
+                f"{self.shown} has the property {_RETENTION_PROPERTY}, so Delta would drop the record of the "
+                "exported rows: remove the property, or export to another table",
                 condition="TABLE_REFUSED.FORGETS_POSITIONS",
                 table=self._place.shown,
             )
@@ -67,18 +67,18 @@ class DeltaExportTable:
         return self._table
 
     @property
-    def _name(self) -> str:
+    def _queue_app(self) -> str:
         return f"penstock-queue:{self._queue.store}:{self._queue.name}"
 
-    def _part(self, partition: int) -> str:
-        return f"{self._name}:{self._queue.generation}:{partition}"
+    def _partition_app(self, partition: int) -> str:
+        return f"{self._queue_app}:{self._queue.generation}:{partition}"
 
     def generation(self) -> int | None:
-        return self._app_version(self._name)
+        return self._app_version(self._queue_app)
 
     def positions(self, partitions: int) -> dict[int, int]:
-        found = ((part, self._app_version(self._part(part))) for part in range(partitions))
-        return {part: position for part, position in found if position is not None}
+        versions = ((part, self._app_version(self._partition_app(part))) for part in range(partitions))
+        return {part: position for part, position in versions if position is not None}
 
     def _app_version(self, app: str) -> int | None:
         with self._reading_log():
@@ -97,30 +97,30 @@ class DeltaExportTable:
 
     def refuse_rollback(self) -> None:
         with self._reading_log():
-            lost = self._kept.lost(self._loaded, [self._name])
-        if lost is not None:
-            raise rolled_back(self, self._queue, f"version {lost}")
+            lost_version = self._kept_commits.lost(self._loaded, [self._queue_app])
+        if lost_version is not None:
+            raise rolled_back(self, self._queue, f"version {lost_version}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
-        versions = {self._name: self._queue.generation}
-        versions |= {self._part(part): end for part, end in ends.items()}
+        versions = {self._queue_app: self._queue.generation}
+        versions |= {self._partition_app(part): end for part, end in ends.items()}
         deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
-        complete = with_columns_of(pa.schema(self._loaded.schema().to_arrow()), schema)
-        source = _Source(rows, complete)
+        table_schema = exported_schema(pa.schema(self._loaded.schema().to_arrow()), schema)
+        source = _CompletedRows(rows, table_schema)
         try:
             with self._place.translating_errors(beside=(conflict,)):
                 deltalake.write_deltalake(
                     self._loaded,
-                    # Read ahead in another thread: in the one that deltalake takes the batches in, an object
-                    # store hangs.
-                    pa.RecordBatchReader.from_batches(complete, ahead(iter(source))),
+                    # Read ahead in another thread, because reading from an object store in the thread in
+                    # which deltalake consumes the batches hangs.
+                    pa.RecordBatchReader.from_batches(table_schema, ahead(iter(source))),
                     mode="append",
                     target_file_size=self._file_bytes,
                     commit_properties=commit_properties(versions),
                 )
         except conflict as error:
             if self._place.open().version() == self._loaded.version():
-                # No other writer has committed, so the table itself rejects the commit.
+                # No other writer has committed, so the table itself rejected the commit.
                 raise TableRefusedError(
                     f"{self.shown} refused the commit: {self._place.message(error)}",
                     condition="TABLE_REFUSED.DELTA",
@@ -130,22 +130,22 @@ class DeltaExportTable:
         except PenstockError:
             if source.error is None:
                 raise
-            # deltalake keeps only the text of an error that occurs while rows are read.
+            # deltalake keeps only the text of an error that is raised while rows are read.
             raise source.error from None
 
-    def tidy(self) -> None:
+    def compact_small_files(self) -> None:
         conflict = library("deltalake.exceptions").CommitFailedError
         with suppress(conflict), self._place.translating_errors(beside=(conflict,)):
-            if sum(size < self._file_bytes // 4 for size in self._sizes()) >= MOST_SMALL:
+            if sum(size < self._file_bytes // 4 for size in self._file_sizes()) >= MIN_SMALL_FILES:
                 self._loaded.optimize.compact(target_size=self._file_bytes)
 
-    def _sizes(self) -> list[int]:
+    def _file_sizes(self) -> list[int]:
         actions = pa.table(self._loaded.get_add_actions())
         return [int(size) for size in actions["size_bytes"].to_pylist()]
 
 
-class _Source:
-    """Rows with all columns of a table, null where a row lacks one. It keeps an error that reading raises."""
+class _CompletedRows:
+    """Iterable of row batches with all columns of a table (missing ones are null); stores a raised error."""
 
     def __init__(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
         self._rows, self._schema = rows, schema

@@ -23,7 +23,7 @@ from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource, starts_of
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
 from penstock.export.targets import exported_frame, location, place_of, table_at
-from penstock.export.waiting import Waits
+from penstock.export.waiting import ExportPauses
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
 from penstock.spark.schemas import source_schema, to_output_batch
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 128 << 20
 _RUNNING_EXPORT = "CONSUMER_IN_USE.RUNNING_EXPORT"
-_LOOK_SECONDS = 0.5
-_LOOKS = 5
+_POLL_SECONDS = 0.5
+_SNAPSHOT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class ExportStatus:
-    """How much an export has committed in this process."""
+    """Totals of an export in this process."""
 
     commits: int
     rows: int
 
 
 @dataclass(frozen=True)
-class Look:
-    """A version of the table, and the ranges of the queue that it lacks."""
+class TableSnapshot:
+    """A version of the table, and the ranges of the queue that this version lacks."""
 
     record: QueueRecord
     schema: pa.Schema
@@ -65,12 +65,12 @@ class QueueExport:
     """Copies a queue to a Delta or Iceberg table, so that any engine can query its rows.
 
     Each commit to the table also records the queue's positions, so no row is lost or repeated if the process
-    is killed, or if two processes export the same queue at once. The export's consumer follows the table, and
-    keeps rows that the table does not have from being trimmed.
+    is killed, or if two processes export the same queue at the same time. The export has a consumer at the
+    table's positions, so rows that the table does not have are not trimmed.
 
-    Columns that are added to the queue later are added to the table, and an Iceberg table gets the wider
-    types of its columns. Other programs may append to the table too, and several queues may be exported to
-    one.
+    Columns that are added to the queue later are added to the table, and columns of an Iceberg table are
+    widened with those of the queue. Other programs may also append to the table, and several queues may be
+    exported to one table.
 
     Parameters
     ----------
@@ -79,16 +79,16 @@ class QueueExport:
     store
         The URL of its store.
     target
-        Where the table is, as for :class:`TableSink`: ``delta:///folder``,
+        The location of the table, as for :class:`TableSink`: ``delta:///folder``,
         ``delta:s3://bucket/folder?storage.KEY=VALUE`` or ``iceberg:CATALOG?property.KEY=VALUE``.
     table
         The table's name, for Iceberg with its namespace; by default the queue's name.
     consumer
-        The name of the consumer, which is created; by default ``export-``, the table's name, and some digits
-        that depend on where the table is.
+        The name of the consumer, which is created if necessary; by default ``export-``, the table's name, and
+        a digest of the table's location.
     metadata_columns
-        Whether the table has the columns ``_queue``, ``_generation``, ``_partition``, ``_row_index`` and
-        ``_timestamp`` too.
+        Whether the table also has the columns ``_queue``, ``_generation``, ``_partition``, ``_row_index`` and
+        ``_timestamp``.
     file_bytes
         The target size of data files, in bytes.
 
@@ -118,22 +118,22 @@ class QueueExport:
             )
         self.table = queue if table is None else check_name("table", table)
         self._place = place_of(target, self.table)
-        # Tables of one name in two places have a consumer each.
-        own = f"export-{self.table}-{digest(location(self._place))[:8]}"
-        self.consumer = check_name("consumer", own if consumer is None else consumer)
+        # Tables with the same name in different locations have different consumers.
+        default_consumer = f"export-{self.table}-{digest(location(self._place))[:8]}"
+        self.consumer = check_name("consumer", default_consumer if consumer is None else consumer)
         self._url, self._metadata_columns, self._file_bytes = store, metadata_columns, file_bytes
         self._stopping = threading.Event()
         self._totals = Totals()
 
     def status(self) -> ExportStatus:
-        """Return what was exported so far."""
+        """Return the totals so far."""
         return ExportStatus(self._totals.commits, self._totals.rows)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return all rows, each once: those of the table, and from the queue those that the table lacks.
+        """Return all rows, each once: rows of the table, and rows of the queue that the table lacks.
 
-        The table is read by tasks, file by file, without filters pushed into the files. If rows are trimmed
-        from the queue before the DataFrame is read, reading it fails with ``DATA_LOST``: make another one.
+        Tasks read the table file by file, without pushing filters into the files. If rows are trimmed from
+        the queue before the DataFrame is read, reading it fails with ``DATA_LOST``: create another one.
 
         Parameters
         ----------
@@ -143,15 +143,15 @@ class QueueExport:
         Raises
         ------
         TableRefusedError
-            When the table has what no export makes: a Delta table partitions, deletion vectors or column
-            mapping, an Iceberg table equality deletes or columns of other types.
+            When the table has features that exports do not create: partitions, deletion vectors or column
+            mapping in a Delta table, equality deletes or columns of other types in an Iceberg table.
         """
         with closing(connect(self._url, create=False)) as store:
-            look = self._look(store)
-        newer = self._newer_frame(spark, look.starts)
-        if look.table.version is None:
+            snapshot = self._read_snapshot(store)
+        newer = self._newer_frame(spark, snapshot.starts)
+        if snapshot.table.version is None:
             return newer
-        exported = exported_frame(spark, self._place, look.table.version, look.schema)
+        exported = exported_frame(spark, self._place, snapshot.table.version, snapshot.schema)
         return exported.unionByName(newer, allowMissingColumns=True)
 
     def _newer_frame(self, spark: SparkSession, starts: Mapping[int, int]) -> DataFrame:
@@ -167,55 +167,62 @@ class QueueExport:
     def newer_rows(self) -> tuple[int | None, pa.RecordBatchReader]:
         """Return a version of the table, and the rows of the queue that this version lacks.
 
-        With an engine for such tables, read this version (of an Iceberg table, this snapshot), and add the
-        rows: together they have each row once. The version is None if there is no table, or no snapshot. Read
-        the rows before they are trimmed.
+        To read all rows in another engine, read this version (for an Iceberg table, the snapshot with this
+        id) and add the returned rows: together they have each row once. The version is None if there is no
+        table, or no snapshot. Read the rows before they are trimmed.
         """
         with closing(connect(self._url, create=False)) as store:
-            look = self._look(store)
-        return look.table.version, pa.RecordBatchReader.from_batches(look.schema, self._newer(look))
+            snapshot = self._read_snapshot(store)
+        return snapshot.table.version, pa.RecordBatchReader.from_batches(
+            snapshot.schema, self._newer_batches(snapshot)
+        )
 
-    def _newer(self, look: Look) -> Iterator[pa.RecordBatch]:
+    def _newer_batches(self, snapshot: TableSnapshot) -> Iterator[pa.RecordBatch]:
         with closing(connect(self._url, create=False)) as store:
             for chunk in reading.read(
-                store.database, look.record, look.ranges, with_runs=self._metadata_columns
+                store.database, snapshot.record, snapshot.ranges, with_runs=self._metadata_columns
             ):
-                yield to_output_batch(chunk, look.record, look.schema)
+                yield to_output_batch(chunk, snapshot.record, snapshot.schema)
 
-    def _look(self, store: Store) -> Look:
-        for _ in range(_LOOKS):
+    def _read_snapshot(self, store: Store) -> TableSnapshot:
+        for _ in range(_SNAPSHOT_ATTEMPTS):
             with suppress(TableChangedError):
-                return self._look_once(store)
+                return self._try_read_snapshot(store)
         raise StoreUnavailableError(
-            f"the table {self.table} was dropped, or its log was cleaned up, during each of {_LOOKS} reads: "
-            "try again",
+            f"the table {self.table} was dropped, or its log was cleaned up, during all {_SNAPSHOT_ATTEMPTS} "
+            "reads: try again",
             condition="STORE_UNAVAILABLE.TABLE_STORAGE",
             table=self.table,
         )
 
-    def _look_once(self, store: Store) -> Look:
-        """Read the table's positions, then the queue's partitions."""
+    def _try_read_snapshot(self, store: Store) -> TableSnapshot:
+        """Read the positions of the table, and then the partitions of the queue."""
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)
         table = table_at(self._place, queue, self._file_bytes)
-        is_there = table.load()
+        exists = table.load()
 
         def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
-            # In this order, so that the record has all columns of those rows.
+            # In this order, so that the record has all columns of the rows in these partitions.
             return catalog.partitions(tx, record), catalog.reload_queue(tx, record)
 
-        parts, record = store.database.run(read, write=False)
-        starts = starts_of(self.queue, parts, known_positions(table, queue, len(parts)) if is_there else {})
-        ranges = [reading.Range(part.partition, starts[part.partition], part.next_index) for part in parts]
+        partitions, record = store.database.run(read, write=False)
+        starts = starts_of(
+            self.queue, partitions, known_positions(table, queue, len(partitions)) if exists else {}
+        )
+        ranges = [
+            reading.Range(partition.partition, starts[partition.partition], partition.next_index)
+            for partition in partitions
+        ]
         schema = source_schema(record.schema, self._metadata_columns)
-        return Look(record, schema, table, starts, ranges)
+        return TableSnapshot(record, schema, table, starts, ranges)
 
     def stop(self) -> None:
-        """End :meth:`follow` after the commit that it is making; for another thread, or a signal handler."""
+        """End :meth:`follow` after the commit in progress; for another thread or a signal handler."""
         self._stopping.set()
 
     def run(self) -> ExportStatus:
-        """Export the rows that are in the queue now, and return.
+        """Export the rows that are in the queue when the run starts, and return.
 
         Raises
         ------
@@ -223,14 +230,15 @@ class QueueExport:
         ConsumerInUseError
             When another process exports the queue to this table.
         TableRefusedError, SchemaMismatchError
-            When the table does not take the rows, or has those of another queue with this name.
+            When the table does not accept the rows, or has rows of another queue with this name.
         DataLostError
             When rows that the table lacks have been trimmed.
         CheckpointMismatchError
-            When the queue has fewer rows than the table has from it, as after a backup was restored.
+            When the table has more rows than the queue has had, for example after the store was restored from
+            a backup.
         """
-        with closing(connect(self._url, create=False)) as store, closing(self._own(store)) as run:
-            # Rows that arrive during the run are left to the next one, or the run might never end.
+        with closing(connect(self._url, create=False)) as store, closing(self._acquire_run(store)) as run:
+            # Rows that arrive during the run are exported by the next run; otherwise a run might never end.
             until = run.ends()
             while run.commit(until):
                 pass
@@ -240,13 +248,13 @@ class QueueExport:
         """Export rows as they arrive, until :meth:`stop` is called.
 
         If the store or the table's storage does not answer, the export waits and tries again. If another
-        process exports the queue to this table, this one waits, and takes over when that one ends.
+        process exports the queue to this table, this process waits, and takes over when the other one ends.
 
         Parameters
         ----------
         every
-            The longest time between the arrival of a row and its commit; earlier if there are enough rows
-            for a file.
+            The maximum time between the arrival of a row and its commit. Rows are committed earlier if there
+            are enough of them for a file.
 
         Raises
         ------
@@ -255,44 +263,44 @@ class QueueExport:
             As from :meth:`run`.
         """
         require("every", every, timedelta, "a timedelta")
-        waits = Waits(self.queue, self._stopping)
+        pauses = ExportPauses(self.queue, self._stopping)
         while not self._stopping.is_set():
             try:
                 with closing(connect(self._url, create=False)) as store:
-                    self._follow(store, every.total_seconds(), waits)
+                    self._follow(store, every.total_seconds(), pauses)
             except ConsumerInUseError as error:
                 if error.condition != _RUNNING_EXPORT:
                     raise
-                waits.for_another(error)
+                pauses.wait_for_other_export(error)
             except StoreUnavailableError as error:
-                waits.for_answer(error)
+                pauses.wait_for_storage(error)
         return self.status()
 
-    def _follow(self, store: Store, every: float, waits: Waits) -> None:
-        with closing(self._own(store)) as run, store.queue(self.queue).watch() as watch:
+    def _follow(self, store: Store, every: float, pauses: ExportPauses) -> None:
+        with closing(self._acquire_run(store)) as run, store.queue(self.queue).watch() as watch:
             while not self._stopping.is_set():
-                # Rows that arrive during a commit wait for the next round.
+                # Rows that arrive during a commit are exported by the next commits.
                 until = run.ends()
                 while not self._stopping.is_set() and run.commit(until):
-                    waits.over()
-                waits.over()
-                since = time.monotonic()
+                    pauses.reset()
+                pauses.reset()
+                waiting_since = time.monotonic()
                 while not self._stopping.is_set():
                     # Partitions may have been added.
                     positions = {**dict.fromkeys(range(watch.partitions), 0), **run.positions}
-                    if not watch.wait(positions, _LOOK_SECONDS):
-                        since = time.monotonic()
-                    elif time.monotonic() - since >= every or run.has_enough():
+                    if not watch.wait(positions, _POLL_SECONDS):
+                        waiting_since = time.monotonic()
+                    elif time.monotonic() - waiting_since >= every or run.has_full_file():
                         break
                     else:
-                        self._stopping.wait(min(_LOOK_SECONDS, every))
+                        self._stopping.wait(min(_POLL_SECONDS, every))
 
     @property
     def _lock_name(self) -> str:
         return f"export:{digest(json.dumps([location(self._place), self.queue]))}"
 
-    def _own(self, store: Store) -> ExportRun:
-        """Prepare a run, unless another process exports the queue to this table."""
+    def _acquire_run(self, store: Store) -> ExportRun:
+        """Acquire the export's lock and prepare a run; refuse if another process has the lock."""
         lock = store.database.owner_lock(self._lock_name)
         if not lock.acquire():
             raise ConsumerInUseError(
@@ -307,7 +315,8 @@ class QueueExport:
             table = table_at(self._place, queue, self._file_bytes)
             with suppress(TableChangedError):
                 if table.load():
-                    # Before the consumer is registered: after a refusal, it would prevent trimming for ever.
+                    # Check this before the consumer is registered: a consumer that remained after a refusal
+                    # would prevent trimming forever.
                     known_positions(table, queue, 0)
             source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
             return ExportRun(source, table, queue, self._file_bytes, lock, self._totals)

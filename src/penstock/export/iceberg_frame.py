@@ -1,4 +1,4 @@
-"""Reader of an exported Iceberg table's rows in Spark tasks."""
+"""Reading rows of an exported Iceberg table in Spark tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import FileScanTask
 
 from penstock.errors import TableRefusedError
-from penstock.export.table import with_columns_of
+from penstock.export.table import exported_schema
 from penstock.lake.parquet import fitted
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.schemas import to_struct
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def exported_frame(spark: SparkSession, place: IcebergPlace, snapshot: int, rows: pa.Schema) -> DataFrame:
-    """Return the rows of a snapshot, with the table's columns, in the types of a queue's rows."""
+    """Return the rows of a snapshot with the table's columns, in the types of the queue."""
     table = place.open()
     with place.translating_errors("its files cannot be listed"):
-        # There is no filter, so no residual has to reach the tasks.
+        # There is no filter, so tasks need no residual expression.
         files = [FileScanTask(task.file, task.delete_files) for task in all_files(table, snapshot)]
-    schema = with_columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False), rows)
+    schema = exported_schema(schema_to_pyarrow(table.schema(), include_field_ids=False), rows)
     tasks = task_count(spark, len(files))
     source = FileTarget.of(place.shown, table.io, table.metadata, "")
     return spark.range(0, len(files), 1, tasks).mapInArrow(
@@ -62,10 +62,10 @@ class ReadFiles:
         except Exception as error:
             raise translated(error, self.source.table, "a data file cannot be read", io.properties) from None
 
-    def _refuse(self, what: str) -> Exception:
+    def _refuse(self, reason: str) -> Exception:
         return TableRefusedError(
-            f"the Iceberg table {self.source.table} has columns of other types than the queue: {what}. Read "
-            "it with an engine for Iceberg tables, and add QueueExport.newer_rows",
+            f"the Iceberg table {self.source.table} has columns of other types than the queue: {reason}. "
+            "Read it with an engine for Iceberg tables, and add QueueExport.newer_rows",
             condition="TABLE_REFUSED.READ_WITH_ICEBERG",
             table=self.source.table,
         )

@@ -1,4 +1,4 @@
-"""An export's Iceberg table, of which a property records the positions."""
+"""``IcebergExportTable``: the Iceberg table of an export, with a property that records the positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.table import MOST_SMALL, QueueId, TableChangedError, rolled_back
+from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, rolled_back
 from penstock.lake.parquet import completed
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-"""The size of a row group, of which one is in memory at a time."""
-_SIZE = "write.target-file-size-bytes"
+"""The size of a row group; one row group is in memory at a time."""
+_TARGET_SIZE = "write.target-file-size-bytes"
 
 
 class IcebergExportTable:
     """An Iceberg table that records positions in a property.
 
     The property has the queue's generation, and the index after the last exported row of each partition. It
-    is committed with the snapshot, and survives the expiry of snapshots. Since a rollback does not change it,
-    it also has the id of the export's last snapshot, which must be an ancestor of the current one.
+    is committed with the snapshot, and is not lost when snapshots expire. A rollback does not change it, so
+    it also has the id of the export's last snapshot, which must be an ancestor of the current snapshot.
     """
 
     def __init__(self, place: IcebergPlace, queue: QueueId, file_bytes: int) -> None:
@@ -56,12 +56,12 @@ class IcebergExportTable:
         return None if snapshot is None else snapshot.snapshot_id
 
     def prepare(self, schema: pa.Schema) -> None:
-        rows = _layout(schema)
-        table = self._place.find() or self._place.create(table_schema(rows))
+        row_layout = _layout(schema)
+        table = self._place.find() or self._place.create(table_schema(row_layout))
         require_writable(self._place, table)
-        evolve(self._place, rows)
+        evolve(self._place, row_layout)
         table = self._place.open()
-        match_table(self._place, rows, table.schema(), table.metadata.default_spec_id)
+        match_table(self._place, row_layout, table.schema(), table.metadata.default_spec_id)
         delete_abandoned(self._place, table)
 
     def load(self) -> bool:
@@ -78,43 +78,43 @@ class IcebergExportTable:
         return f"penstock.queue.{digest(f'{self._queue.store}:{self._queue.name}')}"
 
     def generation(self) -> int | None:
-        recorded = self._recorded(self._loaded)
-        return None if recorded is None else int(recorded["generation"])
+        record = self._read_record(self._loaded)
+        return None if record is None else int(record["generation"])
 
     def positions(self, partitions: int) -> dict[int, int]:
-        recorded = self._recorded(self._loaded) or {"positions": {}}
-        return {int(part): int(end) for part, end in recorded["positions"].items()}
+        record = self._read_record(self._loaded) or {"positions": {}}
+        return {int(part): int(end) for part, end in record["positions"].items()}
 
-    def _recorded(self, table: Table) -> dict[str, Any] | None:
+    def _read_record(self, table: Table) -> dict[str, Any] | None:
         text = table.properties.get(self._property)
         if text is None:
             return None
         try:
-            recorded: dict[str, Any] = json.loads(text)
-            int(recorded["generation"]), int(recorded["snapshot"]), int(recorded["number"])
-            {int(part): int(end) for part, end in recorded["positions"].items()}
+            record: dict[str, Any] = json.loads(text)
+            int(record["generation"]), int(record["snapshot"]), int(record["number"])
+            {int(part): int(end) for part, end in record["positions"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TableRefusedError(
-                f"the property {self._property} of {self.shown} does not say which rows of queue "
-                f"{self._queue.name!r} it has: restore the property, or export to another table",
+                f"the property {self._property} of {self.shown} is not a valid record of the exported rows "
+                f"of queue {self._queue.name!r}: restore the property, or export to another table",
                 condition="TABLE_REFUSED.APP_PROPERTY",
                 property=self._property,
             ) from None
-        return recorded
+        return record
 
     def refuse_rollback(self) -> None:
         self._refuse_rollback(self._loaded)
 
     def _refuse_rollback(self, table: Table) -> None:
-        recorded = self._recorded(table)
-        if recorded is not None and is_rolled_back(table.metadata, recorded["snapshot"], recorded["number"]):
-            raise rolled_back(self, self._queue, f"snapshot {recorded['snapshot']}")
+        record = self._read_record(table)
+        if record is not None and is_rolled_back(table.metadata, record["snapshot"], record["number"]):
+            raise rolled_back(self, self._queue, f"snapshot {record['snapshot']}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         attempt = Attempt.alone()
         attempt.begin(self._place, self._loaded)
         try:
-            files = self._written(_layout(schema), rows, attempt.token)
+            files = self._write_files(_layout(schema), rows, attempt.token)
         except BaseException:
             # _written has deleted its files.
             attempt.end(self._place, self._loaded)
@@ -122,35 +122,37 @@ class IcebergExportTable:
         self._commit(files, ends, attempt)
         attempt.end(self._place, self._loaded)
 
-    def _written(self, rows: RowLayout, batches: Iterator[pa.RecordBatch], token: str) -> list[DataFile]:
+    def _write_files(
+        self, row_layout: RowLayout, batches: Iterator[pa.RecordBatch], token: str
+    ) -> list[DataFile]:
         table = self._loaded
-        layout = match_table(self._place, rows, table.schema(), table.metadata.default_spec_id)
-        target = self._target(table, token)
+        layout = match_table(self._place, row_layout, table.schema(), table.metadata.default_spec_id)
+        target = self._file_target(table, token)
 
-        def converted() -> Iterator[pa.Table]:
+        def table_groups() -> Iterator[pa.Table]:
             for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
-                part = pa.Table.from_batches([completed(batch, rows.schema) for batch in group])
-                yield in_schema(target, layout.values(part))
+                group_rows = pa.Table.from_batches([completed(batch, row_layout.schema) for batch in group])
+                yield in_schema(target, layout.values(group_rows))
 
-        return written(target, converted())
+        return written(target, table_groups())
 
-    def _target(self, table: Table, token: str) -> FileTarget:
-        size = {_SIZE: str(self._file_bytes), **table.metadata.properties}
-        metadata = table.metadata.model_copy(update={"properties": size})
+    def _file_target(self, table: Table, token: str) -> FileTarget:
+        properties = {_TARGET_SIZE: str(self._file_bytes), **table.metadata.properties}
+        metadata = table.metadata.model_copy(update={"properties": properties})
         return FileTarget.of(self._place.shown, table.io, metadata, token)
 
     def _commit(self, files: list[DataFile], ends: Mapping[int, int], attempt: Attempt) -> None:
         """Commit files and positions.
 
-        Files are never deleted once the catalog was asked to commit them, since it may have done so whatever
-        it replied. A clean-up deletes them a day later, unless a snapshot refers to them.
+        After the catalog was asked to commit files, they are not deleted, because it may have committed them
+        whatever it replied. A clean-up deletes them a day later, unless a snapshot refers to them.
         """
-        before = self._recorded(self._loaded)
+        previous = self._read_record(self._loaded)
         positions = {
-            **(before["positions"] if before else {}),
+            **(previous["positions"] if previous else {}),
             **{str(part): end for part, end in ends.items()},
         }
-        recorded = {
+        record = {
             "store": self._queue.store,
             "queue": self._queue.name,
             "generation": self._queue.generation,
@@ -161,54 +163,56 @@ class IcebergExportTable:
             table = self._place.find()
             if table is None:
                 raise TableChangedError("it was deleted")
-            now = self._recorded(table)
-            if now is not None and now.get("attempt") == attempt.token:
+            current = self._read_record(table)
+            if current is not None and current.get("attempt") == attempt.token:
                 return
-            if now != before:
-                # This attempt may be among them, if its reply was lost and another export committed after it.
+            if current != previous:
+                # This attempt may have been committed before, if its reply was lost.
                 raise TableChangedError("another process has exported rows of the queue")
             self._refuse_rollback(table)
             if reason := spoiled(self._place, attempt, files, self._loaded, table):
                 raise TableChangedError(reason)
             try:
-                self._send(table, files, recorded)
+                self._try_commit(table, files, record)
                 return
             except CommitConflict:
                 continue
             except PenstockError:
-                # The catalog may have committed it, and only the reply was lost.
-                now = self._recorded(self._place.open())
-                if now is None or now.get("attempt") != attempt.token:
+                # The catalog may have committed the files, and only its reply was lost.
+                current = self._read_record(self._place.open())
+                if current is None or current.get("attempt") != attempt.token:
                     raise
                 return
         raise TableChangedError(f"other writers committed first {_ATTEMPTS} times")
 
-    def _send(self, table: Table, files: list[DataFile], recorded: Mapping[str, object]) -> None:
-        with self._sending(table) as transaction:
-            number = transaction.table_metadata.next_sequence_number()
-            with transaction.update_snapshot().merge_append() as update:
+    def _try_commit(self, table: Table, files: list[DataFile], record: Mapping[str, object]) -> None:
+        with self._transaction(table) as transaction:
+            sequence_number = transaction.table_metadata.next_sequence_number()
+            with transaction.update_snapshot().merge_append() as append_files:
                 for file in files:
-                    update.append_data_file(file)
-            snapshot = {"snapshot": update.snapshot_id, "number": number}
-            transaction.set_properties({self._property: json.dumps({**recorded, **snapshot})})
+                    append_files.append_data_file(file)
+            snapshot = {"snapshot": append_files.snapshot_id, "number": sequence_number}
+            transaction.set_properties({self._property: json.dumps({**record, **snapshot})})
 
     @contextmanager
-    def _sending(self, table: Table) -> Iterator[Transaction]:
-        """Yield a transaction, and commit it once."""
+    def _transaction(self, table: Table) -> Iterator[Transaction]:
+        """Yield a transaction, and commit it without retries."""
         commit_once(table)
         with self._place.translating_errors("the commit failed", beside=(CommitConflict,)):
             transaction = table.transaction()
             yield transaction
             transaction.commit_transaction()
 
-    def tidy(self) -> None:
+    def compact_small_files(self) -> None:
         if not self.load():
             return
         snapshot = self._loaded.current_snapshot()
         summary = snapshot.summary if snapshot is not None else None
-        if summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL:
+        if summary is None or int(summary["total-data-files"] or 0) < MIN_SMALL_FILES:
             return
-        files = small_files(self._place, self._loaded, self._file_bytes // 4, self._file_bytes, MOST_SMALL)
+        files = small_files(
+            self._place, self._loaded, self._file_bytes // 4, self._file_bytes, MIN_SMALL_FILES
+        )
         if files:
             with suppress(CommitConflict):
                 merge(self._place, self._loaded, files, self._file_bytes)

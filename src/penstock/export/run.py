@@ -1,4 +1,4 @@
-"""A run of an export, which commits until the table has the rows of the queue."""
+"""``ExportRun``: a run of an export, which commits rows to the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.store.database import OwnerLock
 log = logging.getLogger("penstock.export")
 
 _COMMIT_FILES = 4
-"""The most files of the target size in a commit, which limits how much a crash repeats."""
+"""The maximum number of files of the target size in a commit, which limits the work lost by a crash."""
 _ATTEMPTS = 10
 
 
@@ -30,7 +30,7 @@ class Totals:
 
 
 class ExportRun:
-    """A run that holds the export's lock, which only one run at a time can. Close it after use."""
+    """A run of an export, which holds the export's lock until it is closed."""
 
     def __init__(
         self,
@@ -46,46 +46,46 @@ class ExportRun:
         self._lock, self._totals = lock, totals
         self._prepared: pa.Schema | None = None
         self.positions: dict[int, int] = {}
-        """The first row of each partition that the table lacks, as of the last commit."""
+        """The index of the first row that the table lacks in each partition, as of the last commit."""
         self._prepare()
 
     def close(self) -> None:
         self._lock.release()
 
     def ends(self) -> dict[int, int]:
-        """Return where the queue's partitions end now."""
+        """Return the current end of each partition."""
         return self._source.ends()
 
-    def has_enough(self) -> bool:
-        """Whether there are enough new rows for a file."""
+    def has_full_file(self) -> bool:
+        """Return whether there are enough new rows for a file."""
         return self._source.pending(lambda count: self.positions).bytes >= self._file_bytes
 
     def commit(self, until: Mapping[int, int] | None = None) -> bool:
         """Commit rows that the table lacks; return False if it lacks none.
 
-        ``until`` are the ends of the partitions, by default those that they have now.
+        ``until`` limits each partition; by default its current end.
         """
-        last: Exception | None = None
+        last_error: Exception | None = None
         for attempt in range(_ATTEMPTS):
             time.sleep(random.uniform(0, 0.05 * attempt))
             try:
-                pending = self._pending(until)
+                pending = self._read_pending(until)
                 if self._prepare():
-                    # The table has a new version now.
+                    # The preparation committed a new version of the table.
                     continue
                 plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
                 if not plan.rows:
-                    self._source.follow(pending.starts, back=True)
+                    self._source.follow(pending.starts, allow_backward=True)
                     return False
                 self._append(plan, pending, until)
             except TableChangedError as error:
-                last = error
+                last_error = error
             else:
-                self._committed(plan, {**pending.starts, **plan.ends})
+                self._record_commit(plan, {**pending.starts, **plan.ends})
                 return True
         raise CommitRefusedError(
-            f"other writers changed {self._table.shown} during each of {_ATTEMPTS} attempts to commit "
-            f"({last}). No row of the last attempt is visible: start the export again",
+            f"other writers changed {self._table.shown} during all {_ATTEMPTS} attempts to commit "
+            f"({last_error}). No row of the last attempt is visible: start the export again",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=self._table.shown,
         )
@@ -96,12 +96,12 @@ class ExportRun:
                 self._source.schema, self._source.rows(plan), {**pending.unrecorded, **plan.ends}
             )
         except DataLostError:
-            # Another process may have exported the rows, so that they could be trimmed.
-            if self._pending(until).starts == pending.starts:
+            # The rows may have been trimmed after another process exported them.
+            if self._read_pending(until).starts == pending.starts:
                 raise
             raise TableChangedError("another process has exported the rows") from None
 
-    def _committed(self, plan: Plan, positions: dict[int, int]) -> None:
+    def _record_commit(self, plan: Plan, positions: dict[int, int]) -> None:
         self.positions = positions
         self._totals.commits += 1
         self._totals.rows += plan.rows
@@ -113,9 +113,9 @@ class ExportRun:
         )
         self._source.follow(positions)
         try:
-            self._table.tidy()
+            self._table.compact_small_files()
         except PenstockError as error:
-            # The rows are safe, and a later commit tries again.
+            # The rows are committed, and compaction is tried again after a later commit.
             log.warning(
                 "the small files of %s were not compacted: %s. A later commit tries again",
                 self._table.shown,
@@ -127,9 +127,9 @@ class ExportRun:
                 },
             )
 
-    def _pending(self, until: Mapping[int, int] | None) -> Pending:
+    def _read_pending(self, until: Mapping[int, int] | None) -> Pending:
         if not self._table.load():
-            # It was deleted.
+            # The table was deleted.
             self._prepared = None
             self._prepare()
             self._table.load()
@@ -140,7 +140,7 @@ class ExportRun:
         return pending
 
     def _prepare(self) -> bool:
-        """Prepare the table if the columns of the queue have changed; return whether they have."""
+        """Prepare the table if the queue's columns have changed; return whether they have."""
         schema = self._source.schema
         if self._prepared is not None and self._prepared.equals(schema):
             return False

@@ -1,4 +1,4 @@
-"""The rows of a queue that an export reads, and the consumer that keeps them from being trimmed."""
+"""``ExportSource``: the queue of an export, and the consumer that prevents trimming of unexported rows."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows for one commit."""
+    """The ranges of rows for one commit."""
 
     record: QueueRecord
     ranges: tuple[reading.Range, ...]
 
     @property
     def ends(self) -> dict[int, int]:
-        return {asked.partition: asked.end for asked in self.ranges}
+        return {row_range.partition: row_range.end for row_range in self.ranges}
 
     @property
     def rows(self) -> int:
-        return sum(asked.end - asked.start for asked in self.ranges)
+        return sum(row_range.end - row_range.start for row_range in self.ranges)
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Pending:
     """The rows that the table does not have yet."""
 
     starts: dict[int, int]
-    """The first row of each partition that the table lacks."""
+    """The index of the first row that the table lacks in each partition."""
     ends: dict[int, int]
-    """Where to stop in each."""
+    """The end index in each partition."""
     bytes: int
-    """Their approximate size, compressed."""
+    """The approximate compressed size."""
     unrecorded: dict[int, int]
-    """The starts of partitions whose positions the table does not record."""
+    """The starts of partitions for which the table has no position."""
 
     @property
     def rows(self) -> int:
@@ -59,7 +59,7 @@ class Pending:
 
 
 class ExportSource:
-    """A queue, and a vital consumer that follows the table."""
+    """A queue, and a vital consumer with the positions of the table."""
 
     def __init__(self, store: Store, queue: str, consumer: str, metadata_columns: bool) -> None:
         self._store, self._name, self._with_metadata = store, queue, metadata_columns
@@ -67,12 +67,12 @@ class ExportSource:
         with suppress(AlreadyExistsError):
             store.create_consumer(consumer)
         self.consumer: Consumer = store.consumer(consumer)
-        self._refuse_queries_consumer()
+        self._refuse_consumer_of_query()
         self.consumer.register(queue, vital=True)
-        self._followed: dict[int, int] = {}
+        self._consumer_positions: dict[int, int] = {}
 
-    def _refuse_queries_consumer(self) -> None:
-        """Refuse a consumer that a query has used: moving it would lose the query's place."""
+    def _refuse_consumer_of_query(self) -> None:
+        """Refuse a consumer that a query has used, because moving it would lose the query's offset."""
         with suppress(NotRegisteredError):
             if self.consumer.registration(self._name).app_id is not None:
                 raise ConsumerInUseError(
@@ -88,46 +88,46 @@ class ExportSource:
         return source_schema(self.record.schema, self._with_metadata)
 
     def ends(self) -> dict[int, int]:
-        """Return where the partitions end now."""
+        """Return the current end of each partition."""
         parts = self._store.database.run(lambda tx: catalog.partitions(tx, self.record), write=False)
         return {part.partition: part.next_index for part in parts}
 
     def pending(
         self, positions: Callable[[int], Mapping[int, int]], until: Mapping[int, int] | None = None
     ) -> Pending:
-        """Return what a table lacks: without positions, all rows of the queue.
+        """Return the rows that the table lacks; all rows of the queue if the table has no positions.
 
-        ``positions`` gives the table's positions for a number of partitions. ``until`` are the ends of the
-        partitions to look at, by default those that they have now.
+        ``positions`` returns the table's positions for a number of partitions. ``until`` limits each
+        partition; by default its current end.
         """
 
         def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
             registration = consumers.find_registration(tx, self.consumer.name, self._name)
             self.consumer.refuse_when_owned(tx, registration, "move")
             partitions = catalog.partitions(tx, self.record)
-            # In this order, so that the record has all columns of those rows.
+            # In this order, so that the record has all columns of the rows in these partitions.
             return partitions, catalog.reload_queue(tx, self.record)
 
         partitions, self.record = self._store.database.run(read, write=False)
-        known = positions(len(partitions))
-        starts = starts_of(self._name, partitions, known)
+        recorded = positions(len(partitions))
+        starts = starts_of(self._name, partitions, recorded)
         ends, size = {}, 0
-        for part in partitions:
-            start = starts[part.partition]
-            wanted = part.next_index if until is None else until.get(part.partition, start)
-            end = ends[part.partition] = max(min(wanted, part.next_index), start)
-            size += part.bytes * (end - start) // max(part.next_index - part.first_index, 1)
-        unrecorded = {part: start for part, start in starts.items() if part not in known}
+        for partition in partitions:
+            start = starts[partition.partition]
+            end_index = partition.next_index if until is None else until.get(partition.partition, start)
+            end = ends[partition.partition] = max(min(end_index, partition.next_index), start)
+            size += partition.bytes * (end - start) // max(partition.next_index - partition.first_index, 1)
+        unrecorded = {partition: start for partition, start in starts.items() if partition not in recorded}
         return Pending(starts, ends, size, unrecorded)
 
     def plan(self, pending: Pending, most_bytes: int) -> Plan:
-        """Choose rows from all partitions for the next commit, of about ``most_bytes`` compressed."""
-        share = min(1.0, most_bytes / max(pending.bytes, 1))
+        """Choose rows from all partitions for the next commit; about ``most_bytes``, compressed."""
+        fraction = min(1.0, most_bytes / max(pending.bytes, 1))
         ranges = []
         for part, end in pending.ends.items():
             start = pending.starts[part]
             if end > start:
-                ranges.append(reading.Range(part, start, start + max(1, int((end - start) * share))))
+                ranges.append(reading.Range(part, start, start + max(1, int((end - start) * fraction))))
         return Plan(self.record, tuple(ranges))
 
     def rows(self, plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -137,34 +137,40 @@ class ExportSource:
         ):
             yield to_output_batch(chunk, plan.record, schema)
 
-    def follow(self, positions: Mapping[int, int], *, back: bool = False) -> None:
-        """Move the consumer to the table's positions; backwards only with ``back``."""
-        if positions == self._followed:
+    def follow(self, positions: Mapping[int, int], *, allow_backward: bool = False) -> None:
+        """Move the consumer to the table's positions; backward only with ``allow_backward``."""
+        if positions == self._consumer_positions:
             return
-        behind: dict[int, int] = {}
+        backward: dict[int, int] = {}
 
         def work(tx: Transaction) -> None:
             registration = consumers.find_registration(tx, self.consumer.name, self._name, lock=True)
             self.consumer.refuse_when_owned(tx, registration, "move")
             offsets = consumers.read_offsets(tx, registration)[0]
-            moves = [(part, offsets[part], to) for part, to in sorted(positions.items())]
-            ahead = [move for move in moves if move[2] > move[1]]
-            behind.update((part, to) for part, old, to in moves if to < old)
-            if ahead:
-                parts, old, new = zip(*ahead, strict=True)
-                consumers.advance(tx, registration, {"partition": parts, "old": old, "new": new}, safe="new")
+            moves = [(part, offsets[part], new_offset) for part, new_offset in sorted(positions.items())]
+            forward = [move for move in moves if move[2] > move[1]]
+            backward.update(
+                (part, new_offset) for part, old_offset, new_offset in moves if new_offset < old_offset
+            )
+            if forward:
+                parts, old_offset, new = zip(*forward, strict=True)
+                consumers.advance(
+                    tx, registration, {"partition": parts, "old": old_offset, "new": new}, safe="new"
+                )
 
         self._store.database.run(work, idempotent=True)
-        if behind and back:
-            self.consumer.seek(self._name, to=behind)
-        self._followed = dict(positions)
+        if backward and allow_backward:
+            self.consumer.seek(self._name, to=backward)
+        self._consumer_positions = dict(positions)
 
 
-def starts_of(queue: str, partitions: Sequence[PartitionRecord], known: Mapping[int, int]) -> dict[int, int]:
-    """Return the first row of each partition that a table with some positions lacks.
+def starts_of(
+    queue: str, partitions: Sequence[PartitionRecord], recorded: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the index of the first row that a table lacks in each partition.
 
-    A table without positions is new, and gets all rows that the queue still has. A table with positions has
-    them for all partitions that existed at its last commit. All rows of a partition added later are new.
+    A table without positions is new, and gets all rows that the queue still has. Otherwise the table has
+    positions for all partitions that existed at its last commit, and lacks all rows of newer partitions.
 
     Raises
     ------
@@ -172,21 +178,21 @@ def starts_of(queue: str, partitions: Sequence[PartitionRecord], known: Mapping[
     """
     starts = {}
     for part in partitions:
-        start = known.get(part.partition, 0) if known else part.first_index
-        about = f"partition {part.partition} of queue {queue!r}"
+        start = recorded.get(part.partition, 0) if recorded else part.first_index
+        partition_name = f"partition {part.partition} of queue {queue!r}"
         if start > part.next_index:
             raise CheckpointMismatchError(
-                f"the table has the rows of {about} up to {start}, and the queue ends at {part.next_index}: "
-                "the store was restored from an older backup. Restore the table from before that time too, "
-                "or export to another table",
+                f"the table has the rows of {partition_name} up to {start}, and the queue ends at "
+                f"{part.next_index}: the store was restored from an older backup. Also restore the table to "
+                "a version from before that time, or export to another table",
                 condition="CHECKPOINT_MISMATCH.QUEUE_BEHIND",
                 queue=queue,
                 partition=part.partition,
             )
         if start < part.first_index:
             raise DataLostError(
-                f"the table has the rows of {about} up to {start}, and the queue has them from "
-                f"{part.first_index}: those in between were trimmed. Export to another table",
+                f"the table has the rows of {partition_name} up to {start}, and the queue has rows from "
+                f"{part.first_index}: the rows in between were trimmed. Export to another table",
                 condition="DATA_LOST.TRIMMED",
                 queue=queue,
                 partition=part.partition,

@@ -1,4 +1,4 @@
-"""Waiting of an export for another one to end, or for a store or storage to answer."""
+"""``ExportPauses``: waiting until another export ends, or until a store or table storage answers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from penstock.redaction import shown
 log = logging.getLogger("penstock.export")
 
 _STANDBY_SECONDS = 1.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_FIRST_PAUSE, _MAX_PAUSE = 1.0, 30.0
 
 
-class Waits:
-    """Waits of one export, which end early when it is stopped."""
+class ExportPauses:
+    """Pauses of an export, which end early when it is stopped."""
 
     def __init__(self, queue: str, stopping: threading.Event) -> None:
         self._queue, self._stopping = queue, stopping
         self._pause = _FIRST_PAUSE
-        self._stands_by = False
+        self._is_standing_by = False
 
-    def over(self) -> None:
-        """Note that the reason for waiting is gone."""
-        self._pause, self._stands_by = _FIRST_PAUSE, False
+    def reset(self) -> None:
+        """Record that the export no longer waits."""
+        self._pause, self._is_standing_by = _FIRST_PAUSE, False
 
-    def for_another(self, error: PenstockError) -> None:
-        if not self._stands_by:
-            self._stands_by = True
+    def wait_for_other_export(self, error: PenstockError) -> None:
+        if not self._is_standing_by:
+            self._is_standing_by = True
             log.info(
                 "the export of queue %r takes over when another one ends: %s",
                 self._queue,
@@ -37,7 +37,7 @@ class Waits:
             )
         self._stopping.wait(_STANDBY_SECONDS)
 
-    def for_answer(self, error: PenstockError) -> None:
+    def wait_for_storage(self, error: PenstockError) -> None:
         log.warning(
             "the export of queue %r waits %.0f s: %s",
             self._queue,
@@ -46,4 +46,4 @@ class Waits:
             extra={"action": "export_waits", "queue": self._queue, "error": condition_of(error)},
         )
         self._stopping.wait(self._pause)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        self._pause = min(self._pause * 2, _MAX_PAUSE)
