@@ -313,7 +313,7 @@ def test_pauses_end_however_often_something_failed() -> None:
         raise StoreUnavailableError("away")
 
     for _ in range(2000):
-        assert waits.repeated(away) is None
+        assert waits.attempt(away) is None
 
 
 def test_a_store_that_is_away_at_the_start_is_waited_for(

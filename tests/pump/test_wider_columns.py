@@ -291,7 +291,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
     source.drop_slot()
     source.run(f"DELETE FROM {table} WHERE id = 1")
     recover(store_url)
-    read_new_rows, began = LastChanges.read_new_rows, threading.Event()
+    original, began = LastChanges.read_new_rows, threading.Event()
 
     def reading(changes: LastChanges, ends: Callable[[], bool] = lambda: False) -> None:
         if not began.is_set():
@@ -302,9 +302,9 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
                     f"INSERT INTO {table} VALUES ({BIG}, 3)",
                 )
             await_rows(store_url, table, 4, failures)
-        read_new_rows(changes, ends)
+        original(changes, ends)
 
-    monkeypatch.setattr(LastChanges, "read_on", reading)
+    monkeypatch.setattr(LastChanges, "read_new_rows", reading)
     with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
         wait_until(lambda: failures or is_recovered(store_url), 30, "the recovery")
         assert not failures
