@@ -205,7 +205,7 @@ def warn_of_secrets(arguments: Sequence[str]) -> None:
 
 
 def _has_secret(url: str, depth: int = 0) -> bool:
-    """Whether a URL has a secret, or one in its parameters, such as that of a feed's store."""
+    """Return whether a URL has a secret, or one in its parameters, such as that of a feed's store."""
     place, _, query = url.partition("?")
     # A feed's target may be percent-encoded.
     place = place if "://" in place else unquote(place)

@@ -99,7 +99,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def takes_session(function: Function) -> bool:
-    """Whether a function's first parameter is a Spark session: by annotation, or by the name ``spark``."""
+    """Return whether a function's first parameter is a Spark session, by its annotation or name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:

@@ -46,7 +46,7 @@ class Place:
     """The CRC-32 of the payload."""
 
     def holds(self, data: Buffer) -> bool:
-        """Whether ``data`` has the length and checksum of the bytes that were written."""
+        """Return whether ``data`` has the length and checksum of the bytes that were written."""
         return len(data) == self.length and zlib.crc32(data) == self.checksum
 
 

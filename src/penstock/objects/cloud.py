@@ -160,13 +160,13 @@ class CloudStorage(ObjectStorage):
 
 
 def _http_is_allowed() -> bool:
-    """Whether the environment allows requests without TLS, which the settings made here would override."""
+    """Return whether the environment allows requests without TLS; our settings would override this."""
     names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
     return any(os.environ.get(name, "").lower() in ("1", "true", "yes") for name in names)
 
 
 def _says_settings_are_wrong(error: Exception) -> bool:
-    """Whether an error is about the settings, so that retrying cannot help."""
+    """Return whether an error is about the settings, so that retrying cannot help."""
     name = type(error).__name__
     return name in ("UnknownConfigurationKeyError", "ConfigError") or "Generic Config error" in str(error)
 

@@ -88,7 +88,7 @@ def local_folder(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a location is a folder on this machine, possibly mounted."""
+    """Return whether a location is a folder on this machine, possibly mounted."""
     return url.startswith(f"{LOCAL}://")
 
 

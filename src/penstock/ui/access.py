@@ -129,7 +129,7 @@ def _host_of(request: Request) -> str:
 
 
 def _is_encrypted_by_proxy(request: Request) -> bool:
-    """Whether a proxy on this machine reports that the browser's connection is encrypted."""
+    """Return whether a proxy on this machine reports that the browser's connection is encrypted."""
     return is_loopback(_host_of(request)) and request.headers.get("x-forwarded-proto", "") == "https"
 
 
@@ -172,7 +172,7 @@ class ForkSafeLock:
 
 
 def _is_of_another_site(request: Request) -> bool:
-    """Whether a browser reports that a page of another site makes this request.
+    """Return whether a browser reports that a page of another site makes this request.
 
     That page could not read the response, but could use up the viewers' connections. Following a link is
     permitted.

@@ -98,7 +98,7 @@ class _Tracked:
 
 
 def _is_micro_batch(row: ProgressRow) -> bool:
-    """Whether progress is from a micro-batch; a query may have used both engines."""
+    """Return whether progress is from a micro-batch; a query may have used both engines."""
     return row.duration is not None and bool(row.is_micro_batch)
 
 

@@ -263,7 +263,7 @@ def prepared(
 
 
 def _is_own_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record is about a failure of the server itself, not about a client that sends no HTTP."""
+    """Return whether a log record is about a failure of the server, not about a client without valid HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     # A response to such a client fails as well.
     closing = ("state=ERROR", "state=MUST_CLOSE")

@@ -21,7 +21,7 @@ from penstock.modes.checking.emits import (
     CHANGED,
     COUNT,
     FINISHED,
-    FOR_EVER,
+    FOREVER,
     FUNCTION,
     MATCHED,
     NEW_ROWS,
@@ -166,7 +166,7 @@ _STATE: dict[str, _Holds] = {
     UNTIL_WATERMARK: lambda found, _: sum(batch.removed_rows for batch in found.batches) > 0,
     ONE_SIDE: _keeps_one_side,
     SUBTOTALS: lambda found, _: _gives_up_all_but(found, 1),
-    FOR_EVER: _keeps,
+    FOREVER: _keeps,
     OWN: lambda found, _: True,
 }
 

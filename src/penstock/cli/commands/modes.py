@@ -234,12 +234,12 @@ def preview(
 
 
 def _preview_section(mode: ModePreview, time_zone: str) -> Section:
-    from penstock.modes.previewing.text import RIGHT, grid, heading
+    from penstock.modes.previewing.text import RIGHT_ALIGNED, grid, heading
 
     if mode.refusal is not None:
         return Section(heading(mode))
     titles, *lines = grid(mode, time_zone)
-    return Section.of_cells(heading(mode), titles, lines, right=RIGHT)
+    return Section.of_cells(heading(mode), titles, lines, right=RIGHT_ALIGNED)
 
 
 def _preview_data(mode: ModePreview) -> Json:

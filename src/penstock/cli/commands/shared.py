@@ -149,7 +149,7 @@ def _is_interactive() -> bool:
 
 
 def is_misuse(error: BaseException) -> bool:
-    """Whether an error is one of typer's, about the way a command was called."""
+    """Return whether an error is one of typer's, about the way a command was called."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 

@@ -51,11 +51,11 @@ Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
     operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, watermarks,
 )  # fmt: skip
-_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
+_TRIGGER_RULES: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
 _WORST_FIRST = (REFUSED, UNSAFE, WARNING)
-_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+_CHECK_SETTING = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
-    _CHECK,
+    _CHECK_SETTING,
     "spark.sql.streaming.noDataMicroBatches.enabled",
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
@@ -106,19 +106,25 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
         When an argument has the wrong type.
     """
     require("df", df, DataFrame, "a streaming DataFrame")
-    known = sink_of(df, sink)
-    kind = _trigger(trigger, known)
+    resolved_sink = sink_of(df, sink)
+    trigger_name = _trigger_name(trigger, resolved_sink)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(plan_tree(df), settings | {VERSION: df.sparkSession.version}, df)
-    modes = tuple(_mode(df, plan, mode, known, kind) for mode in MODES)
+    modes = tuple(_check_mode(df, plan, mode, resolved_sink, trigger_name) for mode in MODES)
     not_run = () if is_classic(df) else _NOT_RUN_ON_CONNECT
-    if known is None:
-        return Report(modes, not_run, trigger=kind)
-    return Report(modes, (*not_run, *unchecked(known)), known.name, kind, KNOWN_FROM.get(known.name))
+    if resolved_sink is None:
+        return Report(modes, not_run, trigger=trigger_name)
+    return Report(
+        modes,
+        (*not_run, *unchecked(resolved_sink)),
+        resolved_sink.name,
+        trigger_name,
+        KNOWN_FROM.get(resolved_sink.name),
+    )
 
 
-def _trigger(trigger: object, sink: Sink | None) -> str:
+def _trigger_name(trigger: object, sink: Sink | None) -> str:
     if getattr(trigger, "kind", None) == "continuous" and sink is not None and sink.instance is not None:
         return PENSTOCK_CONTINUOUS
     arguments = trigger.arguments() if hasattr(trigger, "arguments") else trigger
@@ -132,17 +138,20 @@ def _trigger(trigger: object, sink: Sink | None) -> str:
     return _TRIGGERS[next(iter(arguments))]
 
 
-def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
+def _check_mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
     if sink is not None and trigger == PENSTOCK_CONTINUOUS:
         problems = [*penstock_continuous(plan, mode, sink)]
         problems += table_refusals(df, sink.instance, mode, continuous=True) if mode != "complete" else ()
         return ModeReport(mode, tuple(problems), None if problems else predict_emits(plan, mode))
-    rules = (*_RULES, *_RULES_OF.get(trigger, ()))
+    rules = (*_RULES, *_TRIGGER_RULES.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += unfinished_groups(plan, mode, trigger)
     if is_classic(df):
-        if plan.settings.get(_CHECK) == "false":
-            problems = [replace(each, severity=UNSAFE) if _is_refused(each) else each for each in problems]
+        if plan.settings.get(_CHECK_SETTING) == "false":
+            problems = [
+                replace(reported, severity=UNSAFE) if _is_refused(reported) else reported
+                for reported in problems
+            ]
         else:
             problems = _with_spark_verdict(problems, check_output_mode(df, mode, trigger))
     problems += [*missing_requirements(plan), *planning(plan, mode)]
@@ -166,10 +175,10 @@ def _with_spark_verdict(problems: list[Problem], refusal: Refusal | None) -> lis
     """Keep refusals only if Spark also refuses, and add Spark's message to its problem or as a new one."""
     if refusal is None:
         return [problem for problem in problems if not _is_refused(problem)]
-    for place, problem in enumerate(problems):
+    for index, problem in enumerate(problems):
         if _is_refused(problem) and spark_reports(problem, refusal.message):
             reported = replace(problem, spark=refusal.message, condition=refusal.condition)
-            return [*problems[:place], reported, *problems[place + 1 :]]
+            return [*problems[:index], reported, *problems[index + 1 :]]
     code = refusal.condition or "PENSTOCK_REFUSED_BY_SPARK"
-    unknown = Problem(code, refusal.message, spark=refusal.message, condition=refusal.condition)
-    return [*problems, unknown]
+    other_problem = Problem(code, refusal.message, spark=refusal.message, condition=refusal.condition)
+    return [*problems, other_problem]

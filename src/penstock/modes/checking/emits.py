@@ -1,5 +1,6 @@
-"""Prediction of what a query emits in a mode: which rows, when, for how long state is kept, and what the
-sink must do.
+"""Prediction of a query's output in a mode.
+
+It says which rows are emitted and when, how long state is kept, and what the sink must do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.spark.internals.plan_text import Node
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
 MATCHED, ONLY_MATCHED, FUNCTION = "matched rows", "matched rows alone", "the function's rows"
 AT_ONCE, AFTER_WATERMARK = "at once", "after the watermark"
-NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOR_EVER, OWN = (
+NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOREVER, UNTIL_REMOVED = (
     "none",
     "a count",
     "until the watermark",
@@ -26,9 +27,9 @@ NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOR_EVER, OWN = (
 )
 ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
 
-_WORST_FIRST = (FOR_EVER, ONE_SIDE, SUBTOTALS, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
+_WORST_FIRST = (FOREVER, ONE_SIDE, SUBTOTALS, UNTIL_REMOVED, UNTIL_WATERMARK, COUNT, NO_STATE)
 
-_ROWS = {
+_ROWS_TEXT = {
     NEW_ROWS: "each row is emitted once",
     FINISHED: "each group is emitted once, with its final values,",
     CHANGED: "the groups that a micro-batch changed are emitted, with their new values",
@@ -39,11 +40,11 @@ _ROWS = {
     "and rows without one are never emitted if they are kept forever",
     FUNCTION: "the rows that the stateful function returns are emitted",
 }
-_WHEN = {
+_WHEN_TEXT = {
     AT_ONCE: "in the micro-batch that reads it",
     AFTER_WATERMARK: "in the first micro-batch after the watermark has passed it",
 }
-_STATE = {
+_STATE_TEXT = {
     NO_STATE: "no state is kept",
     COUNT: "only the number of rows so far is kept",
     UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that arrive later are "
@@ -52,10 +53,10 @@ _STATE = {
     "them",
     ONE_SIDE: "state of one side of the join is kept forever, state of the other side until the watermark "
     "has passed it",
-    FOR_EVER: "state is kept forever",
-    OWN: "state is kept until the function or its timer removes it",
+    FOREVER: "state is kept forever",
+    UNTIL_REMOVED: "state is kept until the function or its timer removes it",
 }
-_SINK = {
+_SINK_TEXT = {
     ADD: "the sink only appends rows",
     REPLACE_BY_KEY: "the sink has to replace rows by key",
     REPLACE_ALL: "the sink has to replace all rows",
@@ -76,23 +77,23 @@ class Emits:
     """The missing grouping columns, without which the sink cannot identify the row to replace."""
 
     def __str__(self) -> str:
-        when = f" {_WHEN[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
+        when = f" {_WHEN_TEXT[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
         key = f" ({', '.join(self.key)})" if self.key and self.sink == REPLACE_BY_KEY else ""
         if self.missing_key:
             key = f", but the result lacks columns that identify them: {', '.join(self.missing_key)}"
-        sentence = f"{_ROWS[self.rows]}{when}; {_STATE[self.state]}; {_SINK[self.sink]}{key}."
+        sentence = f"{_ROWS_TEXT[self.rows]}{when}; {_STATE_TEXT[self.state]}; {_SINK_TEXT[self.sink]}{key}."
         return sentence[0].upper() + sentence[1:]
 
 
 def predict_emits(plan: Plan, mode: str) -> Emits:
     """Predict the output of the stateful operator nearest to the sink; a query without one passes rows on."""
-    lifetimes = {_state(node, mode) for node in plan.stateful} | {NO_STATE}
+    lifetimes = {_state_lifetime(node, mode) for node in plan.stateful} | {NO_STATE}
     state = next(lifetime for lifetime in _WORST_FIRST if lifetime in lifetimes)
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
-        # A deduplication passes a group on once, and the sink loses it with the next micro-batch.
+        # A deduplication emits each group once, and the next micro-batch replaces it in the sink.
         rows = NEW_ROWS if top is not None and Trait.DEDUPLICATION in traits_of(top.name) else ALL
-        return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
+        return Emits(rows, AT_ONCE, FOREVER, REPLACE_ALL)
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
     if top in plan.aggregates or top in plan.excepts:
@@ -106,22 +107,22 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
         rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
     # Rows that pass this operator immediately may come from an aggregation below that holds them back.
-    waits = mode == "append" and any(node in plan.aggregates for node in top.below())
-    return Emits(NEW_ROWS, AFTER_WATERMARK if waits else AT_ONCE, state, ADD)
+    is_delayed = mode == "append" and any(node in plan.aggregates for node in top.below())
+    return Emits(NEW_ROWS, AFTER_WATERMARK if is_delayed else AT_ONCE, state, ADD)
 
 
-def _state(node: Node, mode: str) -> str:
+def _state_lifetime(node: Node, mode: str) -> str:
     if node.name == "GlobalLimit":
         return COUNT
     if Trait.FUNCTION in traits_of(node.name):
-        return OWN
+        return UNTIL_REMOVED
     if node.name == "Join":
         sides = evicted_sides(node)
-        return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
+        return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOREVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK
     if Trait.AGGREGATION in traits_of(node.name) and mode == "complete":
-        return FOR_EVER
+        return FOREVER
     if has_subtotals_over_time(node):
         return SUBTOTALS
-    return UNTIL_WATERMARK if expires(node) else FOR_EVER
+    return UNTIL_WATERMARK if expires(node) else FOREVER

@@ -57,21 +57,21 @@ class Plan:
         """Return the streaming operators with some names, from the top."""
         return [node for node in self.nodes if node.streaming and node.name in names]
 
-    def streaming_that(self, properties: Trait) -> list[Node]:
+    def streaming_with(self, properties: Trait) -> list[Node]:
         """Return the streaming operators with some properties, from the top."""
         return [node for node in self.nodes if node.streaming and properties in traits_of(node.name)]
 
     @cached_property
     def aggregates(self) -> list[Node]:
-        return self.streaming_that(Trait.AGGREGATION)
+        return self.streaming_with(Trait.AGGREGATION)
 
     @cached_property
     def functions(self) -> list[Node]:
-        return self.streaming_that(Trait.FUNCTION)
+        return self.streaming_with(Trait.FUNCTION)
 
     @cached_property
     def deduplications(self) -> list[Node]:
-        return self.streaming_that(Trait.DEDUPLICATION)
+        return self.streaming_with(Trait.DEDUPLICATION)
 
     @cached_property
     def joins(self) -> list[Node]:
@@ -114,20 +114,20 @@ def keys_of(node: Node) -> str:
 
 
 def expires(node: Node) -> bool:
-    """Whether a grouping column of an aggregation or deduplication has a watermark."""
+    """Return whether a grouping column of an aggregation or deduplication has a watermark."""
     return any(has_watermark(expression) for expression in grouping_expressions(node))
 
 
 def above_aggregation(node: Node) -> bool:
-    """Whether a streaming aggregation is below an operator."""
+    """Return whether a streaming aggregation is below an operator."""
     return any(child.streaming and Trait.AGGREGATION in traits_of(child.name) for child in node.below())
 
 
-def path_to(node: Node, below: Node) -> Iterator[Node]:
+def operators_between(node: Node, below: Node) -> Iterator[Node]:
     """Return the operators between two operators, from the top."""
     for child in node.children:
         if below in child.walk():
             if child is not below:
                 yield child
-                yield from path_to(child, below)
+                yield from operators_between(child, below)
             return

@@ -111,7 +111,7 @@ problems share one condition. It is None for a problem that the checker does not
 """
 _PAGE_OF = {code: page for page, codes in _CODES.items() for code in codes}
 _SPARK_TEXT_OF = {code: text for codes in _CODES.values() for code, text in codes.items()}
-_UNDER = " " * 6
+_INDENT = " " * 6
 
 
 @dataclass(frozen=True)
@@ -163,17 +163,17 @@ class Problem:
         """Format the problem."""
         yield f"  {self.severity}: {self.message} [{self.code}]"
         if self.line:
-            yield f"{_UNDER}at   {self.line}"
+            yield f"{_INDENT}at   {self.line}"
         if self.fix:
-            yield f"{_UNDER}fix  {self.fix}"
+            yield f"{_INDENT}fix  {self.fix}"
         if self.source:
-            yield f"{_UNDER}from {self.source}"
-        yield f"{_UNDER}see  {self.page}"
+            yield f"{_INDENT}from {self.source}"
+        yield f"{_INDENT}see  {self.page}"
 
 
 @dataclass(frozen=True)
 class ModeReport:
-    """What a query does in one output mode."""
+    """The result of the check for one output mode."""
 
     mode: str
     problems: tuple[Problem, ...]
@@ -202,7 +202,7 @@ class ModeReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a query does in each output mode, such as ``report["append"]``."""
+    """The result of the check for each output mode, such as ``report["append"]``."""
 
     modes: tuple[ModeReport, ...]
     not_run: tuple[str, ...] = ()
@@ -237,22 +237,22 @@ class Report:
         report = self[mode]
         if report.safe:
             return
-        usable = [other.mode for other in self.modes if other.safe]
-        ways = [f"output mode {' or '.join(usable)} has no such problem"] if usable else []
-        ways += ["check=False starts it anyway"] if report.allowed else []
+        safe_modes = [other.mode for other in self.modes if other.safe]
+        alternatives = [f"output mode {' or '.join(safe_modes)} has no such problem"] if safe_modes else []
+        alternatives += ["check=False starts it anyway"] if report.allowed else []
         verdict = "not safe" if report.allowed else "not allowed"
         message = f"output mode {report.mode} is {verdict} for this query: {first_problem(report).message}"
-        raise refusal(report, f"{message} ({'; '.join(ways)})" if ways else message)
+        raise refusal(report, f"{message} ({'; '.join(alternatives)})" if alternatives else message)
 
 
 def spark_reports(problem: Problem, message: str) -> bool:
     """Return whether a message of Spark's checker is about a problem."""
-    text = _SPARK_TEXT_OF.get(problem.code)
-    return text is not None and text.lower() in message.lower()
+    spark_text = _SPARK_TEXT_OF.get(problem.code)
+    return spark_text is not None and spark_text.lower() in message.lower()
 
 
 def first_problem(report: ModeReport) -> Problem:
-    """Return the first problem that is more than a warning."""
+    """Return the first problem that is not only a warning."""
     return next(problem for problem in report.problems if problem.severity != WARNING)
 
 

@@ -18,15 +18,15 @@ from penstock.spark.internals.sessions import is_classic
 FILES = ("parquet", "json", "csv", "orc", "text", "xml")
 DEBUG = ("console", "memory", "noop")
 FUNCTIONS = {"foreach": "foreach", "foreachbatch": "foreachBatch"}
-_OLDER = (*FILES, "delta", "foreachbatch")
-_KNOWN = (*DEBUG, *_OLDER, "foreach", "kafka", "penstock", "penstock table")
+_V1_FORMATS = (*FILES, "delta", "foreachbatch")
+_KNOWN = (*DEBUG, *_V1_FORMATS, "foreach", "kafka", "penstock", "penstock table")
 KNOWN_FROM = {
     "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which respects overwriteSchema only "
     "in complete mode), not tested here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tested here",
 }
 """The source code from which formats without a test are known, even if a session lacks their package."""
-_FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
+_UNSUPPORTED_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
     """Resolve a sink: a format's name, ``foreach``, ``foreachBatch``, or an object with a ``format``."""
     if sink is None:
         return None
-    named = sink if isinstance(sink, str) else getattr(sink, "format", None)
-    if not isinstance(named, str):
+    format_name = sink if isinstance(sink, str) else getattr(sink, "format", None)
+    if not isinstance(format_name, str):
         raise InvalidInputError(
             "a sink is a format such as 'parquet', 'foreachBatch', or a QueueSink or TableSink, not "
             f"{in_quotes(sink)}"
         )
-    name = named.lower()
+    name = format_name.lower()
     if name not in _KNOWN:
-        return Sink(named, look_up_format(frame, named) if is_classic(frame) else Format())
+        return Sink(format_name, look_up_format(frame, format_name) if is_classic(frame) else Format())
     missing = look_up_format(frame, name).missing if name in KNOWN_FROM and is_classic(frame) else None
-    known = Format(python=name == "penstock", older=name in _OLDER, files=name in FILES, missing=missing)
-    return Sink(name, known, None if isinstance(sink, str) else sink)
+    known_format = Format(
+        python=name == "penstock", older=name in _V1_FORMATS, files=name in FILES, missing=missing
+    )
+    return Sink(name, known_format, None if isinstance(sink, str) else sink)
 
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
@@ -73,16 +75,17 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             f"streams cannot be written to {sink.name}",
             fix=f"foreachBatch(lambda batch, _: batch.write.format('{sink.name}')...), if it takes a batch",
         )
-    elif mode not in _takes(sink):
+    elif mode not in _supported_modes(sink):
         yield Problem(
-            _FILE_MODE if sink.format.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
-            f"{_shown(sink)} takes {' and '.join(_takes(sink))} mode, not {mode}{_why(sink, mode)}",
+            _UNSUPPORTED_MODE if sink.format.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
+            f"{_display_name(sink)} takes {' and '.join(_supported_modes(sink))} mode, not "
+            f"{mode}{_unsupported_reason(sink, mode)}",
             fix="TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
-            condition=_FILE_MODE if sink.format.files else None,
+            condition=_UNSUPPORTED_MODE if sink.format.files else None,
             source=source,
         )
     if trigger == "continuous":
-        yield from _continuous(sink)
+        yield from _continuous_problems(sink)
     elif sink.name in FUNCTIONS:
         yield Problem(
             "PENSTOCK_SINK_REPEATS",
@@ -98,18 +101,18 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             fix="drop repeated rows by a key when reading; or QueueSink",
             source=source,
         )
-    written = ADD if emits is None else emits.sink
-    if written != ADD and sink.name == "kafka":
-        how = "again with new values" if written == REPLACE_BY_KEY else "again in each micro-batch"
+    sink_action = ADD if emits is None else emits.sink
+    if sink_action != ADD and sink.name == "kafka":
+        repetition = "again with new values" if sink_action == REPLACE_BY_KEY else "again in each micro-batch"
         yield Problem(
             "PENSTOCK_SINK_ONLY_ADDS",
-            f"the query emits rows {how}, and a topic only grows: readers get old and new ones",
+            f"the query emits rows {repetition}, and a topic only grows: readers get old and new ones",
             WARNING,
             fix="a compacted topic with the group's key as the record's key",
             source=source,
         )
-    is_foreign_python = sink.format.python and sink.name != "penstock"
-    if written != ADD and is_foreign_python and mode in _takes(sink):
+    is_other_python_sink = sink.format.python and sink.name != "penstock"
+    if sink_action != ADD and is_other_python_sink and mode in _supported_modes(sink):
         yield Problem(
             "PENSTOCK_SINK_HAS_TO_REPLACE",
             f"in {mode} mode {sink.name} must replace all its rows in one commit (overwrite=True), which "
@@ -119,7 +122,7 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
 
 
 def unchecked(sink: Sink) -> Iterator[str]:
-    """Return what could not be checked about a sink."""
+    """Describe properties of a sink that could not be checked."""
     if sink.format.silent is not None:
         yield (
             f"what the sink {sink.name} takes, which Spark does not report without the query's options: "
@@ -132,11 +135,11 @@ def unchecked(sink: Sink) -> Iterator[str]:
         )
 
 
-def _shown(sink: Sink) -> str:
+def _display_name(sink: Sink) -> str:
     return {"penstock": "a queue", "penstock table": "a table"}.get(sink.name, f"the sink {sink.name}")
 
 
-def _takes(sink: Sink) -> tuple[str, ...]:
+def _supported_modes(sink: Sink) -> tuple[str, ...]:
     if sink.format.files or sink.name == "penstock":
         return ("append",)
     if sink.name == "delta" or sink.format.python:
@@ -145,7 +148,7 @@ def _takes(sink: Sink) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if supported.get(mode) is not False)
 
 
-def _why(sink: Sink, mode: str) -> str:
+def _unsupported_reason(sink: Sink, mode: str) -> str:
     if mode == "complete" and sink.format.truncates is False:
         return ": it cannot be emptied"
     if mode == "update" and sink.format.updates is False:
@@ -153,7 +156,7 @@ def _why(sink: Sink, mode: str) -> str:
     return ""
 
 
-def _continuous(sink: Sink) -> Iterator[Problem]:
+def _continuous_problems(sink: Sink) -> Iterator[Problem]:
     if sink.format.older:
         yield Problem(
             "PENSTOCK_SINK_NOT_CONTINUOUS",
@@ -180,7 +183,7 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
 def table_refusals(
     frame: DataFrame, sink: object, mode: str, *, continuous: bool = False
 ) -> Iterator[Problem]:
-    """Report why a pipeline to a ``TableSink`` would not start, with the check of the start itself."""
+    """Report why a pipeline to a ``TableSink`` would not start; this runs the check of the start itself."""
     check = getattr(sink, "refusal", None)
     error = None if check is None else check(frame, mode, continuous=continuous)
     if error is not None:
@@ -197,6 +200,6 @@ def _nested_keys_fix(frame: DataFrame, keys: tuple[str, ...]) -> str | None:
     nested = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, StructType)}
     for key in keys:
         if key in nested:
-            part = nested[key].names[0]
-            return f"select('{key}.{part}', ...), with '{part}' among the keys in place of '{key}'"
+            inner = nested[key].names[0]
+            return f"select('{key}.{inner}', ...), with '{inner}' among the keys in place of '{key}'"
     return None

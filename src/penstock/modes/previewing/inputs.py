@@ -27,10 +27,10 @@ from penstock.errors import InvalidInputError
 from penstock.json_text import Json
 from penstock.spark.schemas import quote_column, to_struct
 
-_BATCH = "a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark DataFrame"
-_WANTED = f"a list of micro-batches, each of them {_BATCH}"
+_BATCH_KINDS = "a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark DataFrame"
+_EXPECTED = f"a list of micro-batches, each of them {_BATCH_KINDS}"
 _EXAMPLE = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
-_READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
+_PARSED_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 
 _MAX_BATCHES = 90
 """The maximum number of micro-batches; Spark keeps the progress of a hundred."""
@@ -56,25 +56,26 @@ def input_of(
     watermark: tuple[str, str] | None = None,
 ) -> Input:
     """Convert one input's micro-batches to one schema."""
-    wanted = None if schema is None else _struct(schema)
-    parts = [
-        _read(spark, batch, name, number, wanted) for number, batch in enumerate(_checked(name, batches))
+    declared = None if schema is None else _parse_schema(schema)
+    raw_batches = [
+        _read_batch(spark, batch, name, number, declared)
+        for number, batch in enumerate(_check_batches(name, batches))
     ]
-    struct = wanted or _inferred(spark, name, parts, watermark)
+    struct = declared or _infer_schema(spark, name, raw_batches, watermark)
     nullable = StructType([StructField(field.name, field.dataType, True, field.metadata) for field in struct])
     canonical = canonical_schema(nullable)
     tables = [
-        to_table(part if isinstance(part, pa.Table) else _arrow(spark, name, part, nullable), canonical)
-        for part in parts
+        to_table(raw if isinstance(raw, pa.Table) else _rows_to_arrow(spark, name, raw, nullable), canonical)
+        for raw in raw_batches
     ]
     return Input(nullable, tuple(tables), watermark)
 
 
-def _checked(name: str, batches: object) -> Sequence[object]:
+def _check_batches(name: str, batches: object) -> Sequence[object]:
     if not isinstance(batches, list | tuple):
-        raise refusal(name, batches, f"{_WANTED}, {_EXAMPLE}")
+        raise refusal(name, batches, f"{_EXPECTED}, {_EXAMPLE}")
     if not batches:
-        raise InvalidInputError(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
+        raise InvalidInputError(f"{name} is empty: pass {_EXPECTED}, {_EXAMPLE}", parameter=name)
     if any(isinstance(batch, Mapping | Row) for batch in batches):
         raise InvalidInputError(
             f"{name} is a list of rows, and must be a list of micro-batches: put each micro-batch's rows "
@@ -90,7 +91,7 @@ def _checked(name: str, batches: object) -> Sequence[object]:
     return batches
 
 
-def _struct(schema: object) -> StructType:
+def _parse_schema(schema: object) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if isinstance(schema, pa.Schema):
@@ -103,7 +104,7 @@ def _struct(schema: object) -> StructType:
     )
 
 
-def _read(
+def _read_batch(
     spark: SparkSession, batch: object, name: str, number: int, schema: StructType | None
 ) -> pa.Table | _Rows:
     if isinstance(batch, DataFrame):
@@ -122,11 +123,11 @@ def _read(
     if hasattr(batch, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(batch).read_all()
     if isinstance(batch, list | tuple):
-        return [_row(row, name, number, schema) for row in batch]
-    raise refusal(f"micro-batch {number} of {name}", batch, _BATCH)
+        return [_check_row(row, name, number, schema) for row in batch]
+    raise refusal(f"micro-batch {number} of {name}", batch, _BATCH_KINDS)
 
 
-def _row(row: object, name: str, number: int, schema: StructType | None) -> Json:
+def _check_row(row: object, name: str, number: int, schema: StructType | None) -> Json:
     where = f"micro-batch {number} of {name}"
     if isinstance(row, Row) and hasattr(row, "__fields__"):
         row = row.asDict()
@@ -151,7 +152,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
     return dict(row)
 
 
-def _inferred(
+def _infer_schema(
     spark: SparkSession, name: str, parts: list[pa.Table | _Rows], watermark: tuple[str, str] | None
 ) -> StructType:
     tables = [part for part in parts if isinstance(part, pa.Table)]
@@ -168,7 +169,7 @@ def _inferred(
     return StructType([StructField(column, kind) for column, kind in types.items()])
 
 
-def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
+def _rows_to_arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
     """Convert rows in the way that Spark reads them, and dates and times in text in the way it casts them."""
     if not rows:
         return canonical_schema(schema).empty_table()
@@ -180,24 +181,28 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
                 condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 column=min(unknown),
             )
-    given = {field.name: [row.get(field.name) for row in rows] for field in schema}
-    loose, columns = StructType(), []
+    values_by_column = {field.name: [row.get(field.name) for row in rows] for field in schema}
+    spark_schema, columns = StructType(), []
     for field in schema:
         column = functions.col(quote_column(field.name))
-        if isinstance(field.dataType, _READ_FROM_TEXT) and any(
-            isinstance(value, str) for value in given[field.name]
+        if isinstance(field.dataType, _PARSED_FROM_TEXT) and any(
+            isinstance(value, str) for value in values_by_column[field.name]
         ):
-            given[field.name] = [None if value is None else str(value) for value in given[field.name]]
+            values_by_column[field.name] = [
+                None if value is None else str(value) for value in values_by_column[field.name]
+            ]
             field, column = StructField(field.name, StringType()), column.cast(field.dataType)
         else:
-            given[field.name] = [_value(value, field) for value in given[field.name]]
-        loose.add(field)
+            values_by_column[field.name] = [
+                _convert_integer(value, field) for value in values_by_column[field.name]
+            ]
+        spark_schema.add(field)
         columns.append(column.alias(field.name))
-    values = list(zip(*given.values(), strict=True))
-    return spark.createDataFrame(values, loose).select(*columns).toArrow()
+    values = list(zip(*values_by_column.values(), strict=True))
+    return spark.createDataFrame(values, spark_schema).select(*columns).toArrow()
 
 
-def _value(value: object, field: StructField) -> object:
+def _convert_integer(value: object, field: StructField) -> object:
     """Convert integers for float and decimal columns, for which Spark refuses them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if isinstance(field.dataType, DoubleType | FloatType):

@@ -73,20 +73,22 @@ def preview(
         Any error that the transformation raises.
     """
     _check_spark(spark, folder)
-    wanted = _modes(modes)
+    selected_modes = _modes(modes)
     inputs = _inputs(spark, batches, schema, event_time)
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
     session = _preview_session(spark, folder)
     temporary = TemporaryDirectory(prefix="penstock-preview-", dir=folder, ignore_cleanup_errors=True)
     with _keeping_active_session(), temporary as name:
-        place = Path(name).resolve()
+        root = Path(name).resolve()
         frames = {
-            name: read_input(session, part, place / f"input-{number}")
-            for number, (name, part) in enumerate(inputs.items())
+            name: read_input(session, preview_input, root / f"input-{number}")
+            for number, (name, preview_input) in enumerate(inputs.items())
         }
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
         _check_result(result)
-        previews = [run(result, mode, list(inputs.values()), place / f"checkpoint-{mode}") for mode in wanted]
+        previews = [
+            run(result, mode, list(inputs.values()), root / f"checkpoint-{mode}") for mode in selected_modes
+        ]
     return Preview(tuple(previews), session.conf.get("spark.sql.session.timeZone") or "UTC")
 
 
@@ -109,29 +111,29 @@ def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
 
 
 def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
-    wanted = tuple(dict.fromkeys(mode.lower() for mode in column_names("modes", modes)))
-    for mode in wanted:
+    selected = tuple(dict.fromkeys(mode.lower() for mode in column_names("modes", modes)))
+    for mode in selected:
         if mode not in MODES:
             raise InvalidInputError(
                 f"there is no output mode {in_quotes(mode)}, only "
                 f"{', '.join(MODES)}.{did_you_mean(mode, MODES)}",
                 mode=mode,
             )
-    if not wanted:
+    if not selected:
         raise InvalidInputError(f"modes is empty: pass some of {', '.join(MODES)}")
-    return wanted
+    return selected
 
 
 def _inputs(spark: SparkSession, batches: object, schema: object, event_time: object) -> dict[str, Input]:
-    several = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
-    if not several:
+    batches_by_name = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
+    if not batches_by_name:
         raise InvalidInputError(
             "batches is empty: pass a list of micro-batches for each input", parameter="batches"
         )
     for name, value in (("schema", schema), ("event_time", event_time)):
-        unknown = value.keys() - several.keys() if isinstance(value, Mapping) else set()
+        unknown = value.keys() - batches_by_name.keys() if isinstance(value, Mapping) else set()
         if unknown:
-            known = ", ".join(map(str, several))
+            known = ", ".join(map(str, batches_by_name))
             raise InvalidInputError(
                 f"{name} names an input {in_quotes(min(unknown))}, and batches has {known}: use the same "
                 "names",
@@ -141,11 +143,11 @@ def _inputs(spark: SparkSession, batches: object, schema: object, event_time: ob
         name: input_of(
             spark,
             name,
-            part,
+            named_batches,
             schema.get(name) if isinstance(schema, Mapping) else schema,
             _watermark(event_time.get(name) if isinstance(event_time, Mapping) else event_time),
         )
-        for name, part in several.items()
+        for name, named_batches in batches_by_name.items()
     }
 
 
@@ -175,12 +177,12 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
 
 def _preview_session(spark: SparkSession, folder: str | Path | None) -> SparkSession:
     """Clone a session with its views, functions and settings, and change some of the clone's settings."""
-    own = clone_session(spark)
-    own.conf.set("spark.sql.shuffle.partitions", "1")
-    own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
+    clone = clone_session(spark)
+    clone.conf.set("spark.sql.shuffle.partitions", "1")
+    clone.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
     if folder is None:
-        own.conf.set("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_FILE_MANAGER)
-    return own
+        clone.conf.set("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_FILE_MANAGER)
+    return clone
 
 
 @contextmanager

@@ -56,18 +56,21 @@ class Preview:
         The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows,
         emitted (a list of the emitted rows), and reason (why a mode is not allowed).
         """
-        cells: list[Json] = []
+        records: list[Json] = []
         for mode in self.modes:
             if mode.refusal is not None:
-                refused = {"kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}
-                cells.append({"mode": mode.mode, **refused})
+                refusal_values = {"kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}
+                records.append({"mode": mode.mode, **refusal_values})
             for batch in mode.batches:
-                cells.append({"mode": mode.mode, **{name: getattr(batch, name) for name in _OF_BATCHES}})
-        plain = pa.Table.from_pylist(
-            [{name: value for name, value in cell.items() if name != "emitted"} for cell in cells], _SCHEMA
+                records.append({"mode": mode.mode, **{name: getattr(batch, name) for name in _BATCH_COLUMNS}})
+        without_emitted = pa.Table.from_pylist(
+            [{name: value for name, value in record.items() if name != "emitted"} for record in records],
+            _SCHEMA,
         )
-        emitted = _lists([cell["emitted"] for cell in cells])
-        return plain.add_column(plain.schema.get_field_index("reason"), "emitted", emitted)
+        emitted = _list_column([record["emitted"] for record in records])
+        return without_emitted.add_column(
+            without_emitted.schema.get_field_index("reason"), "emitted", emitted
+        )
 
     def to_df(self, spark: SparkSession) -> DataFrame:
         """Return the rows of `to_arrow` as a DataFrame."""
@@ -91,9 +94,9 @@ class Preview:
         path
             The file, which is replaced if it exists.
         """
-        written = Path(path)
-        written.write_text(svg(self.modes, self.time_zone), encoding="utf-8")
-        return written
+        file = Path(path)
+        file.write_text(svg(self.modes, self.time_zone), encoding="utf-8")
+        return file
 
     def __str__(self) -> str:
         return text(self.modes, self.time_zone)
@@ -118,17 +121,17 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_OF_BATCHES = (*_SCHEMA.names[1:-1], "emitted")
+_BATCH_COLUMNS = (*_SCHEMA.names[1:-1], "emitted")
 
 
-def _lists(tables: Sequence[pa.Table | None]) -> pa.Array:
+def _list_column(tables: Sequence[pa.Table | None]) -> pa.Array:
     """Return the rows of each table as a list of structs."""
     present = [table for table in tables if table is not None]
     if not present:
         return pa.nulls(len(tables), pa.list_(pa.struct([])))
     rows = pa.concat_tables(present).to_struct_array().combine_chunks()
-    offsets, place = [], 0
+    offsets, offset = [], 0
     for table in tables:
-        offsets.append(None if table is None else place)
-        place += 0 if table is None else table.num_rows
-    return pa.ListArray.from_arrays(pa.array([*offsets, place], pa.int32()), rows)
+        offsets.append(None if table is None else offset)
+        offset += 0 if table is None else table.num_rows
+    return pa.ListArray.from_arrays(pa.array([*offsets, offset], pa.int32()), rows)

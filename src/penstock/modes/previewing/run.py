@@ -39,12 +39,12 @@ from penstock.modes.previewing.micro_batches import (
 from penstock.spark.internals.query_start import Refusal
 from penstock.spark.internals.sessions import cause_of
 
-_CUT_POLL, _STOP_POLL = 1, 0.01
+_CUT_POLL_SECONDS, _STOP_POLL_SECONDS = 1, 0.01
 """Seconds between checks for whether an endless query has shown enough, and whether it has stopped."""
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
 _FIRST_FILE_TIME = 946_684_800
-_PLAN = re.compile(r"(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
+_PLAN_TEXT = re.compile(r"(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
 _CONDITION = re.compile(r"\[([A-Z_0-9.]+)\]")
 
 
@@ -62,9 +62,9 @@ def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataF
 
 def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> ModePreview:
     # The total number of input rows of each micro-batch.
-    rows_of_inputs = ((table.num_rows for table in part.tables) for part in inputs)
-    rows = [sum(batch) for batch in zip_longest(*rows_of_inputs, fillvalue=0)]
-    emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
+    rows_of_inputs = ((table.num_rows for table in preview_input.tables) for preview_input in inputs)
+    input_rows = [sum(batch) for batch in zip_longest(*rows_of_inputs, fillvalue=0)]
+    emitted = _EmittedRows(len(input_rows) + MAX_WITHOUT_DATA)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint.as_uri())
     try:
         query = writer.trigger(availableNow=True).foreachBatch(emitted.collect).start()
@@ -72,18 +72,20 @@ def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> M
         return ModePreview(mode, refusal=refusal(error))
     emitted.started(query)
     try:
-        while not query.awaitTermination(_CUT_POLL):
+        while not query.awaitTermination(_CUT_POLL_SECONDS):
             if emitted.is_cut:
                 query.stop()
     except StreamingQueryException as error:
-        cause = _cause(error, emitted, mode)
+        cause = _failure(error, emitted, mode)
         if isinstance(cause, Refusal):
             return ModePreview(mode, refusal=cause)
         raise cause from None
     finally:
         query.stop()
     progress = {report.batchId: report for report in query.recentProgress}
-    batches = [_micro_batch(progress[batch], table, rows) for batch, table in sorted(emitted.tables.items())]
+    batches = [
+        _micro_batch(progress[batch], table, input_rows) for batch, table in sorted(emitted.tables.items())
+    ]
     return ModePreview(mode, tuple(batches), is_cut=emitted.is_cut)
 
 
@@ -116,11 +118,11 @@ class _EmittedRows:
         self._started.wait()
         # Wait for the stop here, where no running task would fail.
         while self._query is not None and self._query.isActive:
-            time.sleep(_STOP_POLL)
+            time.sleep(_STOP_POLL_SECONDS)
 
 
-def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
-    """Return why a query failed; Spark may refuse the mode only when it plans a micro-batch."""
+def _failure(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
+    """Return the cause of a query's failure; Spark may refuse a mode only when it plans a micro-batch."""
     cause = emitted.error or cause_of(error)
     if isinstance(cause, AnalysisException) or (not emitted.tables and isinstance(cause, _REFUSALS)):
         return refusal(cause)
@@ -132,7 +134,7 @@ def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> 
 def refusal(error: Exception) -> Refusal:
     text = str(error)
     condition = _CONDITION.match(text)
-    return Refusal(condition[1] if condition else None, " ".join(_PLAN.sub("", text).split()))
+    return Refusal(condition[1] if condition else None, " ".join(_PLAN_TEXT.sub("", text).split()))
 
 
 def _micro_batch(progress: StreamingQueryProgress, emitted: pa.Table, rows: list[int]) -> MicroBatch:
@@ -143,7 +145,7 @@ def _micro_batch(progress: StreamingQueryProgress, emitted: pa.Table, rows: list
         input_rows=rows[progress.batchId] if has_data else 0,
         emitted=emitted,
         watermark=_watermark(progress.eventTime.get("watermark")),
-        operators=tuple(_operator(operator) for operator in progress.stateOperators),
+        operators=tuple(_state_rows(operator) for operator in progress.stateOperators),
     )
 
 
@@ -155,7 +157,7 @@ def _watermark(text: str | None) -> datetime | None:
     return moment if moment > datetime(1970, 1, 1, tzinfo=UTC) else None
 
 
-def _operator(progress: StateOperatorProgress) -> StateRows:
+def _state_rows(progress: StateOperatorProgress) -> StateRows:
     return StateRows(
         progress.operatorName,
         progress.numRowsTotal,

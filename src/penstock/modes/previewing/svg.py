@@ -112,8 +112,8 @@ def _draw_cell(cell: _Cell, left: float, top: float, width: float) -> tuple[list
     boxes = [(box, "", "row") for box in cell.boxes] or [("nothing", "dim", "empty")]
     parts = []
     for text, style, kind in boxes:
-        place = f'x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{_BOX - 3}"'
-        parts += [f'<rect class="{kind}" {place} rx="4"/>', _text(left + 8, top + 14, text, style)]
+        attributes = f'x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{_BOX - 3}"'
+        parts += [f'<rect class="{kind}" {attributes} rx="4"/>', _text(left + 8, top + 14, text, style)]
         top += _BOX
     if cell.more:
         top += _LINE
@@ -123,7 +123,7 @@ def _draw_cell(cell: _Cell, left: float, top: float, width: float) -> tuple[list
 
 
 def _draw_lines(lines: Sequence[_Line], left: float, top: float) -> tuple[list[str], float]:
-    parts = [_text(left, top + place * _LINE, text, kind) for place, (text, kind) in enumerate(lines, 1)]
+    parts = [_text(left, top + number * _LINE, text, kind) for number, (text, kind) in enumerate(lines, 1)]
     return parts, top + len(lines) * _LINE
 
 

@@ -25,20 +25,22 @@ def time_text(moment: datetime | None, time_zone: str) -> str:
         return f"{wall_clock(moment)}Z"
 
 
-FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
-RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"batch", "watermark"})
+BATCH_COLUMNS = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
+RIGHT_ALIGNED = frozenset(
+    index for index, title in enumerate(BATCH_COLUMNS) if title not in {"batch", "watermark"}
+)
 """The indexes of the numeric columns, which are right-aligned."""
 
 
 def grid(mode: ModePreview, time_zone: str) -> list[tuple[str, ...]]:
     """Return the titles, and a line of cells for each emitted row and each empty micro-batch."""
     lines = [line for batch in mode.batches for line in _lines(batch, len(mode.columns), time_zone)]
-    return [(*FIXED, *mode.columns), *lines]
+    return [(*BATCH_COLUMNS, *mode.columns), *lines]
 
 
 def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...]]:
     state = (batch.state_rows, batch.removed_rows, batch.dropped_rows)
-    described = (
+    batch_cells = (
         f"{batch.batch}, no data" if batch.kind == NO_DATA else str(batch.batch),
         str(batch.input_rows),
         time_text(batch.watermark, time_zone),
@@ -46,22 +48,24 @@ def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...
         str(batch.emitted.num_rows),
     )
     rows = list(rows_as_text(batch.emitted)) or [("",) * width]
-    blank = ("",) * len(described)
-    return [(described if place == 0 else blank) + row for place, row in enumerate(rows)]
+    blank = ("",) * len(batch_cells)
+    return [(batch_cells if index == 0 else blank) + row for index, row in enumerate(rows)]
 
 
 def heading(mode: ModePreview) -> str:
     """Return a mode's name, with the reason why it is not allowed, or a note that its preview is cut."""
     if mode.refusal is not None:
         return f"{mode.mode}: not allowed. {mode.refusal.message}"
-    cut = f" (cut: Spark continues with micro-batches without data, of which {MAX_WITHOUT_DATA} are shown)"
-    return mode.mode + (cut if mode.is_cut else "")
+    cut_note = (
+        f" (cut: Spark continues with micro-batches without data, of which {MAX_WITHOUT_DATA} are shown)"
+    )
+    return mode.mode + (cut_note if mode.is_cut else "")
 
 
 def text(modes: Sequence[ModePreview], time_zone: str) -> str:
     blocks = []
     for mode in modes:
-        lines = [] if mode.refusal else aligned(grid(mode, time_zone), RIGHT)
+        lines = [] if mode.refusal else aligned(grid(mode, time_zone), RIGHT_ALIGNED)
         blocks.append("\n".join([heading(mode), *lines]))
     if note := zone_note(modes, time_zone):
         blocks.append(note)
@@ -91,11 +95,11 @@ def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
         if mode.refusal is None:
             titles, *lines = grid(mode, time_zone)
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-            for place, title in enumerate(titles):
+            for index, title in enumerate(titles):
                 table.add_column(
                     Text(title),
-                    justify="right" if place in RIGHT else "left",
-                    no_wrap=place < len(FIXED),
+                    justify="right" if index in RIGHT_ALIGNED else "left",
+                    no_wrap=index < len(BATCH_COLUMNS),
                     overflow="fold",
                 )
             for line in lines:

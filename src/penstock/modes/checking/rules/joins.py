@@ -17,11 +17,11 @@ from penstock.spark.internals.join_bounds import (
 from penstock.spark.internals.plan_nodes import join_type
 from penstock.spark.internals.plan_text import Node
 
-_BOUND = (
+_TIME_RANGE_FIX = (
     "add withWatermark to both streams, and a time range to the condition: "
     '"a.id = b.id and b.ts between a.ts and a.ts + interval 1 hour"'
 )
-_DAYS = (
+_DAYS_FIX = (
     "an interval of days, such as interval 30 days: months and years have no fixed length, so Spark takes "
     "none as a bound"
 )
@@ -36,14 +36,14 @@ def joins(plan: Plan, mode: str) -> Iterator[Problem]:
     """Apply the rules of Spark's checker for joins (4.2, 4.3), and report joins whose state grows forever."""
     for node in plan.streaming("Join"):
         if join_type(node) == "LeftAnti" and node.children[1].streaming:
-            yield _anti(node)
+            yield _left_anti_join(node)
         elif node in plan.joins:
-            yield from _of_streams(plan, node, mode)
+            yield from _stream_join(plan, node, mode)
         else:
-            yield from _with_batch(node)
+            yield from _batch_join(node)
 
 
-def _anti(node: Node) -> Problem:
+def _left_anti_join(node: Node) -> Problem:
     return Problem.at(
         node,
         "PENSTOCK_ANTI_JOIN",
@@ -53,9 +53,9 @@ def _anti(node: Node) -> Problem:
     )
 
 
-def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
+def _stream_join(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     kind = join_type(node)
-    fix = _DAYS if has_months(node) else _BOUND
+    fix = _DAYS_FIX if has_months(node) else _TIME_RANGE_FIX
     if (mode == "update" and unmatched_sides(node)) or (mode == "complete" and plan.aggregates):
         yield Problem.at(
             node,
@@ -63,7 +63,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             f"a join of two streams emits each row once, and {mode} mode emits rows again",
             fix="outputMode('append')",
         )
-    # One of these sides must leave the state, since its unmatched rows are emitted only then.
+    # Rows of one of these sides must leave the state, because unmatched rows are emitted only then.
     emitted_late = frozenset((LEFT,)) if kind == "LeftSemi" else unmatched_sides(node)
     if emitted_late and emitted_late.isdisjoint(bounded_sides(node)):
         yield Problem.at(
@@ -74,8 +74,8 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             fix=fix,
         )
         return
-    stay = BOTH - evicted_sides(node)
-    for side in sorted(stay & unmatched_sides(node)):
+    unbounded = BOTH - evicted_sides(node)
+    for side in sorted(unbounded & unmatched_sides(node)):
         yield Problem.at(
             node,
             "PENSTOCK_OUTER_ROWS_NEVER_COME",
@@ -84,18 +84,20 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             UNSAFE,
             fix=fix,
         )
-    if stay:
-        kept = "both streams are" if stay == BOTH else f"the stream on the {next(iter(stay))} is"
+    if unbounded:
+        unbounded_streams = (
+            "both streams are" if unbounded == BOTH else f"the stream on the {next(iter(unbounded))} is"
+        )
         yield Problem.at(
             node,
             "PENSTOCK_JOIN_STATE_FOR_EVER",
-            f"{kept} kept in the state forever, since a row may match at any time",
+            f"{unbounded_streams} kept in the state forever, since a row may match at any time",
             UNSAFE,
             fix=fix,
         )
 
 
-def _with_batch(node: Node) -> Iterator[Problem]:
+def _batch_join(node: Node) -> Iterator[Problem]:
     side = "left" if node.children[0].streaming else "right"
     kind = join_type(node)
     if kind in _WAITING_FOR_STREAM[side]:

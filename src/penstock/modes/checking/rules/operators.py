@@ -14,7 +14,7 @@ from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 
 _CHECK_SETTING = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 _WINDOW = "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING"
-_REFUSED = {
+_REFUSED_OPERATORS = {
     "Offset": Problem("PENSTOCK_OFFSET", "a stream has no row numbers to skip by"),
     "Sample": Problem(
         "PENSTOCK_SAMPLE",
@@ -55,7 +55,7 @@ def operators(plan: Plan, mode: str) -> Iterator[Problem]:
         if not node.streaming:
             continue
         if Trait.REFUSED in traits_of(node.name):
-            yield replace(_REFUSED[node.name], operator=node.name, line=node.line)
+            yield replace(_REFUSED_OPERATORS[node.name], operator=node.name, line=node.line)
         yield from _set_operations(node)
         match = _EXPRESSION.search(node.text)
         if match is not None:
@@ -112,9 +112,11 @@ def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
     if mode == "append" or plan.settings.get(_CHECK_SETTING, "true") != "true":
         return
     for node in plan.stateful:
-        if not _drops_late(node):
+        if not _drops_late_rows(node):
             continue
-        below = next((child for child in node.below() if child in plan.stateful and _emits_late(child)), None)
+        below = next(
+            (child for child in node.below() if child in plan.stateful and _emits_late_rows(child)), None
+        )
         if below is not None:
             yield Problem.at(
                 node,
@@ -126,13 +128,13 @@ def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
             return
 
 
-def _drops_late(node: Node) -> bool:
-    """Whether an operator drops rows behind the watermark, or counts repeated rows twice."""
+def _drops_late_rows(node: Node) -> bool:
+    """Return whether an operator drops rows behind the watermark, or counts repeated rows twice."""
     properties = traits_of(node.name)
     return Trait.DROPS_LATE in properties or (Trait.DROPS_LATE_BY_KEY in properties and expires(node))
 
 
-def _emits_late(node: Node) -> bool:
+def _emits_late_rows(node: Node) -> bool:
     if node.name == "Join":
         return bool(unmatched_sides(node))
     return Trait.AGGREGATION in traits_of(node.name)

@@ -27,19 +27,19 @@ def planning(plan: Plan, mode: str) -> Iterator[Problem]:
     yield from _second_watermarks(plan, mode)
     yield from _several_event_times(plan, mode)
     yield from _joins_without_equality(plan)
-    yield from _batches_subtracted(plan, mode)
+    yield from _subtracted_batches(plan, mode)
     yield from _python_aggregates(plan)
     yield from _subqueries(plan, mode)
 
 
 def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Report a watermark above another one, even one on a column that is lost on the way."""
+    """Report a watermark above another watermark, even if its column is dropped in between."""
     if plan.settings.get(MULTIPLE, "true") != "true":
         return
     columns = {watermark.node: watermark.column for watermark in plan.watermarks}
     for node, column in columns.items():
-        for below, waits in _watermarks_below(node):
-            stuck = waits and mode == "append"
+        for below, has_aggregation in _watermarks_below(node):
+            never_emits = has_aggregation and mode == "append"
             yield Problem.at(
                 node,
                 "PENSTOCK_WATERMARK_REDEFINED",
@@ -47,15 +47,15 @@ def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
                 + (
                     ": the aggregation between the two waits for both, and the upper one waits for its rows, "
                     "so nothing is ever emitted"
-                    if stuck
+                    if never_emits
                     else ", which Spark refuses as soon as the watermark moves"
                 ),
-                UNSAFE if stuck else REFUSED,
+                UNSAFE if never_emits else REFUSED,
                 fix="one withWatermark only; after an aggregation window_time(window) keeps the watermark",
             )
 
 
-def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, bool]]:
+def _watermarks_below(node: Node, has_aggregation: bool = False) -> Iterator[tuple[Node, bool]]:
     """Yield the nearest watermarks below an operator, and whether there is an aggregation in between.
 
     The rows of a stateful function have no watermark until they get one.
@@ -63,9 +63,9 @@ def _watermarks_below(node: Node, waits: bool = False) -> Iterator[tuple[Node, b
     for child in node.children:
         traits = traits_of(child.name)
         if child.name == "EventTimeWatermark":
-            yield child, waits
+            yield child, has_aggregation
         elif child.streaming and Trait.FUNCTION not in traits:
-            yield from _watermarks_below(child, waits or Trait.AGGREGATION in traits)
+            yield from _watermarks_below(child, has_aggregation or Trait.AGGREGATION in traits)
 
 
 def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -76,14 +76,17 @@ def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
     """
     if plan.settings.get(MULTIPLE, "true") != "true" or not plan.watermarks:
         return
-    written = [node for node in plan.stateful if _drops_late(plan, node, mode) and _event_times(node)]
-    if not written or plan.optimized is None:
+    candidates = [node for node in plan.stateful if _drops_late_rows(plan, node, mode) and _event_times(node)]
+    if not candidates or plan.optimized is None:
         return
     for node in plan.optimized.stateful:
-        columns, same = _event_times(node), [each for each in written if _planned_as(each) == node.name]
-        if columns and same:
+        columns, matching = (
+            _event_times(node),
+            [candidate for candidate in candidates if _optimized_name(candidate) == node.name],
+        )
+        if columns and matching:
             yield Problem.at(
-                same[0],
+                matching[0],
                 "PENSTOCK_SEVERAL_EVENT_TIMES",
                 f"the columns {' and '.join(repr(without_ids(column)) for column in columns)} all have a "
                 "watermark, and Spark allows one such column in the input of an operator with state",
@@ -93,18 +96,20 @@ def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def _event_times(node: Node) -> list[str]:
     """Return the watermarked columns of the first input that has several of them."""
-    is_grouped = _planned_as(node) == "Aggregate"
-    inputs = [grouping_expressions(node)] if is_grouped else [output_columns(each) for each in node.children]
-    timed = [list(dict.fromkeys(filter(has_watermark, columns))) for columns in inputs]
-    return next((columns for columns in timed if len(columns) > 1), [])
+    is_grouped = _optimized_name(node) == "Aggregate"
+    inputs = (
+        [grouping_expressions(node)] if is_grouped else [output_columns(child) for child in node.children]
+    )
+    with_watermark = [list(dict.fromkeys(filter(has_watermark, columns))) for columns in inputs]
+    return next((columns for columns in with_watermark if len(columns) > 1), [])
 
 
-def _planned_as(node: Node) -> str:
+def _optimized_name(node: Node) -> str:
     return "Aggregate" if node.name in ("Distinct", "Except") else node.name
 
 
-def _drops_late(plan: Plan, node: Node, mode: str) -> bool:
-    """Whether an operator with state drops late rows; aggregations in complete mode do not."""
+def _drops_late_rows(plan: Plan, node: Node, mode: str) -> bool:
+    """Return whether an operator with state drops late rows; aggregations in complete mode do not."""
     if mode == "complete" and (node in plan.aggregates or node in plan.excepts):
         return groups_by_session(node)
     return node not in plan.limits
@@ -138,17 +143,19 @@ def _python_aggregates(plan: Plan) -> Iterator[Problem]:
             )
 
 
-def _batches_subtracted(plan: Plan, mode: str) -> Iterator[Problem]:
+def _subtracted_batches(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report ``subtract`` and ``exceptAll`` of a batch, which Spark runs as aggregations by all columns."""
     for node in plan.excepts:
         if not expires(node):
-            lasting = "append mode emits a row when the watermark has passed it, and it has no watermark"
-            kept = f"every {keys_of(node)} seen is kept in the state forever"
+            append_reason = (
+                "append mode emits a row when the watermark has passed it, and it has no watermark"
+            )
+            state_reason = f"every {keys_of(node)} seen is kept in the state forever"
             yield Problem.at(
                 node,
                 "PENSTOCK_EXCEPT_BATCH",
                 "subtracting a batch is an aggregation by all columns: "
-                + (lasting if mode == "append" else kept),
+                + (append_reason if mode == "append" else state_reason),
                 REFUSED if mode == "append" else UNSAFE,
                 fix="df.join(batch, [<columns>], 'left_anti'), which emits rows immediately, without state",
             )
@@ -161,8 +168,10 @@ def _subqueries(plan: Plan, mode: str) -> Iterator[Problem]:
     correlated = [node for node in plan.nodes if node.streaming and _CORRELATED.search(node.text)]
     if not correlated or plan.optimized is None:
         return
-    optimized, written = plan.optimized, len(plan.aggregates) + len(plan.excepts)
-    if len(optimized.aggregates) <= written or (mode == "append" and all(map(expires, optimized.aggregates))):
+    optimized, analysed_count = plan.optimized, len(plan.aggregates) + len(plan.excepts)
+    if len(optimized.aggregates) <= analysed_count or (
+        mode == "append" and all(map(expires, optimized.aggregates))
+    ):
         return
     is_refused = mode == "append" or (mode == "update" and any(map(unmatched_sides, optimized.joins)))
     yield Problem.at(

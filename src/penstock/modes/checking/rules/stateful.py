@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, path_to
+from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, operators_between
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
@@ -24,11 +24,11 @@ from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
-_FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+_STATE_FOREVER = "PENSTOCK_STATE_FOR_EVER"
+_STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _EVENT_TIME = "EventTimeTimeout"
-_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 _DISTINCT_IN_SQL = (
     "df.dropDuplicates() in place of SQL's DISTINCT or UNION, which are aggregations: it emits each row "
     "once, when it first appears"
@@ -66,17 +66,17 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
                 "mode",
             )
         if mode != "complete" and has_subtotals_over_time(node):
-            yield _subtotals(node, mode)
-        yield from _kept_groups(node, mode)
+            yield _subtotals_over_time(node, mode)
+        yield from _groups_kept_forever(node, mode)
 
 
-def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
+def _groups_kept_forever(node: Node, mode: str) -> Iterator[Problem]:
     keys = keys_of(node)
     timed = by_window(node) or expires(node)
     if timed and mode == "complete":
         yield Problem.at(
             node,
-            _FOR_EVER,
+            _STATE_FOREVER,
             f"complete mode keeps every group by {keys} regardless of the watermark, and there are always "
             "new ones",
             UNSAFE,
@@ -86,7 +86,7 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
     elif timed and not expires(node):
         yield Problem.at(
             node,
-            _FOR_EVER,
+            _STATE_FOREVER,
             f"there are always new groups by {keys}, and without a watermark none are removed from the state",
             UNSAFE,
             fix="df.withWatermark('<event time>', '10 minutes') before groupBy",
@@ -101,7 +101,7 @@ def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
         )
 
 
-def _subtotals(node: Node, mode: str) -> Problem:
+def _subtotals_over_time(node: Node, mode: str) -> Problem:
     return Problem.at(
         node,
         "PENSTOCK_SUBTOTALS_OVER_TIME",
@@ -129,10 +129,10 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
             condition=MODE_CONDITION,
         )
     column = below[0].column
-    losing = [step for step in path_to(node, below[0].node) if _loses(step)]
-    if losing:
+    dropping = [step for step in operators_between(node, below[0].node) if _drops_watermark(step)]
+    if dropping:
         return Problem.at(
-            losing[-1],
+            dropping[-1],
             "PENSTOCK_EVENT_TIME_LOST",
             f"the watermark on {column!r} does not reach the aggregation: the column is dropped or "
             "recomputed on the way",
@@ -153,8 +153,8 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
     )
 
 
-def _loses(step: Node) -> bool:
-    """Whether none of a step's output columns has a watermark."""
+def _drops_watermark(step: Node) -> bool:
+    """Return whether none of a step's output columns has a watermark."""
     if step.name == "Project":
         return not any(has_watermark(item) for item in list_items(step.text))
     return Trait.NEW_COLUMNS in traits_of(step.name) and "-T" not in (
@@ -176,7 +176,7 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
         elif node.name != "DeduplicateWithinWatermark" and not expires(node):
             yield Problem.at(
                 node,
-                _FOR_EVER,
+                _STATE_FOREVER,
                 f"every {keys_of(node) or 'row'} seen is kept in the state forever",
                 UNSAFE,
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "
@@ -195,41 +195,46 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def functions(plan: Plan, mode: str) -> Iterator[Problem]:
     """Apply the rules of Spark's checker for stateful functions (4.2, 4.3), and report state kept forever."""
-    older = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
-    if len(older) > 1 and (
-        any(Trait.PYTHON_STATE in traits_of(node.name) for node in older)
-        or any(own_mode(node) != "append" for node in older)
+    group_state_functions = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
+    if len(group_state_functions) > 1 and (
+        any(Trait.PYTHON_STATE in traits_of(node.name) for node in group_state_functions)
+        or any(own_mode(node) != "append" for node in group_state_functions)
     ):
         yield Problem.at(
-            older[0],
+            group_state_functions[0],
             "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",
             "a query may have one applyInPandasWithState, or several flatMapGroupsWithState if all are in "
             "append mode",
             fix="transformWithState, of which there may be several; or two queries with a queue between them",
         )
-    for node in older:
-        yield from _older(plan, node, mode)
+    for node in group_state_functions:
+        yield from _group_state_function(plan, node, mode)
     for node in plan.functions:
-        own = own_mode(node)
-        if node not in older and own is not None and own != mode and mode != "complete":
+        function_mode = own_mode(node)
+        if (
+            node not in group_state_functions
+            and function_mode is not None
+            and function_mode != mode
+            and mode != "complete"
+        ):
             yield Problem.at(
                 node,
                 "PENSTOCK_FUNCTION_MODE_DIFFERS",
-                f"the function has output mode {own} and the query {mode}: Spark accepts that, and emits the "
-                "rows that the function returns",
+                f"the function has output mode {function_mode} and the query {mode}: Spark accepts that, "
+                "and emits the rows that the function returns",
                 WARNING,
                 fix=f"transformWithState(..., outputMode='{mode}', ...)",
             )
         if keeps_forever(node):
             yield Problem.at(
                 node,
-                _FOR_EVER,
+                _STATE_FOREVER,
                 "the function's state has no timeout: a key's state is kept forever unless the function "
                 "removes it",
                 WARNING,
                 fix="GroupStateTimeout.ProcessingTimeTimeout with state.setTimeoutDuration(...); or "
                 "state.remove() when a key is finished"
-                if node in older
+                if node in group_state_functions
                 else "timeMode='processingTime' and a ttlDurationMs for the state; or clear() when a key is "
                 "finished",
             )
@@ -240,12 +245,12 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
     transforms = [node for node in plan.functions if Trait.TRANSFORM in traits_of(node.name)]
     if not transforms:
         return
-    if not plan.settings.get(_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
+    if not plan.settings.get(_STATE_STORE_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
         yield Problem.at(
             transforms[0],
             "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
             "transformWithState needs the RocksDB state store, and the session has another one",
-            fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB_PROVIDER}')",
+            fix=f"spark.conf.set('{_STATE_STORE_PROVIDER}', '{ROCKSDB_PROVIDER}')",
         )
     has_protobuf = find_spec("google") is not None and find_spec("google.protobuf") is not None
     if Trait.PYTHON_STATE in traits_of(transforms[0].name) and not has_protobuf:
@@ -257,8 +262,8 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
-    own = own_mode(node)
+def _group_state_function(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
+    function_mode = own_mode(node)
     if _EVENT_TIME in node.arguments and not any(map(has_watermark, output_columns(node.children[0]))):
         yield Problem.at(
             node,
@@ -283,37 +288,39 @@ def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             "a stateful function cannot take the rows of an aggregation, which may be emitted again",
             fix="transformWithState; or write the aggregation into a queue and read that",
         )
-    elif own == "update" and plan.aggregates:
+    elif function_mode == "update" and plan.aggregates:
         yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",
             "a stateful function in update mode emits rows again, which an aggregation would count twice",
             fix="set outputMode='append' for the function",
         )
-    elif not plan.aggregates and own is not None and own != mode and mode != "complete":
+    elif not plan.aggregates and function_mode is not None and function_mode != mode and mode != "complete":
         yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_MODE",
-            f"the function has {own} mode and the query {mode} mode, and both must be the same",
-            fix=f"outputMode('{own}') for the query, or '{mode}' for the function",
+            f"the function has {function_mode} mode and the query {mode} mode, and both must be the same",
+            fix=f"outputMode('{function_mode}') for the query, or '{mode}' for the function",
         )
 
 
 def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report several watermarks: a query uses one for all its streams, the lowest or the highest."""
-    several = {watermark.node.text: watermark for watermark in plan.watermarks}
-    if len(several) < 2 or not plan.stateful:
+    by_text = {watermark.node.text: watermark for watermark in plan.watermarks}
+    if len(by_text) < 2 or not plan.stateful:
         return
-    listed = ", ".join(f"{mark.column!r} ({mark.delay}, of {mark.source})" for mark in several.values())
-    first = next(iter(several.values())).node
-    if plan.settings.get(_POLICY, "min") == "max":
+    listed = ", ".join(
+        f"{distinct.column!r} ({distinct.delay}, of {distinct.source})" for distinct in by_text.values()
+    )
+    first = next(iter(by_text.values())).node
+    if plan.settings.get(_WATERMARK_POLICY, "min") == "max":
         yield Problem.at(
             first,
             "PENSTOCK_WATERMARK_POLICY_MAX",
             f"the query uses the fastest of the watermarks {listed}, and rows of the slower streams are "
             "dropped as late",
             UNSAFE,
-            fix=f"spark.conf.set('{_POLICY}', 'min')",
+            fix=f"spark.conf.set('{_WATERMARK_POLICY}', 'min')",
         )
     else:
         yield Problem.at(
@@ -329,14 +336,16 @@ def unfinished_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
     """Report groups that remain in the state when a query ends."""
     waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
     waiting += [node for node in plan.joins if unmatched_sides(node)]
-    off = plan.settings.get(_NO_DATA, "true") != "true"
-    if not waiting or not (trigger == "once" or off):
+    is_disabled = plan.settings.get(_NO_DATA_BATCHES, "true") != "true"
+    if not waiting or not (trigger == "once" or is_disabled):
         return
-    why = "Trigger.Once runs one micro-batch" if trigger == "once" else f"{_NO_DATA} is false"
+    reason = "Trigger.Once runs one micro-batch" if trigger == "once" else f"{_NO_DATA_BATCHES} is false"
     yield Problem.at(
         waiting[0],
         "PENSTOCK_LAST_GROUP_STAYS",
-        f"{why}, so groups that the last rows finish remain in the state until a later run has new rows",
+        f"{reason}, so groups that the last rows finish remain in the state until a later run has new rows",
         WARNING,
-        fix="trigger(availableNow=True)" if trigger == "once" else f"spark.conf.set('{_NO_DATA}', 'true')",
+        fix="trigger(availableNow=True)"
+        if trigger == "once"
+        else f"spark.conf.set('{_NO_DATA_BATCHES}', 'true')",
     )

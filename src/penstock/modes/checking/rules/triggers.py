@@ -19,11 +19,11 @@ PENSTOCK_CONTINUOUS = "continuous (Penstock's)"
 _SPARK_SOURCES, _PENSTOCK_SOURCES = ("rate", "kafka"), ("rate", "penstock")
 _NOW = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now)\(")
 _PENSTOCK_NOW = re.compile(r"\b(current_timestamp|current_date|current_time|localtimestamp|now)\(")
-_SPECIAL = re.compile(r"\b(cast\((?:now|today|tomorrow|yesterday) as (?:date|timestamp))", re.IGNORECASE)
+_NOW_LITERAL = re.compile(r"\b(cast\((?:now|today|tomorrow|yesterday) as (?:date|timestamp))", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(scalar-subquery|exists|list|lateral-subquery)#\d")
 # Plans contain SQL names, such as json_tuple.
 _GENERATORS = {re.sub(r"(?<=[a-z])(?=T)", "_", name).lower() for name in CONTINUOUS_GENERATORS}
-_OTHER = "Trigger.processing_time(...)"
+_PROCESSING_TIME = "Trigger.processing_time(...)"
 
 
 def spark_continuous(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -64,28 +64,28 @@ def penstock_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]:
         yield Problem(
             "PENSTOCK_NOT_CONTINUOUS",
             "a continuous query writes each row once, and complete mode writes all groups again",
-            fix=f"output_mode='append'; or {_OTHER}",
+            fix=f"output_mode='append'; or {_PROCESSING_TIME}",
         )
     elif mode == "update" and sink.name == "penstock":
         yield Problem(
             "PENSTOCK_SINK_MODE",
             "a queue only grows: it takes append mode, not update",
-            fix=f"output_mode='append'; or {_OTHER} with TableSink(name, keys=[...])",
+            fix=f"output_mode='append'; or {_PROCESSING_TIME} with TableSink(name, keys=[...])",
         )
     for node in plan.nodes:
         if node not in plan.reads:
-            yield from _operator(node)
+            yield from _continuous_operator(node)
     for node in plan.reads:
         if source_of(node) not in _PENSTOCK_SOURCES:
             yield Problem.at(
                 node,
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",
                 f"the source {source_of(node)} cannot be read continuously: only a queue and a rate can",
-                fix=f"QueueSource or RateSource; or {_OTHER}",
+                fix=f"QueueSource or RateSource; or {_PROCESSING_TIME}",
             )
 
 
-def _operator(node: Node) -> Iterator[Problem]:
+def _continuous_operator(node: Node) -> Iterator[Problem]:
     generator = node.text.split("(")[0] if node.name == "Generate" else None
     if Trait.CONTINUOUS not in traits_of(node.name) or (
         generator is not None and generator not in _GENERATORS
@@ -94,29 +94,29 @@ def _operator(node: Node) -> Iterator[Problem]:
             node,
             "PENSTOCK_NOT_CONTINUOUS",
             f"a continuous query processes rows one by one, and {generator or node.name} does not",
-            fix=_OTHER,
+            fix=_PROCESSING_TIME,
         )
     elif _SUBQUERY.search(node.text):
         yield Problem.at(
             node,
             "PENSTOCK_NOT_CONTINUOUS",
             "a continuous query processes rows one by one, and a subquery does not",
-            fix=_OTHER,
+            fix=_PROCESSING_TIME,
         )
-    now = _PENSTOCK_NOW.search(node.text) or _SPECIAL.search(node.text)
+    now = _PENSTOCK_NOW.search(node.text) or _NOW_LITERAL.search(node.text)
     if now is not None:
         yield Problem.at(
             node,
             "PENSTOCK_CONTINUOUS_NOW",
             f"{now[1]}{')' if '(' in now[1] else '()'} would always be the time at which the query started",
-            fix=f"a time column of the rows; or {_OTHER}",
+            fix=f"a time column of the rows; or {_PROCESSING_TIME}",
         )
 
 
 ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 VERSION = "version"
 """The key of the session's version among the settings of a plan."""
-_MODE = "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED"
+_OUTPUT_MODE = "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED"
 _STATE_BELOW_UNION = "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED"
 _SAME_SOURCE = "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED"
 _SOURCE = "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED"
@@ -132,13 +132,13 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
     """Apply ``checkAdditionalRealTimeModeConstraints`` of Spark 4.3."""
     if mode != "update":
         yield Problem(
-            _MODE,
+            _OUTPUT_MODE,
             f"the real-time trigger takes only update mode, not {mode}",
             fix="outputMode('update')",
-            condition=_MODE,
+            condition=_OUTPUT_MODE,
         )
     # Spark 4.2 supports no stateful operator under this trigger.
-    stateful = plan.streaming_that(Trait.ABOVE_UNION) if _takes_state(plan) else []
+    stateful = plan.streaming_with(Trait.ABOVE_UNION) if _supports_state(plan) else []
     for node in plan.streaming("Union"):
         below = next((child for child in node.below() if child in stateful), None)
         if below is not None:
@@ -165,16 +165,16 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
     yield from _same_sources(plan)
     severity = UNSAFE if plan.settings.get(ALLOW_LIST) == "false" else "refused"
     for node in plan.nodes:
-        if node.streaming and not _allowed(plan, node):
+        if node.streaming and not _is_allowed(plan, node):
             yield Problem.at(
                 node,
                 _NOT_ALLOWED,
-                f"the real-time trigger does not take {_shown(node)}",
+                f"the real-time trigger does not take {_display_name(node)}",
                 severity,
                 fix=_MICRO_BATCHES,
                 condition=_NOT_ALLOWED,
             )
-        elif node.name == "Join" and not any(_broadcast(child) for child in node.children):
+        elif node.name == "Join" and not any(_has_broadcast_hint(child) for child in node.children):
             yield Problem.at(
                 node,
                 "PENSTOCK_REAL_TIME_BROADCAST",
@@ -206,38 +206,38 @@ def _same_sources(plan: Plan) -> Iterator[Problem]:
             )
 
 
-def _allowed(plan: Plan, node: Node) -> bool:
+def _is_allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Join":
         return not all(child.streaming for child in node.children) and has_equality(node)
     if node.name == "Repartition":
         # A repartition with a shuffle is allowed, a coalesce is not.
         return node.arguments[1:2] == ("true",)
-    since = Trait.REAL_TIME | (Trait.REAL_TIME_4_3 if _takes_state(plan) else Trait(0))
-    return bool(traits_of(node.name) & since) and not _python(node)
+    allowed_traits = Trait.REAL_TIME | (Trait.REAL_TIME_4_3 if _supports_state(plan) else Trait(0))
+    return bool(traits_of(node.name) & allowed_traits) and not _calls_python(node)
 
 
-def _takes_state(plan: Plan) -> bool:
+def _supports_state(plan: Plan) -> bool:
     return parse_version(plan.settings[VERSION]) >= (4, 3)
 
 
-def _shown(node: Node) -> str:
+def _display_name(node: Node) -> str:
     return (
         f"Python functions, as in this {node.name}" if Trait.REAL_TIME in traits_of(node.name) else node.name
     )
 
 
-def _broadcast(node: Node) -> bool:
+def _has_broadcast_hint(node: Node) -> bool:
     return any(child.name == "ResolvedHint" and "broadcast" in child.text for child in node.walk())
 
 
-def _python(node: Node) -> bool:
-    """Whether an operator calls a Python function, whose printed call has columns and ends with a number."""
+def _calls_python(node: Node) -> bool:
+    """Return whether an operator calls Python: its printed call has columns, and ends with an id."""
     for end in _END_OF_CALL.finditer(node.text):
         depth = 0
-        for place in range(end.start(), -1, -1):
-            depth += {")": 1, "(": -1}.get(node.text[place], 0)
+        for index in range(end.start(), -1, -1):
+            depth += {")": 1, "(": -1}.get(node.text[index], 0)
             if depth == 0:
-                if "#" in node.text[place : end.start()]:
+                if "#" in node.text[index : end.start()]:
                     return True
                 break
     return False
