@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.ui.server import prepared
+from penstock.ui.server import open_server
 from penstock.ui.snapshots import Collector
 from tests.ui.served import Serve, Served
 
@@ -43,7 +43,7 @@ def serve(store: penstock.Store, store_url: str) -> Iterator[Serve]:
         running: list[Served] = []
 
         def start(**more: Any) -> Served:
-            server = stack.enter_context(prepared(store_url, port=0, **{"every": 0.2, **more}))
+            server = stack.enter_context(open_server(store_url, port=0, **{"every": 0.2, **more}))
             running.append(Served(server))
             return running[-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from penstock.ui.access import MOST_WRONG_TOKENS, WrongTokens
+from penstock.ui.access import MAX_WRONG_TOKENS, WrongTokenCounter
 from tests.support.spark_queues import one_store
 from tests.ui.served import TOKEN, Serve, events
 
@@ -111,7 +111,7 @@ def test_wrong_tokens_are_limited_and_right_ones_are_not(serve: Serve) -> None:
     served = serve(token=TOKEN)
     cookie = served.get("/", params={"token": TOKEN}).headers["set-cookie"].partition(";")[0]
     right = {"Authorization": b"Bearer " + TOKEN.encode()}
-    for number in range(MOST_WRONG_TOKENS):
+    for number in range(MAX_WRONG_TOKENS):
         wrong = {"headers": {"Authorization": f"Bearer {number}"}}
         answer = served.get("/", **({"params": {"token": "wrong"}} if number % 2 else wrong))
         assert answer.status_code == 401
@@ -130,7 +130,7 @@ def test_wrong_tokens_are_limited_and_right_ones_are_not(serve: Serve) -> None:
 @one_store
 def test_a_claimed_address_does_not_get_round_the_limit(serve: Serve) -> None:
     served = serve(token=TOKEN)
-    for number in range(MOST_WRONG_TOKENS):
+    for number in range(MAX_WRONG_TOKENS):
         headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": f"192.0.2.{number}"}
         assert served.get("/api/snapshot", headers=headers).status_code == 401
     headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": "198.51.100.1"}
@@ -140,21 +140,21 @@ def test_a_claimed_address_does_not_get_round_the_limit(serve: Serve) -> None:
 @one_store
 def test_requests_without_a_token_are_no_attempts(serve: Serve) -> None:
     served = serve(token=TOKEN)
-    for _ in range(2 * MOST_WRONG_TOKENS):
+    for _ in range(2 * MAX_WRONG_TOKENS):
         assert served.get("/api/snapshot", headers={"Cookie": "penstock_ui=old"}).status_code == 401
     assert served.get("/", params={"token": TOKEN}).status_code == 303
 
 
 def test_wrong_tokens_are_forgotten_after_a_minute_and_take_bounded_memory() -> None:
     now = 0.0
-    wrong = WrongTokens(lambda: now)
-    for _ in range(MOST_WRONG_TOKENS):
-        assert not wrong.too_many_from("a")
+    wrong = WrongTokenCounter(lambda: now)
+    for _ in range(MAX_WRONG_TOKENS):
+        assert not wrong.has_too_many("a")
         wrong.add("a")
-    assert wrong.too_many_from("a")
-    assert not wrong.too_many_from("b")
+    assert wrong.has_too_many("a")
+    assert not wrong.has_too_many("b")
     now = 61.0
-    assert not wrong.too_many_from("a")
+    assert not wrong.has_too_many("a")
     for number in range(5000):
         wrong.add(str(number))
     assert len(wrong.by_address) == 1000

@@ -66,8 +66,8 @@ def test_the_command_prints_the_address_and_stops_on_a_signal(
 @one_store
 def test_neither_spark_nor_pandas_is_imported(store: penstock.Store, store_url: str) -> None:
     program = (
-        "import sys; from penstock.ui.server import prepared\n"
-        f"with prepared({store_url!r}, port=0) as server: server.stream._collector.collect()\n"
+        "import sys; from penstock.ui.server import open_server\n"
+        f"with open_server({store_url!r}, port=0) as server: server.stream._collector.collect()\n"
         "print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

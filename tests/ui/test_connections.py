@@ -102,7 +102,7 @@ def test_a_client_that_stalls_in_its_second_request_is_disconnected(
 def test_the_number_of_connections_is_bounded_and_viewers_still_connect(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 20)
     served = serve()
     many = [strangers.enter_context(connected(served)) for _ in range(60)]
     wait_until(lambda: sum(map(is_closed, many)) >= 40, timeout=4)
@@ -115,7 +115,7 @@ def test_the_number_of_connections_is_bounded_and_viewers_still_connect(
 def test_new_connections_are_refused_if_all_others_are_viewers(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     served = serve()
     for _ in range(3):
         viewer = strangers.enter_context(connected(served))
@@ -129,7 +129,7 @@ def test_new_connections_are_refused_if_all_others_are_viewers(
 def test_viewers_that_come_at_once_are_counted_before_they_are_sent_anything(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 5)
+    monkeypatch.setattr(snapshots, "MAX_VIEWERS", 5)
     served = serve()
     viewers = [strangers.enter_context(connected(served)) for _ in range(20)]
     for viewer in viewers:
@@ -167,11 +167,11 @@ def test_bad_clients_do_not_fill_the_log(
 def test_one_machine_leaves_connections_for_others(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def machine_of(transport: asyncio.Transport) -> str:
+    def remote_address(transport: asyncio.Transport) -> str:
         return str(transport.get_extra_info("peername")[0])
 
-    monkeypatch.setattr(server, "machine_of", machine_of)
-    monkeypatch.setattr(server, "MOST_FROM_ADDRESS", 3)
+    monkeypatch.setattr(server, "remote_address", remote_address)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_ADDRESS", 3)
     served = serve()
     port = urlsplit(served.url).port
     for _ in range(3):
@@ -235,7 +235,7 @@ def test_viewers_that_do_not_read_small_snapshots_make_room_for_others(
         # It does not report what has been acknowledged, so only the small buffers help.
         monkeypatch.setattr(server, "unacknowledged", lambda connection: None)
     monkeypatch.setattr(server, "WRITE_SECONDS", 1.0)
-    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 5)
+    monkeypatch.setattr(snapshots, "MAX_VIEWERS", 5)
     served = serve(every=0.1)
     pad_snapshots(served, 3000, monkeypatch)
     for _ in range(5):

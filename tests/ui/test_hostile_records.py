@@ -18,7 +18,7 @@ from penstock.store.records import queries
 from penstock.store.records.queries import QueryProgress, QueryRun
 from penstock.ui import queues
 from penstock.ui.metrics import exposition
-from penstock.ui.snapshots import Collector, TakenSnapshot
+from penstock.ui.snapshots import Collector, EncodedSnapshot
 from tests.support.commands import run_penstock
 from tests.support.raw_sql import run_sql, write_unchecked
 
@@ -47,7 +47,7 @@ def shown(url: str) -> dict[str, Any]:
     try:
         for _ in range(3):
             snapshot = collector.collect()
-            text = TakenSnapshot.of(snapshot).text
+            text = EncodedSnapshot.of(snapshot).text
             metrics = exposition(snapshot)
             assert len(text) < MOST_BYTES
             assert len(metrics) < MOST_BYTES
@@ -251,7 +251,7 @@ def test_long_and_odd_texts_of_a_checkpoint_are_cut(
     snapshot = collector.collect()
     collector.close()
     assert len(snapshot["queries"]) == 1
-    assert len(TakenSnapshot.of(snapshot).text) < MOST_BYTES
+    assert len(EncodedSnapshot.of(snapshot).text) < MOST_BYTES
     assert len(exposition(snapshot)) < MOST_BYTES
 
 

@@ -21,9 +21,9 @@ from penstock.store.records import queries
 from penstock.store.records.queries import QueryProgress, QueryRun
 from penstock.store.statements import qualify
 from penstock.ui import reading
-from penstock.ui.history import FEWEST, MOST, History, step_for
+from penstock.ui.history import MAX_POINTS, MIN_POINTS, History, step_for
 from penstock.ui.metrics import exposition
-from penstock.ui.snapshots import Collector, TakenSnapshot
+from penstock.ui.snapshots import Collector, EncodedSnapshot
 from tests.support.commands import run_penstock
 from tests.support.raw_sql import long_text, numbers, raw_connection
 
@@ -161,7 +161,7 @@ def test_of_very_many_reports_the_newest_are_shown(collector: Collector, store: 
     insert_reports(store, 2000, """'{"triggerExecution": ' || (20 + i) || ', "addBatch": 5}'""")
     (query,) = collector.collect()["queries"]
     assert (query["batch"], query["duration_ms"]) == (0, {"triggerExecution": 20, "addBatch": 5})
-    assert [point["duration_ms"] for point in query["history"]] == list(range(20 + MOST - 1, 19, -1))
+    assert [point["duration_ms"] for point in query["history"]] == list(range(20 + MAX_POINTS - 1, 19, -1))
     expected = {"p50": 69, "p90": 109, "p99": 118, "max": 119, "batches": 100}
     assert query["batch_duration_ms"] == expected
     # What is reported from now on follows.
@@ -169,7 +169,7 @@ def test_of_very_many_reports_the_newest_are_shown(collector: Collector, store: 
     (query,) = collector.collect()["queries"]
     assert (query["batch"], query["duration_ms"]) == (3000, {"triggerExecution": 1.0})
     assert [point["duration_ms"] for point in query["history"]][-2:] == [20, 1]
-    assert len(query["history"]) == MOST
+    assert len(query["history"]) == MAX_POINTS
     assert query["batch_duration_ms"]["p50"] == 68
     (again,) = collector.collect()["queries"]
     assert again["history"] == query["history"]
@@ -193,7 +193,7 @@ def test_reports_dated_in_the_future_do_not_crowd_out_the_others(
 def test_with_many_queries_fewer_reports_of_each_are_read_at_once(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_REPORTS", 300)
+    monkeypatch.setattr(reading, "MAX_REPORTS", 300)
     for number in range(2):
         begin(store, QueryRun(f"{number}", "run", None, "micro-batch", 5))
     insert_reports(store, 200, "'{}'")
@@ -207,20 +207,20 @@ def test_with_many_queries_fewer_reports_of_each_are_read_at_once(
 
 def test_a_history_keeps_no_points_that_are_not_shown() -> None:
     history = History()
-    for number in range(10 * MOST):
+    for number in range(10 * MAX_POINTS):
         history.add({"n": number})
         if number % 10 == 0:
-            shown = history.every(step_for(100_000))
+            shown = history.every_nth(step_for(100_000))
     assert len(history.points) <= len(shown) + 10
-    assert FEWEST - 5 <= len(shown) <= FEWEST + 1
+    assert MIN_POINTS - 5 <= len(shown) <= MIN_POINTS + 1
     # A smaller step shows what is left.
-    assert [point["n"] for point in history.every(2)][-1] == 10 * MOST - 1
+    assert [point["n"] for point in history.every_nth(2)][-1] == 10 * MAX_POINTS - 1
 
 
 def test_only_the_consumers_that_are_most_behind_are_shown_if_there_are_too_many(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_CONSUMERS", 2)
+    monkeypatch.setattr(reading, "MAX_CONSUMERS", 2)
     queue = store.create_queue("q", SCHEMA, partitions=2)
     for partition in (0, 1):
         queue.append([{"id": number} for number in range(10)], partition=partition)
@@ -244,7 +244,7 @@ def test_only_the_consumers_that_are_most_behind_are_shown_if_there_are_too_many
 def test_only_the_first_queues_are_shown_if_there_are_too_many(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_QUEUES", 2)
+    monkeypatch.setattr(reading, "MAX_QUEUES", 2)
     for name in ("b", "c", "a"):
         store.create_queue(name, SCHEMA).append([{"id": 1}])
     store.create_consumer("x").register("c")
@@ -275,7 +275,7 @@ def test_only_the_queries_that_have_reported_last_are_shown_if_there_are_too_man
 def test_a_queue_with_too_many_partitions_hides_only_itself(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_PARTITIONS", 5)
+    monkeypatch.setattr(reading, "MAX_PARTITIONS", 5)
     for name, partitions in (("a", 2), ("b", 6), ("c", 3)):
         store.create_queue(name, SCHEMA, partitions=partitions)
         store.create_consumer(name).register(name)
@@ -308,7 +308,7 @@ def test_a_big_installation_is_shown_as_a_whole(collector: Collector, store: pen
     assert (snapshot["notes"], snapshot["unreadable"]) == ([], 0)
     assert {row["lag_rows"] for row in snapshot["consumers"]} == {1}
     assert {query["batch_duration_ms"]["batches"] for query in snapshot["queries"]} == {100}
-    assert len(TakenSnapshot.of(snapshot).text) < 5_000_000
+    assert len(EncodedSnapshot.of(snapshot).text) < 5_000_000
     assert len(samples(snapshot)) > 1000 * 5 + 2000 * 5 + 500 * 10
 
 
@@ -320,7 +320,7 @@ def test_very_many_consumers_with_long_names_give_bounded_answers(
     for _ in range(2):
         snapshot = collector.collect()
     assert snapshot["left_out"] == {"queues": 0, "consumers": 18_000, "queries": 0}
-    assert len(TakenSnapshot.of(snapshot).text) < 4_000_000
+    assert len(EncodedSnapshot.of(snapshot).text) < 4_000_000
     assert len(exposition(snapshot)) < 5_000_000
 
 

@@ -77,6 +77,6 @@ def test_metrics_of_a_store_that_does_not_respond_contain_only_that(
     fill(store)
     collector = Collector(store_url)
     collector.collect()
-    text = exposition(collector.without_answer("gone")).decode()
+    text = exposition(collector.stale_snapshot("gone")).decode()
     assert [line for line in text.splitlines() if not line.startswith("#")] == ["penstock_store_up 0.0"]
     collector.close()

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.store.records.queries import QueryRun
 from penstock.store.url import parse_url
-from penstock.ui.history import BUDGET, MOST, History, step_for
+from penstock.ui.history import MAX_POINTS, MAX_TOTAL_POINTS, History, step_for
 from penstock.ui.snapshots import Collector
 from tests.support.postgres_proxy import proxied
 from tests.support.raw_sql import run_sql
@@ -174,13 +174,13 @@ def test_a_missing_checkpoint_is_a_note(store: penstock.Store, store_url: str, t
 
 def test_histories_are_bounded_and_thinned_out_if_there_are_many() -> None:
     history = History()
-    for number in range(MOST + 101):
+    for number in range(MAX_POINTS + 101):
         history.add({"n": number})
-    points = [point["n"] for point in history.every(1)]
-    assert points == list(range(101, MOST + 101))
-    thinned = [point["n"] for point in history.every(7)]
+    points = [point["n"] for point in history.every_nth(1)]
+    assert points == list(range(101, MAX_POINTS + 101))
+    thinned = [point["n"] for point in history.every_nth(7)]
     assert set(thinned) <= set(points)
     assert thinned[-1] == points[-1]
-    assert len(thinned) <= MOST // 7 + 2
+    assert len(thinned) <= MAX_POINTS // 7 + 2
     for count in (0, 1, 10, 50, 150):
-        assert count * (MOST // step_for(count)) <= BUDGET
+        assert count * (MAX_POINTS // step_for(count)) <= MAX_TOTAL_POINTS

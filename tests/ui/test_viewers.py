@@ -78,7 +78,7 @@ def test_concurrent_requests_share_one_snapshot(
 
 @one_store
 def test_the_number_of_viewers_is_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(snapshots, "MAX_VIEWERS", 1)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=10) as answer:
         found = events(answer.iter_lines())

@@ -144,8 +144,8 @@ def ui(
     `ui`: pip install 'penstock-spark[ui]'. Prometheus metrics are at /metrics.
     """
     # By name, since neither layer imports the other.
-    prepared = load("penstock.ui.server", "prepared", "the page")
-    with prepared(
+    open_server = load("penstock.ui.server", "open_server", "the page")
+    with open_server(
         run.url, checkpoints=checkpoints or [], host=host, port=port, token=token, every=every
     ) as server:
         hint = "" if token is None else " (open it once with ?token=… appended)"

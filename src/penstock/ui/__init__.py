@@ -1,1 +1,1 @@
-"""The monitor page: what a store and its queries do, in a browser and for Prometheus."""
+"""The monitor page: the state of a store and its queries, in a browser and for Prometheus."""

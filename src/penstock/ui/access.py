@@ -34,34 +34,34 @@ _OTHER_SITE = "Pages of another site may not request this page.\n"
 _WRONG_HOST = "This server is only for this machine: open the page as localhost or 127.0.0.1.\n"
 
 
-_TOO_MANY = "Too many wrong tokens have come from your address: try again in a minute.\n"
-MOST_WRONG_TOKENS = 20
+_TOO_MANY_WRONG_TOKENS = "Too many wrong tokens have come from your address: try again in a minute.\n"
+MAX_WRONG_TOKENS = 20
 """The number of wrong tokens that an address may send in a minute."""
-_WRONG_SECONDS = 60.0
-_MOST_ADDRESSES = 1000
+_WRONG_TOKEN_SECONDS = 60.0
+_MAX_ADDRESSES = 1000
 
 
-class WrongTokens:
-    """The wrong tokens of the last minute, by the address that sent them."""
+class WrongTokenCounter:
+    """Counter of the wrong tokens of the last minute, by the address that sent them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.by_address: dict[str, deque[float]] = {}
 
-    def too_many_from(self, address: str) -> bool:
+    def has_too_many(self, address: str) -> bool:
         times = self.by_address.get(address)
         return (
             times is not None
-            and len(times) == MOST_WRONG_TOKENS
-            and self._clock() - times[0] < _WRONG_SECONDS
+            and len(times) == MAX_WRONG_TOKENS
+            and self._clock() - times[0] < _WRONG_TOKEN_SECONDS
         )
 
     def add(self, address: str) -> None:
-        # The newest address is last, and the oldest one is forgotten first.
-        times = self.by_address.pop(address, None) or deque(maxlen=MOST_WRONG_TOKENS)
+        # The newest address is last, and the oldest one is removed first.
+        times = self.by_address.pop(address, None) or deque(maxlen=MAX_WRONG_TOKENS)
         times.append(self._clock())
         self.by_address[address] = times
-        if len(self.by_address) > _MOST_ADDRESSES:
+        if len(self.by_address) > _MAX_ADDRESSES:
             del self.by_address[next(iter(self.by_address))]
 
 
@@ -71,31 +71,33 @@ class Access:
     token: str | None = field(default=None, repr=False)
     # The cookie cannot be guessed whatever the token is, so only wrong tokens are counted.
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    wrong: WrongTokens = field(default_factory=WrongTokens, repr=False)
+    wrong_tokens: WrongTokenCounter = field(default_factory=WrongTokenCounter, repr=False)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the response to a request that is refused or signs in; None if the request may pass."""
+        """Return the response to a request that is refused or signs in; None if the request is permitted."""
         if _is_of_another_site(request):
             return PlainTextResponse(_OTHER_SITE, 403)
         if self.token is None:
             # Another site's host name may resolve to this machine (DNS rebinding). With a token, that site
             # would need to know it, and browsers send the cookie only to the name that set it. So a proxy may
             # use its own name.
-            is_local = _names_loopback(request.headers.get("host", ""))
+            is_local = _is_loopback_host(request.headers.get("host", ""))
             return None if is_local else PlainTextResponse(_WRONG_HOST, 421)
         if self._has_cookie(request):
             return None
         address = _network_of(request)
         bearer = _bearer_of(request)
-        at_once = request.url.path == "/" and request.method == "GET"
-        token = bearer if bearer is not None else request.query_params.get("token") if at_once else None
+        is_page_request = request.url.path == "/" and request.method == "GET"
+        token = (
+            bearer if bearer is not None else request.query_params.get("token") if is_page_request else None
+        )
         if token is None:
             return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
-        # The right token always passes, so that wrong tokens cannot lock out those who know it.
+        # The right token is always accepted, so that wrong tokens cannot lock out users who know it.
         if not self._matches(token):
-            if self.wrong.too_many_from(address):
-                return PlainTextResponse(_TOO_MANY, 429, {"Retry-After": "60"})
-            self.wrong.add(address)
+            if self.wrong_tokens.has_too_many(address):
+                return PlainTextResponse(_TOO_MANY_WRONG_TOKENS, 429, {"Retry-After": "60"})
+            self.wrong_tokens.add(address)
             return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
         if bearer is not None:
             return None
@@ -118,10 +120,10 @@ class Access:
 
 
 def _bearer_of(request: Request) -> str | None:
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
     # Headers are decoded as Latin-1, but programs write them in UTF-8.
-    sent = token.strip().encode("latin-1").decode(errors="replace")
-    return sent if kind.lower() == "bearer" else None
+    decoded = token.strip().encode("latin-1").decode(errors="replace")
+    return decoded if scheme.lower() == "bearer" else None
 
 
 def _host_of(request: Request) -> str:
@@ -174,7 +176,7 @@ class ForkSafeLock:
 def _is_of_another_site(request: Request) -> bool:
     """Return whether a browser reports that a page of another site makes this request.
 
-    That page could not read the response, but could use up the viewers' connections. Following a link is
+    Such a page cannot read the response, but could exhaust the viewers' connections. Following a link is
     permitted.
     """
     site = request.headers.get("sec-fetch-site")
@@ -202,7 +204,7 @@ def is_loopback(host: str) -> bool:
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 
 
-def _names_loopback(header: str) -> bool:
+def _is_loopback_host(header: str) -> bool:
     host = _HOST.fullmatch(header)
     if host is None:
         return False

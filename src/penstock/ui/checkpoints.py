@@ -1,4 +1,4 @@
-"""Checkpoints on the monitor page, whose files are read every few seconds."""
+"""Checkpoints on the monitor page; their files are read every few seconds."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Checkpoint:
 class Checkpoints:
     def __init__(self, locations: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._locations, self._clock = tuple(locations), clock
-        self._next = clock()
+        self._next_update = clock()
         self.readable: list[Checkpoint] = []
         self.notes: list[str] = []
 
     def update(self) -> None:
-        """Read all checkpoints, unless they were read less than the interval ago."""
-        if not self._locations or self._clock() < self._next:
+        """Read all checkpoints, unless they were read within the last interval."""
+        if not self._locations or self._clock() < self._next_update:
             return
         readable, notes = [], []
         for location in self._locations:
-            shown = redact_location(location)
+            shown_location = redact_location(location)
             try:
                 state = show(None, location)
             except (PenstockError, ImportError, OSError, ValueError) as error:
@@ -73,8 +73,11 @@ class Checkpoints:
                 # Other programs may have written anything there.
                 problems = [f"it cannot be read ({type(error).__name__})"]
             else:
-                readable.append(Checkpoint(shown, state))
+                readable.append(Checkpoint(shown_location, state))
                 problems = list(state.unknown[:1]) if state.query_id is None else []
-            notes += [sentence(f"checkpoint {shown}: {why}", _MESSAGE_CHARACTERS) for why in problems]
+            notes += [
+                sentence(f"checkpoint {shown_location}: {problem}", _MESSAGE_CHARACTERS)
+                for problem in problems
+            ]
         self.readable, self.notes = readable, notes
-        self._next = self._clock() + _INTERVAL_SECONDS
+        self._next_update = self._clock() + _INTERVAL_SECONDS

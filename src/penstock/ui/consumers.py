@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.json_text import Json, unreadable_record
 from penstock.ui.history import History
 from penstock.ui.reading import PositionRow, RegistrationRow, StoreState, iso, seconds_between
-from penstock.ui.unreadable import Unreadable, named
+from penstock.ui.unreadable import UnreadableRecords, record_name
 
 STUCK_SECONDS = 60.0
 
@@ -49,10 +49,10 @@ class _Offset:
         position = self.position
         if not self.lag or position.first_timestamp is None:
             return 0.0
-        span = position.last_timestamp - position.first_timestamp
+        segment_micros = position.last_timestamp - position.first_timestamp
         rows = position.end_index - position.start_index
-        place = max(self._first_waiting - position.start_index, 0)
-        appended = position.first_timestamp + span * place // rows
+        rows_before = max(self._first_waiting - position.start_index, 0)
+        appended = position.first_timestamp + segment_micros * rows_before // rows
         return seconds_between(int(appended), now) or 0.0
 
     @property
@@ -61,7 +61,7 @@ class _Offset:
 
 
 @dataclass
-class _Tracked:
+class _TrackedConsumer:
     """The state of a consumer on a queue at earlier snapshots."""
 
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -70,48 +70,57 @@ class _Tracked:
 
 
 class Consumers:
-    """All registrations of a store, from one snapshot to the next."""
+    """Tracker of all registrations of a store across snapshots."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._tracked: dict[Key, _Tracked] = {}
+        self._tracked: dict[Key, _TrackedConsumer] = {}
 
-    def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
+    def update(self, state: StoreState, unreadable: UnreadableRecords) -> list[Json]:
         """Return the consumers for the page: stuck ones first, then by descending lag."""
         query_names = state.queries.names
         offsets = _offsets(state.consumers.positions)
-        before, self._tracked = self._tracked, {}
+        previous, self._tracked = self._tracked, {}
 
-        def row(registration: RegistrationRow) -> Json:
+        def build_row(registration: RegistrationRow) -> Json:
             key = (registration.consumer_id, registration.queue_id)
             for offset in offsets[key]:
                 offset.require_reachable()
-            self._tracked[key] = before.get(key, _Tracked())
+            self._tracked[key] = previous.get(key, _TrackedConsumer())
             return {
                 "consumer": registration.consumer,
                 "queue": registration.queue,
                 "vital": bool(registration.vital),
-                "owner": _owner(registration, query_names, alive=key in state.consumers.owned),
-                **self._lag(self._tracked[key], offsets[key], state.now),
+                "owner": _owner_json(registration, query_names, alive=key in state.consumers.owned),
+                **self._lag_json(self._tracked[key], offsets[key], state.now),
             }
 
         registrations = state.consumers.registrations
-        rows = unreadable.each(registrations, row, lambda each: named("consumer", each.consumer))
-        rows.sort(key=lambda row: (not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]))
+        rows = unreadable.build_rows(
+            registrations, build_row, lambda each: record_name("consumer", each.consumer)
+        )
+        rows.sort(
+            key=lambda build_row: (
+                not build_row["stuck"],
+                -build_row["lag_seconds"],
+                build_row["consumer"],
+                build_row["queue"],
+            )
+        )
         return rows
 
-    def _lag(self, tracked: _Tracked, offsets: list[_Offset], now: int) -> Json:
+    def _lag_json(self, tracked: _TrackedConsumer, offsets: list[_Offset], now: int) -> Json:
         lag = sum(offset.lag for offset in offsets)
-        since = self._unmoved_since(tracked, offsets)
-        unmoved = 0.0 if since is None else self._clock() - since
-        stuck = unmoved > STUCK_SECONDS
+        waiting_since = self._waiting_since(tracked, offsets)
+        waiting_seconds = 0.0 if waiting_since is None else self._clock() - waiting_since
+        is_stuck = waiting_seconds > STUCK_SECONDS
         tracked.history.add({"at": iso(now), "lag_rows": lag})
         return {
             "lag_rows": lag,
             "lag_bytes": round(sum(offset.lag_bytes for offset in offsets)),
             "lag_seconds": max((offset.lag_seconds(now) for offset in offsets), default=0.0),
-            "stuck": stuck,
-            "stuck_seconds": round(unmoved, 1) if stuck else None,
+            "stuck": is_stuck,
+            "stuck_seconds": round(waiting_seconds, 1) if is_stuck else None,
             "partitions": [
                 {
                     "partition": offset.position.partition,
@@ -125,17 +134,17 @@ class Consumers:
             "history": tracked.history,
         }
 
-    def _unmoved_since(self, tracked: _Tracked, offsets: list[_Offset]) -> float | None:
+    def _waiting_since(self, tracked: _TrackedConsumer, offsets: list[_Offset]) -> float | None:
         """Return the earliest time since which a partition with waiting rows has not moved."""
-        now, before = self._clock(), tracked.waiting
+        now, previous = self._clock(), tracked.waiting
         tracked.waiting = {}
         for offset in offsets:
             if offset.lag > 0:
                 position = offset.position
-                last_index, since = before.get(position.partition, (None, now))
-                at = since if last_index == position.next_index else now
-                tracked.waiting[position.partition] = (position.next_index, at)
-        return min((since for _, since in tracked.waiting.values()), default=None)
+                last_index, waiting_since = previous.get(position.partition, (None, now))
+                current_since = waiting_since if last_index == position.next_index else now
+                tracked.waiting[position.partition] = (position.next_index, current_since)
+        return min((waiting_since for _, waiting_since in tracked.waiting.values()), default=None)
 
 
 def _offsets(positions: Sequence[PositionRow]) -> defaultdict[Key, list[_Offset]]:
@@ -145,7 +154,7 @@ def _offsets(positions: Sequence[PositionRow]) -> defaultdict[Key, list[_Offset]
     return offsets
 
 
-def _owner(row: RegistrationRow, query_names: dict[str, str | None], *, alive: bool) -> Json | None:
+def _owner_json(row: RegistrationRow, query_names: dict[str, str | None], *, alive: bool) -> Json | None:
     if not row.epoch:
         return None
     query = None if row.app_id is None else query_names.get(row.app_id)

@@ -6,15 +6,15 @@ from collections import deque
 
 from penstock.json_text import Json
 
-MOST = 900
+MAX_POINTS = 900
 """The maximum number of points of one history."""
-BUDGET = 12_000
+MAX_TOTAL_POINTS = 12_000
 """The maximum number of points of all histories in one snapshot."""
-FEWEST = 30
+MIN_POINTS = 30
 
 
 class History:
-    """The newest ``MOST`` points, or every n-th of them."""
+    """The newest ``MAX_POINTS`` points, or every n-th of them."""
 
     def __init__(self) -> None:
         self.points: deque[tuple[int, Json]] = deque()
@@ -23,11 +23,11 @@ class History:
     def add(self, point: Json) -> None:
         self.points.append((self._count, point))
         self._count += 1
-        if self.points[0][0] < self._count - MOST:
+        if self.points[0][0] < self._count - MAX_POINTS:
             self.points.popleft()
 
-    def every(self, step: int) -> list[Json]:
-        """Return every ``step``-th point, always the same ones, and the newest; forget all others."""
+    def every_nth(self, step: int) -> list[Json]:
+        """Keep and return every ``step``-th point (always the same points) and the newest point."""
         newest = self._count - 1
         self.points = deque(
             (number, point) for number, point in self.points if number % step == 0 or number == newest
@@ -36,10 +36,10 @@ class History:
 
 
 class Percentiles:
-    """Percentiles of the newest numbers, at most ``most`` of them."""
+    """Percentiles of the newest numbers, at most ``max_values`` of them."""
 
-    def __init__(self, most: int) -> None:
-        self._newest: deque[float] = deque(maxlen=most)
+    def __init__(self, max_values: int) -> None:
+        self._newest: deque[float] = deque(maxlen=max_values)
 
     def add(self, number: float) -> None:
         self._newest.append(number)
@@ -62,5 +62,5 @@ def step_for(histories: int) -> int:
 
     It is a power of two, so that the points kept by a larger step are also points of a smaller one.
     """
-    room = max(BUDGET // max(histories, 1), FEWEST)
-    return 1 << (-(-MOST // room) - 1).bit_length()
+    points_per_history = max(MAX_TOTAL_POINTS // max(histories, 1), MIN_POINTS)
+    return 1 << (-(-MAX_POINTS // points_per_history) - 1).bit_length()

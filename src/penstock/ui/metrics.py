@@ -17,7 +17,7 @@ _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _MetricKind:
     """A metric of rows of one kind, with a number for each row, or None if the number is unknown."""
 
     name: str
@@ -28,24 +28,24 @@ class _Kind:
 
     def of(self, rows: Iterable[Json], labels: tuple[str, ...]) -> Metric:
         family: CounterMetricFamily | GaugeMetricFamily
-        make = CounterMetricFamily if self.is_counter else GaugeMetricFamily
-        family = make(f"penstock_{self.name}", self.text, labels=labels)
-        seen: set[tuple[str, ...]] = set()
+        metric_class = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        family = metric_class(f"penstock_{self.name}", self.text, labels=labels)
+        label_sets: set[tuple[str, ...]] = set()
         for row in rows:
             number = row[self.number] if isinstance(self.number, str) else self.number(row)
             values = tuple(str(row[label]) for label in labels)
             # Truncated names may be equal, and Prometheus refuses a page with duplicate series.
-            if number is not None and values not in seen:
-                seen.add(values)
+            if number is not None and values not in label_sets:
+                label_sets.add(values)
                 family.add_metric(values, float(number))
         return family
 
 
-def _sum(name: str) -> Callable[[Json], float]:
+def _partition_sum(name: str) -> Callable[[Json], float]:
     return lambda queue: sum(partition[name] for partition in queue["partitions"])
 
 
-def _moment(name: str) -> Callable[[Json], float | None]:
+def _timestamp(name: str) -> Callable[[Json], float | None]:
     return lambda query: None if query[name] is None else datetime.fromisoformat(query[name]).timestamp()
 
 
@@ -61,47 +61,51 @@ def _duration(query: Json) -> float | None:
     return float(phases.get(WHOLE_BATCH, sum(phases.values()))) / 1000
 
 
-_OF_QUEUES = (
-    _Kind("queue_rows", "Rows that a queue holds.", "rows"),
-    _Kind("queue_bytes", "Compressed bytes that a queue holds.", "bytes"),
-    _Kind("queue_segments", "Segments of a queue.", _sum("segments")),
-    _Kind("queue_oldest_seconds", "Age of a queue's oldest row.", "oldest_seconds"),
-    _Kind("queue_appended_rows", "Rows ever appended to a queue.", _sum("next_index"), is_counter=True),
+_QUEUE_METRICS = (
+    _MetricKind("queue_rows", "Rows that a queue holds.", "rows"),
+    _MetricKind("queue_bytes", "Compressed bytes that a queue holds.", "bytes"),
+    _MetricKind("queue_segments", "Segments of a queue.", _partition_sum("segments")),
+    _MetricKind("queue_oldest_seconds", "Age of a queue's oldest row.", "oldest_seconds"),
+    _MetricKind(
+        "queue_appended_rows", "Rows ever appended to a queue.", _partition_sum("next_index"), is_counter=True
+    ),
 )
-_OF_CONSUMERS = (
-    _Kind("consumer_lag_rows", "Rows that a consumer has not processed.", "lag_rows"),
-    _Kind("consumer_lag_bytes", "Approximate compressed size of these rows.", "lag_bytes"),
-    _Kind("consumer_lag_seconds", "Age of the oldest of these rows.", "lag_seconds"),
-    _Kind("consumer_stuck", "Whether rows wait and an offset has not moved for a minute.", "stuck"),
-    _Kind("consumer_owned", "Whether a living query owns the consumer.", _is_owned),
+_CONSUMER_METRICS = (
+    _MetricKind("consumer_lag_rows", "Rows that a consumer has not processed.", "lag_rows"),
+    _MetricKind("consumer_lag_bytes", "Approximate compressed size of these rows.", "lag_bytes"),
+    _MetricKind("consumer_lag_seconds", "Age of the oldest of these rows.", "lag_seconds"),
+    _MetricKind("consumer_stuck", "Whether rows wait and an offset has not moved for a minute.", "stuck"),
+    _MetricKind("consumer_owned", "Whether a living query owns the consumer.", _is_owned),
 )
-_OF_QUERIES = (
-    _Kind("query_batch", "The newest micro-batch or epoch.", "batch"),
-    _Kind("query_rows_in_per_second", "Rows that a query reads per second.", "rows_in_per_second"),
-    _Kind("query_duration_seconds", "Duration of the newest micro-batch or epoch.", _duration),
-    _Kind("query_state_rows", "Rows in a query's state.", "state_rows"),
-    _Kind("query_state_bytes", "Bytes of a query's state.", "state_bytes"),
-    _Kind("query_watermark_timestamp_seconds", "A query's watermark.", _moment("watermark")),
-    _Kind(
+_QUERY_METRICS = (
+    _MetricKind("query_batch", "The newest micro-batch or epoch.", "batch"),
+    _MetricKind("query_rows_in_per_second", "Rows that a query reads per second.", "rows_in_per_second"),
+    _MetricKind("query_duration_seconds", "Duration of the newest micro-batch or epoch.", _duration),
+    _MetricKind("query_state_rows", "Rows in a query's state.", "state_rows"),
+    _MetricKind("query_state_bytes", "Bytes of a query's state.", "state_bytes"),
+    _MetricKind("query_watermark_timestamp_seconds", "A query's watermark.", _timestamp("watermark")),
+    _MetricKind(
         "query_finalized_until_timestamp_seconds",
         "Time before which a query has all commits of its change feeds.",
-        _moment("finalized_until"),
+        _timestamp("finalized_until"),
     ),
-    _Kind("query_updated_timestamp_seconds", "Time of a query's last report.", _moment("updated_at")),
+    _MetricKind(
+        "query_updated_timestamp_seconds", "Time of a query's last report.", _timestamp("updated_at")
+    ),
 )
-_STATE = _Kind("query_state", "1 for the state that a query is in.", "is_in_state")
-_LATENCY = _Kind(
+_QUERY_STATE = _MetricKind("query_state", "1 for the state that a query is in.", "is_in_state")
+_LATENCY = _MetricKind(
     "query_latency_seconds", "Time from a row's append until it is visible, in the newest epoch.", "seconds"
 )
-_BATCH_DURATION = _Kind(
+_BATCH_DURATION = _MetricKind(
     "query_micro_batch_duration_seconds",
     f"Duration of micro-batches, of the newest {RECENT_BATCHES} that were reported; not the latency of rows.",
     "seconds",
 )
-_LEFT_OUT = _Kind(
+_OMITTED = _MetricKind(
     "left_out_records", "Records of a kind that are not shown, because there are too many of them.", "count"
 )
-_LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", "rows")
+_DEAD_LETTERS = _MetricKind("dead_letter_rows", "Rows in a queue of dead letters.", "rows")
 
 
 class _SnapshotCollector:
@@ -131,30 +135,30 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
         "Records of the store that are not shown, because they are not what Penstock writes.",
         value=float(snapshot["unreadable"]),
     )
-    left_out = [{"kind": kind, "count": count} for kind, count in snapshot["left_out"].items()]
-    yield _LEFT_OUT.of(left_out, ("kind",))
+    omitted = [{"kind": kind, "count": count} for kind, count in snapshot["left_out"].items()]
+    yield _OMITTED.of(omitted, ("kind",))
     queues = [{**queue, "queue": queue["name"]} for queue in snapshot["queues"]]
     queries = [{**query, "query": query["name"] or query["id"]} for query in snapshot["queries"]]
-    yield from (kind.of(queues, ("queue",)) for kind in _OF_QUEUES)
-    yield from (kind.of(snapshot["consumers"], ("consumer", "queue")) for kind in _OF_CONSUMERS)
-    yield from (kind.of(queries, ("query", "id")) for kind in _OF_QUERIES)
+    yield from (kind.of(queues, ("queue",)) for kind in _QUEUE_METRICS)
+    yield from (kind.of(snapshot["consumers"], ("consumer", "queue")) for kind in _CONSUMER_METRICS)
+    yield from (kind.of(queries, ("query", "id")) for kind in _QUERY_METRICS)
     states = [
         {**query, "state": state, "is_in_state": query["state"] == state}
         for query in queries
         for state in STATES
     ]
-    yield _STATE.of(states, ("query", "id", "state"))
+    yield _QUERY_STATE.of(states, ("query", "id", "state"))
     yield _LATENCY.of(_by_quantile(queries, "latency_ms"), ("query", "id", "quantile"))
     yield _BATCH_DURATION.of(_by_quantile(queries, "batch_duration_ms"), ("query", "id", "quantile"))
-    yield _LETTERS.of(snapshot["dead_letters"], ("queue",))
+    yield _DEAD_LETTERS.of(snapshot["dead_letters"], ("queue",))
 
 
-def _by_quantile(queries: Iterable[Json], spread: str) -> list[Json]:
+def _by_quantile(queries: Iterable[Json], percentiles_key: str) -> list[Json]:
     """Return a row in seconds for each quantile, from milliseconds by percentile."""
     return [
-        {**query, "quantile": quantile, "seconds": query[spread][key] / 1000}
+        {**query, "quantile": quantile, "seconds": query[percentiles_key][key] / 1000}
         for query in queries
-        if query[spread] is not None
+        if query[percentiles_key] is not None
         for quantile, key in _QUANTILES.items()
-        if query[spread][key] is not None
+        if query[percentiles_key][key] is not None
     ]

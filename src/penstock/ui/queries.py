@@ -12,8 +12,8 @@ from penstock.json_text import Json, parse_record, unreadable_record
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, PUMP, RUNNING, STOPPED
 from penstock.ui.checkpoints import Checkpoint
 from penstock.ui.history import History, Percentiles
-from penstock.ui.reading import FEWEST_REPORTS, ProgressRow, ProgressTexts, QueriesState, QueryRow, iso
-from penstock.ui.unreadable import Unreadable, finite, named
+from penstock.ui.reading import MIN_REPORTS, ProgressRow, ProgressTexts, QueriesState, QueryRow, iso
+from penstock.ui.unreadable import UnreadableRecords, finite_or_none, record_name
 
 SILENT = "silent"
 FILES_ONLY = "files only"
@@ -22,20 +22,20 @@ WHOLE_BATCH = "triggerExecution"
 """Spark's name for the duration of a whole micro-batch."""
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 """The time without a report after which a query is shown as silent."""
-RECENT_BATCHES = FEWEST_REPORTS
+RECENT_BATCHES = MIN_REPORTS
 """The number of micro-batches that the percentiles of durations cover."""
-_MOST_PHASES, _PHASE_CHARACTERS = 100, 100
-_LONGEST_MILLISECONDS = 1 << 53
+_MAX_PHASES, _PHASE_CHARACTERS = 100, 100
+_MAX_MILLISECONDS = 1 << 53
 _NAME_CHARACTERS = 300
 QUERY_ID_CHARACTERS = 64
 """The length to which ids are read, since a longer prefix may not be unique. Spark's ids have 36."""
-_MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
-_MOST_NOTES = 100
-OVERLAP = 10_000_000
-"""Microseconds that are read again, since two processes may commit in another order than they report."""
+_MAX_WARNINGS, _NOTE_CHARACTERS = 20, 1000
+_MAX_NOTES = 100
+OVERLAP_MICROS = 10_000_000
+"""How many microseconds are read again, because processes may commit in another order than they report."""
 STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
 """The states in the order in which queries are listed."""
-_UNKNOWN: Json = dict.fromkeys(
+_EMPTY_QUERY: Json = dict.fromkeys(
     (
         "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out",
         "rows_in_per_second", "latency_ms", "batch_duration_ms", "duration_ms", "watermark",
@@ -46,11 +46,11 @@ _UNKNOWN: Json = dict.fromkeys(
 
 
 @dataclass
-class _Tracked:
-    """A query's progress so far."""
+class _TrackedQuery:
+    """The progress of a query, and its history."""
 
     last: ProgressRow | None = None
-    before: ProgressRow | None = None
+    previous: ProgressRow | None = None
     texts: ProgressTexts | None = None
     """The texts of the last progress."""
     history: History = field(default_factory=History)
@@ -61,22 +61,22 @@ class _Tracked:
         if self.last is not None and row.reported_at <= self.last.reported_at:
             return
         at = iso(row.reported_at)
-        self.before, self.last = self.last, row
+        self.previous, self.last = self.last, row
         durations = self.batch_durations
         self.texts = None
-        of_batch = _is_micro_batch(row)
-        duration = finite(row.duration)
-        if of_batch and duration is not None:
+        is_micro_batch = _is_micro_batch(row)
+        duration = finite_or_none(row.duration)
+        if is_micro_batch and duration is not None:
             durations.add(duration)
         self.history.add(
             {
                 "at": at,
                 "rows_in": row.rows_in,
                 "rows_out": row.rows_out,
-                "p50": finite(row.p50),
-                "p99": finite(row.p99),
-                "batch_p50": durations.percentile(50) if of_batch else None,
-                "batch_p99": durations.percentile(99) if of_batch else None,
+                "p50": finite_or_none(row.p50),
+                "p99": finite_or_none(row.p99),
+                "batch_p50": durations.percentile(50) if is_micro_batch else None,
+                "batch_p99": durations.percentile(99) if is_micro_batch else None,
                 "duration_ms": duration,
                 "state_rows": row.state_rows,
             }
@@ -88,12 +88,12 @@ class _Tracked:
 
     def rate(self, state: str, now: int) -> float | None:
         """Return the rows per second since the previous progress, or until now if that is longer."""
-        last, before = self.last, self.before
+        last, previous = self.last, self.previous
         if state != RUNNING:
             return 0.0 if state in (STOPPED, FAILED) else None
-        if last is None or before is None or before.run_id != last.run_id:
+        if last is None or previous is None or previous.run_id != last.run_id:
             return None
-        elapsed = max(last.reported_at - before.reported_at, 1, now - last.reported_at)
+        elapsed = max(last.reported_at - previous.reported_at, 1, now - last.reported_at)
         return float(round(last.rows_in / (elapsed / 1e6), 3))
 
 
@@ -103,60 +103,63 @@ def _is_micro_batch(row: ProgressRow) -> bool:
 
 
 class Queries:
-    """All queries of a store, from one snapshot to the next."""
+    """Tracker of all queries of a store across snapshots."""
 
     def __init__(self) -> None:
-        self._tracked: dict[str, _Tracked] = {}
+        self._tracked: dict[str, _TrackedQuery] = {}
         self._last_report = 0
         self.notes: list[str] = []
         """The warnings of running queries."""
 
     @property
     def since(self) -> int:
-        """The time since which progress has to be read."""
-        return max(self._last_report - OVERLAP, 0)
+        """The time since which progress must be read."""
+        return max(self._last_report - OVERLAP_MICROS, 0)
 
     def update(
-        self, state: QueriesState, now: int, checkpoints: Sequence[Checkpoint], unreadable: Unreadable
+        self, state: QueriesState, now: int, checkpoints: Sequence[Checkpoint], unreadable: UnreadableRecords
     ) -> list[Json]:
         """Return the queries for the page; ``now`` is the time of the state, in microseconds since 1970."""
         for row in state.queries:
             if len(row.query_id) > QUERY_ID_CHARACTERS:
-                why = ValueError(f"its id is longer than {QUERY_ID_CHARACTERS} characters")
-                unreadable.add(named("query", row.query_id), why)
+                problem = ValueError(f"its id is longer than {QUERY_ID_CHARACTERS} characters")
+                unreadable.add(record_name("query", row.query_id), problem)
         queries = [row for row in state.queries if len(row.query_id) <= QUERY_ID_CHARACTERS]
         ids = {row.query_id for row in queries}
-        self._tracked = {query_id: self._tracked.get(query_id, _Tracked()) for query_id in ids}
+        self._tracked = {query_id: self._tracked.get(query_id, _TrackedQuery()) for query_id in ids}
         for progress in state.progress:
             if progress.query_id in ids:
                 try:
                     self._tracked[progress.query_id].add(progress)
                 except Exception as error:
-                    unreadable.add(named("a report of query", progress.query_id), error)
+                    unreadable.add(record_name("a report of query", progress.query_id), error)
         for texts in state.texts:
             if texts.query_id in ids:
                 self._tracked[texts.query_id].add_texts(texts)
         newest = max((row.reported_at for row in queries), default=self._last_report)
         self._last_report = min(newest, now)
         by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
-        rows = unreadable.each(
+        rows = unreadable.build_rows(
             queries,
-            lambda row: self._row(row, by_id.get(row.query_id), now, unreadable),
-            lambda row: named("query", row.name or row.query_id),
+            lambda row: self._query_row(row, by_id.get(row.query_id), now, unreadable),
+            lambda row: record_name("query", row.name or row.query_id),
         )
-        rows += unreadable.each(
-            [unknown for unknown in checkpoints if unknown.state.query_id not in ids],
-            _of_checkpoint,
-            lambda unknown: named("checkpoint", unknown.location),
+        rows += unreadable.build_rows(
+            [unmatched for unmatched in checkpoints if unmatched.state.query_id not in ids],
+            _checkpoint_row,
+            lambda unmatched: record_name("checkpoint", unmatched.location),
         )
         rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
         notes = [note for row in rows for note in self._warnings(row, unreadable)]
-        more = len(notes) - _MOST_NOTES
-        self.notes = [*notes[:_MOST_NOTES], *([f"{more:,} more warnings of queries"] if more > 0 else [])]
+        omitted_notes = len(notes) - _MAX_NOTES
+        self.notes = [
+            *notes[:_MAX_NOTES],
+            *([f"{omitted_notes:,} more warnings of queries"] if omitted_notes > 0 else []),
+        ]
         return rows
 
-    def _warnings(self, query: Json, unreadable: Unreadable) -> list[str]:
-        tracked = self._tracked.get(query["id"], _Tracked())
+    def _warnings(self, query: Json, unreadable: UnreadableRecords) -> list[str]:
+        tracked = self._tracked.get(query["id"], _TrackedQuery())
         last, texts = tracked.last, tracked.texts
         if last is None or texts is None or last.run_id != query["run_id"]:
             return []
@@ -166,16 +169,18 @@ class Queries:
         try:
             warnings = parse_record(texts.warnings or "[]", f"a report of query {name}", list)
         except StoreError as error:
-            unreadable.add(named("the warnings of query", name), error)
+            unreadable.add(record_name("the warnings of query", name), error)
             return []
         return [
             truncated(f"query {name}, at {iso(last.reported_at)}: {warning}", _NOTE_CHARACTERS)
-            for warning in warnings[:_MOST_WARNINGS]
+            for warning in warnings[:_MAX_WARNINGS]
         ]
 
-    def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int, unreadable: Unreadable) -> Json:
+    def _query_row(
+        self, row: QueryRow, checkpoint: Checkpoint | None, now: int, unreadable: UnreadableRecords
+    ) -> Json:
         query = {
-            **_UNKNOWN,
+            **_EMPTY_QUERY,
             "id": row.query_id,
             "run_id": row.run_id,
             "name": row.name,
@@ -196,16 +201,16 @@ class Queries:
         try:
             return query | _progress(self._tracked[row.query_id], query, now)
         except Exception as error:
-            unreadable.add(named("the progress of query", row.name or row.query_id), error)
+            unreadable.add(record_name("the progress of query", row.name or row.query_id), error)
             return query
 
 
-def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
+def _progress(tracked: _TrackedQuery, query: Json, now: int) -> Json:
     last, texts = tracked.last, tracked.texts
     if last is None:
         return {}
     percentiles = {"p50": last.p50, "p90": last.p90, "p99": last.p99, "max": last.max}
-    latency = {name: finite(number) for name, number in percentiles.items()}
+    latency = {name: finite_or_none(number) for name, number in percentiles.items()}
     return {
         "batch": last.batch_id,
         "rows_in": last.rows_in,
@@ -222,13 +227,13 @@ def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
     }
 
 
-def _durations(texts: ProgressTexts, what: str) -> dict[str, float]:
+def _durations(texts: ProgressTexts, record: str) -> dict[str, float]:
     """Return the milliseconds of each phase."""
     durations: dict[str, float] = {}
-    for phase, milliseconds in parse_record(texts.durations, what, dict).items():
-        is_number = type(milliseconds) in (int, float) and 0 <= milliseconds <= _LONGEST_MILLISECONDS
-        if not is_number or len(durations) == _MOST_PHASES:
-            raise unreadable_record(what, ValueError("its durations are not the milliseconds of phases"))
+    for phase, milliseconds in parse_record(texts.durations, record, dict).items():
+        is_number = type(milliseconds) in (int, float) and 0 <= milliseconds <= _MAX_MILLISECONDS
+        if not is_number or len(durations) == _MAX_PHASES:
+            raise unreadable_record(record, ValueError("its durations are not the milliseconds of phases"))
         durations[truncated(phase, _PHASE_CHARACTERS)] = milliseconds
     return durations
 
@@ -258,18 +263,18 @@ def _web_address(url: str | None) -> str | None:
         return None
 
 
-def _shown(text: str | None) -> str | None:
-    """Return a text of a file in a form that can be shown: truncated, and without lone surrogates."""
+def _displayable(text: str | None) -> str | None:
+    """Make text from a file displayable: truncate it, and replace lone surrogates."""
     return None if text is None else truncated(text, _NAME_CHARACTERS).encode(errors="replace").decode()
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> Json:
+def _checkpoint_row(checkpoint: Checkpoint) -> Json:
     """Return the fields of a query that is known only from its checkpoint."""
     state = checkpoint.state
     last = state.planned or state.committed
     return {
-        **_UNKNOWN,
-        "id": _shown(state.query_id or checkpoint.location),
+        **_EMPTY_QUERY,
+        "id": _displayable(state.query_id or checkpoint.location),
         "engine": state.engine,
         "state": FILES_ONLY,
         "batch": state.last_planned,
@@ -278,7 +283,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Json:
         "watermark": checkpoint.watermark,
         "state_bytes": checkpoint.state_bytes,
         "checkpoint": checkpoint.location,
-        "source": _shown(checkpoint.source),
+        "source": _displayable(checkpoint.source),
         "updated_at": iso(checkpoint.written_at),
         "history": History(),
     }

@@ -1,7 +1,7 @@
-"""Reader for the state of a store at one time, in a few statements however many queues and consumers it has.
+"""Reading the state of a store at one time, in a few statements however many queues and consumers it has.
 
-A program that may write to the store can write any number of long records. So there is a limit for each kind
-of record, which no ordinary store reaches, and the number of left-out records is read instead.
+A program that may write to the store can write any number of long records. So each kind of record has a
+limit, which ordinary stores do not reach. Of the other records, only their number is read.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.store.records.consumers import owner_lock_name
 from penstock.store.records.queries import MAX_PROGRESS_ROWS
 from penstock.store.store_schema import open_database, require_version
 
-MOST_QUEUES = 2000
+MAX_QUEUES = 2000
 """The maximum number of queues on the page, which shows the first ones by name."""
-MOST_CONSUMERS = 2000
+MAX_CONSUMERS = 2000
 """The maximum number of registrations of consumers on the page, which shows the ones with the largest lag."""
-MOST_PARTITIONS = 100_000
+MAX_PARTITIONS = 100_000
 """The maximum number of partitions that are read, for all queues and for all consumers."""
-MOST_REPORTS = 90_000
-"""The maximum number of reports that are read together, unless ``FEWEST_REPORTS`` requires more."""
-FEWEST_REPORTS = 100
+MAX_REPORTS = 90_000
+"""The maximum number of reports that are read together, unless ``MIN_REPORTS`` requires more."""
+MIN_REPORTS = 100
 """The number of each query's newest reports that are always read, for the percentiles of micro-batches."""
-_NEWEST_COMMITS = 50
+_MAX_COMMITS = 50
 _TIMEOUT = 2.0
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class QueuesState:
     unreadable: Sequence[PenstockError]
     """The errors of the queues whose records cannot be read."""
     partitions: Sequence[PartitionRow]
-    left_out: int
+    omitted: int
     """The number of queues that were not read."""
 
     @property
@@ -160,7 +160,7 @@ class ConsumersState:
     positions: Sequence[PositionRow]
     owned: frozenset[tuple[int, int]]
     """Consumer and queue ids of the registrations that a living process owns."""
-    left_out: int
+    omitted: int
     """The number of registrations that were not read."""
 
 
@@ -169,7 +169,7 @@ class QueriesState:
     queries: Sequence[QueryRow]
     progress: Sequence[ProgressRow]
     texts: Sequence[ProgressTexts]
-    left_out: int
+    omitted: int
     """The number of queries that were not read."""
 
     @property
@@ -203,10 +203,10 @@ def read_store(database: Database, since: int) -> StoreState:
         return StoreState(
             uuid=store.uuid,
             now=tx.now(),
-            queues=read_queues(tx, MOST_QUEUES),
+            queues=read_queues(tx, MAX_QUEUES),
             consumers=_read_consumers(tx, store.uuid),
             queries=read_queries(tx, since),
-            commits=cast("list[CommitRow]", tx.all("newest_commits", most=_NEWEST_COMMITS)),
+            commits=cast("list[CommitRow]", tx.all("newest_commits", most=_MAX_COMMITS)),
         )
 
     return database.run(read, write=False, timeout=0)
@@ -214,42 +214,42 @@ def read_store(database: Database, since: int) -> StoreState:
 
 def read_queues(tx: Transaction, most: int) -> QueuesState:
     """Read the first queues by name."""
-    found = catalog.summarize_queues(tx, most)
-    fitting = _fitting(found.summaries, lambda outline: outline.partition_rows)
-    ids = json.dumps([outline.record.queue_id for outline in fitting])
+    outlined = catalog.summarize_queues(tx, most)
+    included = _within_partition_limit(outlined.summaries, lambda outline: outline.partition_rows)
+    ids = json.dumps([outline.record.queue_id for outline in included])
     return QueuesState(
-        fitting,
-        found.errors,
+        included,
+        outlined.errors,
         cast("list[PartitionRow]", tx.all("partitions_of_queues", queues=ids)),
-        left_out=found.total - len(found.errors) - len(fitting),
+        omitted=outlined.total - len(outlined.errors) - len(included),
     )
 
 
 def _read_consumers(tx: Transaction, uuid: str) -> ConsumersState:
-    rows = tx.all("registrations_most_behind", most=MOST_CONSUMERS)
-    fitting = _fitting(cast("list[RegistrationRow]", rows), lambda row: row.positions)
-    ids = json.dumps([(row.consumer_id, row.queue_id) for row in fitting])
+    rows = tx.all("registrations_most_behind", most=MAX_CONSUMERS)
+    included = _within_partition_limit(cast("list[RegistrationRow]", rows), lambda row: row.positions)
+    ids = json.dumps([(row.consumer_id, row.queue_id) for row in included])
     return ConsumersState(
-        fitting,
+        included,
         cast("list[PositionRow]", tx.all("positions_of_registrations", registrations=ids)),
-        _owned(tx, uuid, fitting),
-        left_out=_total(rows) - len(fitting),
+        _owned_registrations(tx, uuid, included),
+        omitted=_total_rows(rows) - len(included),
     )
 
 
-def _total(rows: Sequence[Row]) -> int:
+def _total_rows(rows: Sequence[Row]) -> int:
     """Return the number of rows that a list would have without the limit."""
     return int(rows[0].total) if rows else 0
 
 
-def _fitting(items: Iterable[T], partitions: Callable[[T], int]) -> list[T]:
+def _within_partition_limit(items: Iterable[T], partitions: Callable[[T], int]) -> list[T]:
     """Return the first items whose total number of partitions is within the limit."""
-    fitting, left = [], MOST_PARTITIONS
+    included, remaining = [], MAX_PARTITIONS
     for item in items:
-        if partitions(item) <= left:
-            left -= partitions(item)
-            fitting.append(item)
-    return fitting
+        if partitions(item) <= remaining:
+            remaining -= partitions(item)
+            included.append(item)
+    return included
 
 
 def read_queries(tx: Transaction, since: int) -> QueriesState:
@@ -259,16 +259,16 @@ def read_queries(tx: Transaction, since: int) -> QueriesState:
     """
     upto = tx.now() + MAX_CLOCK_SKEW
     rows = queries.reported_queries(tx)
-    most = min(max(MOST_REPORTS // max(len(rows), 1), FEWEST_REPORTS), MAX_PROGRESS_ROWS)
+    most = min(max(MAX_REPORTS // max(len(rows), 1), MIN_REPORTS), MAX_PROGRESS_ROWS)
     return QueriesState(
         cast("list[QueryRow]", rows),
         cast("list[ProgressRow]", queries.progress_since(tx, since, upto=upto, max_rows_per_query=most)),
         cast("list[ProgressTexts]", queries.newest_texts(tx, since, upto=upto)),
-        left_out=_total(rows) - len(rows),
+        omitted=_total_rows(rows) - len(rows),
     )
 
 
-def _owned(
+def _owned_registrations(
     tx: Transaction, uuid: str, registrations: Sequence[RegistrationRow]
 ) -> frozenset[tuple[int, int]]:
     names = {

@@ -36,11 +36,11 @@ if sys.platform == "linux":
     import fcntl
     import termios
 
-MOST_CONNECTIONS = 200
-"""The maximum number of connections: more than that of viewers, since each also loads the page's parts."""
-MOST_FROM_ADDRESS = 80
-"""The maximum number of connections from another machine: fewer than that of viewers, so that one machine
-leaves room for others."""
+MAX_CONNECTIONS = 200
+"""The maximum number of connections: more than viewers, because each viewer also loads the page's files."""
+MAX_CONNECTIONS_PER_ADDRESS = 80
+"""The maximum number of connections from another machine: fewer than viewers, so that one machine cannot use
+all of them."""
 REQUEST_SECONDS = 5.0
 """The time limit for a request to arrive, from the start of the connection or from the last response."""
 WRITE_SECONDS = 30.0
@@ -50,7 +50,7 @@ SEND_BUFFER_BYTES = 65_536
 of unread snapshots."""
 WRITE_BUFFER_BYTES = 16_384
 """The number of bytes that may wait for space in the send buffer before an event stream pauses."""
-_CHECKS_IN_WRITE_SECONDS = 10
+_PROGRESS_CHECKS = 10
 
 
 class CountingTransport:
@@ -69,12 +69,16 @@ class CountingTransport:
 
     def acknowledged(self) -> int | None:
         """Return how many bytes have reached the other side; None if the system does not report it."""
-        missing = unacknowledged(self._transport.get_extra_info("socket"))
-        return None if missing is None else self.written - self._transport.get_write_buffer_size() - missing
+        unacknowledged_bytes = unacknowledged(self._transport.get_extra_info("socket"))
+        return (
+            None
+            if unacknowledged_bytes is None
+            else self.written - self._transport.get_write_buffer_size() - unacknowledged_bytes
+        )
 
 
 def unacknowledged(connection: socket.socket) -> int | None:
-    """Return how many bytes in the send buffer the other side has not acknowledged; None except on Linux."""
+    """Return how many bytes in the send buffer the other side has not acknowledged; None if not on Linux."""
     if sys.platform != "linux":
         return None
     try:
@@ -88,23 +92,29 @@ class BoundedProtocol(H11Protocol):
     """HTTP with time limits."""
 
     _peer: str | None = None
-    """The other machine; None for this one, where a proxy may have any number of viewers."""
+    """The address of the other machine; None for this machine, where a proxy may have many viewers."""
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _progress_timer: asyncio.TimerHandle | None = None
     _counting: CountingTransport
     _acknowledged = 0
     _progress_at = 0.0
-    """The time when more bytes were last acknowledged, or none were missing."""
+    """When bytes were last acknowledged, or there were no unacknowledged bytes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
-        self._peer = machine_of(transport)
-        bounded = [each for each in self.connections if isinstance(each, BoundedProtocol)]
-        own = [each for each in bounded if each._peer == self._peer]
-        if self._peer is not None and len(own) >= MOST_FROM_ADDRESS:
-            _make_room(own, transport)
-        elif len(self.connections) >= MOST_CONNECTIONS:
-            _make_room(bounded, transport)
+        self._peer = remote_address(transport)
+        bounded = [
+            connection_protocol
+            for connection_protocol in self.connections
+            if isinstance(connection_protocol, BoundedProtocol)
+        ]
+        from_address = [
+            connection_protocol for connection_protocol in bounded if connection_protocol._peer == self._peer
+        ]
+        if self._peer is not None and len(from_address) >= MAX_CONNECTIONS_PER_ADDRESS:
+            _close_oldest_idle(from_address, transport)
+        elif len(self.connections) >= MAX_CONNECTIONS:
+            _close_oldest_idle(bounded, transport)
         with suppress(OSError):
             # The other side may already have closed it.
             connection = transport.get_extra_info("socket")
@@ -152,9 +162,7 @@ class BoundedProtocol(H11Protocol):
         elif self.loop.time() - self._progress_at >= WRITE_SECONDS:
             self._abort()
             return
-        self._progress_timer = self.loop.call_later(
-            WRITE_SECONDS / _CHECKS_IN_WRITE_SECONDS, self._check_progress
-        )
+        self._progress_timer = self.loop.call_later(WRITE_SECONDS / _PROGRESS_CHECKS, self._check_progress)
 
     def _wait_for_request(self) -> None:
         _cancel(self._request_timer)
@@ -165,8 +173,8 @@ class BoundedProtocol(H11Protocol):
         self.transport.abort()
 
 
-def _make_room(connections: Sequence[BoundedProtocol], transport: asyncio.Transport) -> None:
-    """Close the oldest connection without a request, or the new one if all have one."""
+def _close_oldest_idle(connections: Sequence[BoundedProtocol], transport: asyncio.Transport) -> None:
+    """Close the oldest connection without a request, or the new connection if all have a request."""
     idle = [(timer.when(), connection) for connection in connections if (timer := connection._request_timer)]
     if idle:
         min(idle, key=itemgetter(0))[1]._abort()
@@ -174,7 +182,7 @@ def _make_room(connections: Sequence[BoundedProtocol], transport: asyncio.Transp
         transport.abort()
 
 
-def machine_of(transport: asyncio.Transport) -> str | None:
+def remote_address(transport: asyncio.Transport) -> str | None:
     """Return the address of another machine that has connected; None for this machine."""
     peer = transport.get_extra_info("peername")
     host = str(peer[0]) if peer else ""
@@ -188,8 +196,8 @@ def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 
 PAGE = Path(__file__).parent / "page"
-_NO_PAGE = "This installation of Penstock does not include the page; /api/snapshot and /metrics work.\n"
-SHORTEST_TOKEN = 16
+_NO_PAGE_TEXT = "This installation of Penstock does not include the page; /api/snapshot and /metrics work.\n"
+MIN_TOKEN_CHARACTERS = 16
 _SHUTDOWN_SECONDS = 3
 
 
@@ -214,7 +222,7 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
     if (page / "index.html").is_file():
         app.mount("/", _Page(directory=page, html=True))
     else:
-        app.add_api_route("/", lambda: PlainTextResponse(_NO_PAGE), methods=["GET"])
+        app.add_api_route("/", lambda: PlainTextResponse(_NO_PAGE_TEXT), methods=["GET"])
     return app
 
 
@@ -235,15 +243,17 @@ class _Events(StreamingResponse):
 class _Page(StaticFiles):
     """Static files that browsers revalidate, except those whose names change with their contents."""
 
-    def file_response(self, *args: object, **more: object) -> Response:
-        response = super().file_response(*args, **more)  # type: ignore[arg-type]  # passed on
-        forever = Path(str(args[0])).parent.name == "assets"
-        response.headers["Cache-Control"] = "private, max-age=31536000, immutable" if forever else "no-cache"
+    def file_response(self, *args: object, **kwargs: object) -> Response:
+        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]  # passed on
+        is_immutable = Path(str(args[0])).parent.name == "assets"
+        response.headers["Cache-Control"] = (
+            "private, max-age=31536000, immutable" if is_immutable else "no-cache"
+        )
         return response
 
 
 @contextmanager
-def prepared(
+def open_server(
     url: str,
     *,
     checkpoints: Sequence[str] = (),
@@ -252,11 +262,11 @@ def prepared(
     token: str | None = None,
     every: float = 1.0,
 ) -> Iterator[Server]:
-    """Return a server that already listens, and answers as soon as it serves."""
+    """Open a server that already listens; it answers as soon as it serves."""
     access = _access(host, token)
     collector = Collector(url, checkpoints, every=every)
     try:
-        with _bound(host, port) as listening:
+        with _listen(host, port) as listening:
             yield Server(SnapshotStream(collector, every), access, listening)
     finally:
         collector.close()
@@ -267,8 +277,10 @@ def _is_own_failure(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     # A response to such a client fails as well.
     closing = ("state=ERROR", "state=MUST_CLOSE")
-    is_answer = isinstance(error, h11.LocalProtocolError) and any(each in str(error) for each in closing)
-    return not (is_answer or isinstance(error, h11.RemoteProtocolError))
+    is_failed_response = isinstance(error, h11.LocalProtocolError) and any(
+        each in str(error) for each in closing
+    )
+    return not (is_failed_response or isinstance(error, h11.RemoteProtocolError))
 
 
 class Server(uvicorn.Server):
@@ -314,16 +326,17 @@ def _access(host: str, token: str | None) -> Access:
             condition="INVALID_OPTION.MISSING",
             option="token",
         )
-    if token is not None and len(token) < SHORTEST_TOKEN:
+    if token is not None and len(token) < MIN_TOKEN_CHARACTERS:
         raise InvalidOptionError(
-            f"a token needs at least {SHORTEST_TOKEN} characters, such as those of `openssl rand -hex 16`",
+            f"a token needs at least {MIN_TOKEN_CHARACTERS} characters, such as those of `openssl rand -hex "
+            "16`",
             condition="INVALID_OPTION.VALUE",
             option="token",
         )
     return Access(host, token)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host.strip("[]"), port), family=family)

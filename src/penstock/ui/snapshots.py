@@ -28,24 +28,24 @@ from penstock.ui.history import step_for
 from penstock.ui.queries import Queries
 from penstock.ui.queues import DeadLetters, Queues
 from penstock.ui.reading import (
-    MOST_CONSUMERS,
-    MOST_PARTITIONS,
-    MOST_QUEUES,
+    MAX_CONSUMERS,
+    MAX_PARTITIONS,
+    MAX_QUEUES,
     CommitRow,
     StoreState,
     iso,
     open_read_only,
     read_store,
 )
-from penstock.ui.unreadable import Unreadable, named
+from penstock.ui.unreadable import UnreadableRecords, record_name
 
 log = logging.getLogger("penstock.ui")
 
 _MESSAGE_CHARACTERS = 500
-_LISTS = ("queues", "consumers", "queries", "ledger", "dead_letters", "notes")
-_SHOWN = {
-    "queues": f"the first {MOST_QUEUES:,} by name, with {MOST_PARTITIONS:,} partitions at most",
-    "consumers": f"the {MOST_CONSUMERS:,} that are most behind, with {MOST_PARTITIONS:,} partitions at most",
+_LIST_KEYS = ("queues", "consumers", "queries", "ledger", "dead_letters", "notes")
+_LIMITS_TEXT = {
+    "queues": f"the first {MAX_QUEUES:,} by name, with {MAX_PARTITIONS:,} partitions at most",
+    "consumers": f"the {MAX_CONSUMERS:,} that are most behind, with {MAX_PARTITIONS:,} partitions at most",
     "queries": f"the {MAX_QUERIES:,} that have reported last",
 }
 """The records that the page shows, by kind."""
@@ -55,7 +55,7 @@ Snapshot = Json
 
 
 class Collector:
-    """Takes snapshots of a store, one at a time; not thread-safe."""
+    """Collector of snapshots of a store, one at a time. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Collector:
         self._reset()
         self._last: Snapshot = {
             **self._header(now_micros()),
-            **{key: [] for key in _LISTS},
+            **{key: [] for key in _LIST_KEYS},
             "unreadable": 0,
-            "left_out": dict.fromkeys(_SHOWN, 0),
+            "left_out": dict.fromkeys(_LIMITS_TEXT, 0),
         }
 
     @property
@@ -94,30 +94,30 @@ class Collector:
             # Log only once each time that the store becomes unavailable.
             if not self._is_failing:
                 log.warning(
-                    "the page shows what was last known: %s",
+                    "the page shows the last known state: %s",
                     shown(error),
                     extra={"action": "look_failed", "error": condition_of(error)},
                 )
             self._is_failing = True
-            return self.without_answer(error.message)
+            return self.stale_snapshot(error.message)
         except Exception as error:
-            # The page survives and reports unexpected records, whichever program has written them.
+            # The page continues and reports unexpected records, whichever program wrote them.
             if not self._is_failing:
                 log.exception(
-                    "the store holds something that the page cannot read",
+                    "the store has a record that the page cannot read",
                     extra={"action": "look_failed", "error": condition_of(error)},
                 )
             self._is_failing = True
-            return self.without_answer(
-                f"it holds something that the page cannot read: {type(error).__name__}, see the log"
+            return self.stale_snapshot(
+                f"it has a record that the page cannot read: {type(error).__name__}, see the log"
             )
         self._is_failing = False
         self._last = snapshot
         return self._last
 
-    def without_answer(self, why: str) -> Snapshot:
+    def stale_snapshot(self, reason: str) -> Snapshot:
         """Return the last snapshot, with the reason why there is no newer one."""
-        store = {**self._last["store"], "error": sentence(why, _MESSAGE_CHARACTERS, self._secrets)}
+        store = {**self._last["store"], "error": sentence(reason, _MESSAGE_CHARACTERS, self._secrets)}
         return {**self._last, "store": store}
 
     def _read(self) -> StoreState:
@@ -136,39 +136,39 @@ class Collector:
 
     def _reset(self) -> None:
         self._queues, self._consumers = Queues(), Consumers(self._clock)
-        self._queries, self._letters = Queries(), DeadLetters(self._secrets)
+        self._queries, self._dead_letters = Queries(), DeadLetters(self._secrets)
 
     def _snapshot(self, state: StoreState) -> Snapshot:
         self._checkpoints.update()
-        unreadable = Unreadable()
+        unreadable = UnreadableRecords()
         queues = self._queues.update(state, unreadable)
         consumers = self._consumers.update(state, unreadable)
         queries = self._queries.update(state.queries, state.now, self._checkpoints.readable, unreadable)
-        charted = [*queues, *consumers, *queries]
-        step = step_for(len(charted))
-        for row in charted:
-            row["history"] = row["history"].every(step)
+        rows_with_history = [*queues, *consumers, *queries]
+        step = step_for(len(rows_with_history))
+        for row in rows_with_history:
+            row["history"] = row["history"].every_nth(step)
         snapshot = {
             **self._header(state.now),
             "queues": queues,
             "consumers": consumers,
             "queries": queries,
             "ledger": _commits(state, unreadable),
-            "dead_letters": self._letters.update(state, self._database, unreadable),
+            "dead_letters": self._dead_letters.update(state, self._database, unreadable),
         }
-        found = [sentence(note, _MESSAGE_CHARACTERS, self._secrets) for note in unreadable.notes]
-        left_out = {
-            "queues": state.queues.left_out,
-            "consumers": state.consumers.left_out,
-            "queries": state.queries.left_out,
+        own_notes = [sentence(note, _MESSAGE_CHARACTERS, self._secrets) for note in unreadable.notes]
+        omitted = {
+            "queues": state.queues.omitted,
+            "consumers": state.consumers.omitted,
+            "queries": state.queries.omitted,
         }
-        found += [
-            f"{kind} that are not shown: {count:,}. The page shows {_SHOWN[kind]}"
-            for kind, count in left_out.items()
+        own_notes += [
+            f"{kind} that are not shown: {count:,}. The page shows {_LIMITS_TEXT[kind]}"
+            for kind, count in omitted.items()
             if count
         ]
-        notes = [*found, *self._queries.notes, *self._checkpoints.notes]
-        return {**snapshot, "notes": notes, "unreadable": unreadable.count, "left_out": left_out}
+        notes = [*own_notes, *self._queries.notes, *self._checkpoints.notes]
+        return {**snapshot, "notes": notes, "unreadable": unreadable.count, "left_out": omitted}
 
     def _header(self, now: int) -> Snapshot:
         return {
@@ -179,10 +179,10 @@ class Collector:
         }
 
 
-def _commits(state: StoreState, unreadable: Unreadable) -> list[Json]:
+def _commits(state: StoreState, unreadable: UnreadableRecords) -> list[Json]:
     names = state.queries.names
 
-    def row(commit: CommitRow) -> Json:
+    def build_row(commit: CommitRow) -> Json:
         return {
             "sink": _sink_name(commit.sink),
             "app_id": commit.app_id,
@@ -192,7 +192,9 @@ def _commits(state: StoreState, unreadable: Unreadable) -> list[Json]:
             "committed_at": iso(commit.committed_at),
         }
 
-    return unreadable.each(state.commits, row, lambda commit: named("a commit to", commit.sink))
+    return unreadable.build_rows(
+        state.commits, build_row, lambda commit: record_name("a commit to", commit.sink)
+    )
 
 
 def _sink_name(name: str) -> str:
@@ -213,19 +215,19 @@ TIMEOUT_SECONDS = 5.0
 """The time after which a viewer waiting for a snapshot is shown that the store does not answer."""
 HEARTBEAT_SECONDS = 15.0
 """The time after which a comment is sent if there is nothing else to send."""
-FRESH = 0.9
+FRESH_SHARE = 0.9
 """The share of the interval for which a snapshot counts as new."""
-MOST_VIEWERS = 100
+MAX_VIEWERS = 100
 
 
 @dataclass(frozen=True)
-class TakenSnapshot:
+class EncodedSnapshot:
     snapshot: Snapshot
     text: bytes
     at: float
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> TakenSnapshot:
+    def of(cls, snapshot: Snapshot) -> EncodedSnapshot:
         return cls(snapshot, _as_json(snapshot), time.monotonic())
 
 
@@ -234,51 +236,53 @@ class SnapshotStream:
 
     def __init__(self, collector: Collector, every: float) -> None:
         self._collector, self._every = collector, every
-        self._last: TakenSnapshot | None = None
-        self._next: asyncio.Future[TakenSnapshot] | None = None
+        self._last: EncodedSnapshot | None = None
+        self._pending: asyncio.Future[EncodedSnapshot] | None = None
         self._closing = asyncio.Event()
         self.viewers = 0
         """The number of open event streams."""
 
     def admit(self) -> bool:
-        """Count another viewer; return False if there are too many."""
-        if self.viewers >= MOST_VIEWERS:
+        """Add a viewer; return False if there are too many."""
+        if self.viewers >= MAX_VIEWERS:
             return False
         self.viewers += 1
         return True
 
     def leave(self) -> None:
-        """Count one admitted viewer less."""
+        """Remove an admitted viewer."""
         self.viewers -= 1
 
     def close(self) -> None:
         self._closing.set()
 
-    async def newest(self) -> TakenSnapshot:
+    async def newest(self) -> EncodedSnapshot:
         """Return a fresh snapshot; if the store hangs, a stale one with an error."""
         last = self._last
-        if last is not None and time.monotonic() - last.at < self._every * FRESH:
+        if last is not None and time.monotonic() - last.at < self._every * FRESH_SHARE:
             return last
-        if self._next is None or self._next.done():
-            self._next = _in_thread(lambda: TakenSnapshot.of(self._collector.collect()))
+        if self._pending is None or self._pending.done():
+            self._pending = _in_thread(lambda: EncodedSnapshot.of(self._collector.collect()))
         try:
-            self._last = await asyncio.wait_for(asyncio.shield(self._next), TIMEOUT_SECONDS)
+            self._last = await asyncio.wait_for(asyncio.shield(self._pending), TIMEOUT_SECONDS)
         except TimeoutError:
-            why = f"the store has not answered for {TIMEOUT_SECONDS:.0f} s"
-            return TakenSnapshot.of(self._collector.without_answer(why))
+            reason = f"the store has not answered for {TIMEOUT_SECONDS:.0f} s"
+            return EncodedSnapshot.of(self._collector.stale_snapshot(reason))
         return self._last
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield server-sent events, one snapshot each, until the viewer leaves or the server ends."""
         yield b"retry: 2000\n\n"
         while not self._closing.is_set():
-            began = time.monotonic()
-            taken = await self.newest()
-            yield b"event: snapshot\ndata: " + taken.text + b"\n\n"
-            while (left := self._every - (time.monotonic() - began)) > 0 and not self._closing.is_set():
+            started = time.monotonic()
+            encoded = await self.newest()
+            yield b"event: snapshot\ndata: " + encoded.text + b"\n\n"
+            while (
+                remaining := self._every - (time.monotonic() - started)
+            ) > 0 and not self._closing.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), min(left, HEARTBEAT_SECONDS))
-                if left > HEARTBEAT_SECONDS:
+                    await asyncio.wait_for(self._closing.wait(), min(remaining, HEARTBEAT_SECONDS))
+                if remaining > HEARTBEAT_SECONDS:
                     yield b": still there\n\n"
 
 

@@ -118,7 +118,7 @@ def test_a_list_has_the_first_rows_and_counts_the_others(
 def test_the_lags_of_too_many_partitions_are_counted(
     filled: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.ui.reading.MOST_PARTITIONS", 3)
+    monkeypatch.setattr("penstock.ui.reading.MAX_PARTITIONS", 3)
     for name in ("a", "b", "c"):
         if name != "c":
             filled("consumer", "create", name)

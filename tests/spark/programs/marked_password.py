@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 import penstock
-from penstock.ui.server import prepared
+from penstock.ui.server import open_server
 from tests.support.commands import run_penstock
 from tests.support.exposure import explained
 from tests.support.spark_queues import SCHEMA, batch, table
@@ -82,7 +82,7 @@ address = str(spark.sparkContext.uiWebUrl)
 for page in ("/SQL/", "/environment/", "/jobs/", "/api/v1/applications", "/StreamingQuery/"):
     print("SPARK PAGE", httpx.get(address + page, timeout=60, follow_redirects=True).text)
 
-with prepared(url, checkpoints=checkpoints, port=0) as server:
+with open_server(url, checkpoints=checkpoints, port=0) as server:
     threading.Thread(target=server.serve_until_ended, daemon=True).start()
     for path in ("api/snapshot", "metrics", ""):
         print("PAGE", httpx.get(server.address + path, timeout=60).text)

@@ -166,8 +166,8 @@ def list_consumers(run: Run) -> None:
     the last to commit with the consumer, if that query's sink is in this store: the query id that `penstock
     checkpoint show` prints. The list has the first 5,000 rows by name, and a note says how many are left out.
     """
-    from penstock.store.records.consumers import owner_lock_name, summarize_registrations
-    from penstock.ui.unreadable import Unreadable
+    from penstock.store.records.consumers import summarize_registrations, owner_lock_name
+    from penstock.ui.unreadable import UnreadableRecords
 
     with run.connect() as store:
 
@@ -187,7 +187,7 @@ def list_consumers(run: Run) -> None:
         }
         for row, lock in zip(listed, locks, strict=True)
     ]
-    note_missing(run.output, Unreadable(), left_out_of(listed), "consumers", "the first ones by name")
+    note_missing(run.output, UnreadableRecords(), left_out_of(listed), "consumers", "the first ones by name")
     run.output.table("consumers", _LIST_COLUMNS, rows)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Lag, PartitionLag
     from penstock.queue.store import Store
     from penstock.store.database import Row, Transaction
-    from penstock.ui.unreadable import Unreadable
+    from penstock.ui.unreadable import UnreadableRecords
 
 
 def _age_or_blank(seconds: float | None) -> str:
@@ -62,9 +62,9 @@ def lag(
     Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
     """
     from penstock.store.records.consumers import summarize_registrations
-    from penstock.ui.unreadable import Unreadable
+    from penstock.ui.unreadable import UnreadableRecords
 
-    unreadable, left_out = Unreadable(), 0
+    unreadable, left_out = UnreadableRecords(), 0
     with run.connect() as store:
         lags = _Lags(store, unreadable)
         if consumer is not None and queue is not None:
@@ -84,7 +84,7 @@ def lag(
 class _Lags:
     """Reader of the lags of a store's consumers; those that cannot be read are noted."""
 
-    def __init__(self, store: Store, unreadable: Unreadable) -> None:
+    def __init__(self, store: Store, unreadable: UnreadableRecords) -> None:
         self._store, self._unreadable = store, unreadable
         self._first_indexes: dict[str, list[int]] = {}
 
@@ -105,7 +105,7 @@ class _Lags:
         return self._first_indexes[queue]
 
     def of_consumer(self, consumer: str) -> list[Json]:
-        from penstock.ui.unreadable import named
+        from penstock.ui.unreadable import record_name
 
         lags = []
         for queue in self._store.consumer(consumer).queues():
@@ -117,22 +117,22 @@ class _Lags:
             except StoreUnavailableError:
                 raise
             except StoreError as error:
-                self._unreadable.add(named("queue", queue), error)
+                self._unreadable.add(record_name("queue", queue), error)
         return lags
 
     def of_registrations(self, listed: list[Row]) -> tuple[list[Json], int]:
         """Return the lags of registrations, and how many of them were left out since they have too many
         partitions in all.
         """
-        from penstock.ui.reading import MOST_PARTITIONS
-        from penstock.ui.unreadable import named
+        from penstock.ui.reading import MAX_PARTITIONS
+        from penstock.ui.unreadable import record_name
 
         lags: list[Json] = []
         partitions = left_out = 0
         for row in listed:
             if row.queue is None:
                 continue
-            if partitions >= MOST_PARTITIONS:
+            if partitions >= MAX_PARTITIONS:
                 left_out += 1
                 continue
             try:
@@ -144,7 +144,7 @@ class _Lags:
                 raise
             except (InvalidNameError, StoreError) as error:
                 # Others may have written a name that no consumer can have, and any offset.
-                self._unreadable.add(named("consumer", row.consumer), error)
+                self._unreadable.add(record_name("consumer", row.consumer), error)
             else:
                 lags.append(data)
                 partitions += len(data["partitions"])

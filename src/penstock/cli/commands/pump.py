@@ -121,15 +121,15 @@ def list_pumps(run: Run) -> None:
     and looks for deleted ones.
     """
     from penstock.store.records import pumps
-    from penstock.ui.unreadable import Unreadable
+    from penstock.ui.unreadable import UnreadableRecords
 
     def read(tx: Transaction) -> tuple[int, list[PumpRecord]]:
         return tx.now(), pumps.list_pumps(tx)
 
     with run.connect() as store:
         now, found = store.database.run(read, write=False)
-    unreadable = Unreadable()
-    rows = unreadable.each(
+    unreadable = UnreadableRecords()
+    rows = unreadable.build_rows(
         found[:MOST_LISTED], lambda pump: _row(pump, now), lambda pump: f"pump {pump.name!r}"
     )
     note_missing(run.output, unreadable, max(len(found) - MOST_LISTED, 0), "pumps", "the first ones")

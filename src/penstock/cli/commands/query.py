@@ -55,16 +55,16 @@ def list_queries(run: Run) -> None:
     """
     from penstock.ui.queries import Queries
     from penstock.ui.reading import read_queries
-    from penstock.ui.unreadable import Unreadable
+    from penstock.ui.unreadable import UnreadableRecords
 
     def read(tx: Transaction) -> tuple[int, QueriesState]:
         return tx.now(), read_queries(tx, since=0)
 
     with run.connect() as store:
         now, state = store.database.run(read, write=False)
-    unreadable = Unreadable()
+    unreadable = UnreadableRecords()
     rows = [_row(query, now) for query in Queries().update(state, now, (), unreadable)]
-    note_missing(run.output, unreadable, state.left_out, "queries", "those that have reported last")
+    note_missing(run.output, unreadable, state.omitted, "queries", "those that have reported last")
     run.output.table("queries", _COLUMNS, rows)
 
 

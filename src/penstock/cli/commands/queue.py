@@ -197,19 +197,19 @@ def list_queues(run: Run) -> None:
     The list has the first 5,000 by name, and a note says how many are left out.
     """
     from penstock.ui.reading import read_queues
-    from penstock.ui.unreadable import Unreadable, named
+    from penstock.ui.unreadable import UnreadableRecords, record_name
 
     with run.connect() as store:
         state = store.database.run(lambda tx: read_queues(tx, MOST_LISTED), write=False)
-    unreadable, partitions = Unreadable(), state.partitions_by_queue()
+    unreadable, partitions = UnreadableRecords(), state.partitions_by_queue()
     for error in state.unreadable:
         unreadable.add("a queue", error)
-    rows = unreadable.each(
+    rows = unreadable.build_rows(
         state.summaries,
         lambda outline: _outline(outline, partitions[outline.record.queue_id]),
-        lambda outline: named("queue", outline.record.name),
+        lambda outline: record_name("queue", outline.record.name),
     )
-    note_missing(run.output, unreadable, state.left_out, "queues", "the first ones by name")
+    note_missing(run.output, unreadable, state.omitted, "queues", "the first ones by name")
     run.output.table("queues", _SUMMARY_COLUMNS, rows)
 
 

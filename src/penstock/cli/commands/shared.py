@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from penstock.queue.store import Store
-    from penstock.ui.unreadable import Unreadable
+    from penstock.ui.unreadable import UnreadableRecords
 
 URL_VARIABLE = "PENSTOCK_URL"
 DEFAULT_URL = "sqlite:///penstock.db"
@@ -181,7 +181,9 @@ MOST_LISTED = 5_000
 """The most rows of a list: anybody who can write to the store can write any number of records."""
 
 
-def note_missing(output: Output, unreadable: Unreadable, left_out: int, kind: str, listed: str) -> None:
+def note_missing(
+    output: Output, unreadable: UnreadableRecords, left_out: int, kind: str, listed: str
+) -> None:
     """Print notes about the records that are not in a list: those that cannot be read, and how many were
     left out.
 
