@@ -77,7 +77,7 @@ def test_a_table_without_rows_of_the_last_commit_is_refused_until_it_has_them_ag
     first, last = exported_twice(queue, export, lake)
     roll_back(lake, first)
     append(queue, 3)
-    assert f"go back to {'version' if isinstance(lake, DeltaLake) else 'snapshot'} {last}" in refused(export)
+    assert f"restore {'version' if isinstance(lake, DeltaLake) else 'snapshot'} {last}" in refused(export)
     with pytest.raises(TableRefusedError):
         export().newer_rows()
     assert lake.numbers("orders") == [1]
