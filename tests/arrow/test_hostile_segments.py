@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from penstock.arrow import segments
 from penstock.arrow.segments import (
-    MAX_UNPACKED,
+    MAX_DECOMPRESSED,
     any_values,
     decode,
     decode_each,
+    decompressed_size,
     encode,
-    kept_table,
-    unpacked_size,
+    read_stored_table,
 )
 from penstock.errors import StoreError
 from tests.support.arrow_strategies import tables
@@ -80,7 +80,7 @@ def test_a_bomb_in_an_older_form_of_the_format_is_refused(
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() - before < 1 << 20
     with pytest.raises(ValueError, match="older or extended form"):
-        kept_table(batch.schema.serialize().to_pybytes() + payload)
+        read_stored_table(batch.schema.serialize().to_pybytes() + payload)
 
 
 @reads
@@ -116,7 +116,7 @@ def test_a_large_row_that_compresses_too_well_is_stored_such_that_it_can_be_read
 
 
 @reads
-@pytest.mark.parametrize("size", [MAX_UNPACKED + 1, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("size", [MAX_DECOMPRESSED + 1, 1 << 40, (1 << 63) - 1])
 def test_a_segment_that_declares_a_wrong_size_is_refused(read: Read, size: int) -> None:
     batch = pa.record_batch({"v": pa.array([bytes(1 << 20)])})
     payload = bytearray(encode(batch).to_pybytes())
@@ -134,7 +134,7 @@ def test_the_unpacked_size_is_at_most_the_size_of_the_buffers(
     schema, rows = case
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
     message = pa.ipc.read_message(encode(batch))
-    size = unpacked_size(message)
+    size = decompressed_size(message)
     plain = pa.ipc.read_message(batch.serialize()).body.size
     # Arrow's writer leaves single buffers as they are, where they would not get smaller.
     assert 0 <= size <= plain
@@ -227,7 +227,7 @@ def test_a_kept_table_is_read_back_unchanged(rows: int) -> None:
     table = pa.table(COLUMNS).slice(0, min(rows, 3))
     table = pa.concat_tables([table, table]) if rows == 5 else table
     for options in ({}, {"compression": "zstd"}):
-        found = kept_table(stream_of(table, **options))
+        found = read_stored_table(stream_of(table, **options))
         assert found.equals(table)
         assert found.schema.equals(table.schema)
 
@@ -237,7 +237,7 @@ def test_a_kept_table_is_read_back_unchanged(rows: int) -> None:
 )
 def test_bytes_that_are_not_a_table_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        kept_table(data)
+        read_stored_table(data)
 
 
 def test_a_bomb_a_dictionary_or_an_offset_out_of_range_is_a_value_error(
@@ -248,9 +248,9 @@ def test_a_bomb_a_dictionary_or_an_offset_out_of_range_is_a_value_error(
     forged = bytearray(plain)
     struct.pack_into("<i", forged, forged.index(offsets) + 4, WIDE)
     with pytest.raises(ValueError, match="not an Arrow stream"):
-        kept_table(bytes(forged))
+        read_stored_table(bytes(forged))
     with pytest.raises(ValueError, match="dictionary"):
-        kept_table(stream_of(pa.table({"text": COLUMNS["text"].dictionary_encode()})))
-    monkeypatch.setattr(segments, "MAX_UNPACKED", 1 << 20)
+        read_stored_table(stream_of(pa.table({"text": COLUMNS["text"].dictionary_encode()})))
+    monkeypatch.setattr(segments, "MAX_DECOMPRESSED", 1 << 20)
     with pytest.raises(ValueError, match="unpacked"):
-        kept_table(stream_of(pa.table({"v": [bytes(2 << 20)]}), compression="zstd"))
+        read_stored_table(stream_of(pa.table({"v": [bytes(2 << 20)]}), compression="zstd"))

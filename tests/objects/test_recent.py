@@ -28,7 +28,7 @@ class Loads:
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=6), max_size=6), max_size=30))
 def test_a_read_returns_its_parts_and_little_is_kept(reads: list[list[bytes]]) -> None:
-    recent, loads = RecentParts(most=20), Loads()
+    recent, loads = RecentParts(max_bytes=20), Loads()
     for keys in reads:
         assert loads.of(recent, keys) == keys
         kept = [part.data for part in recent._parts.values()]
@@ -38,7 +38,7 @@ def test_a_read_returns_its_parts_and_little_is_kept(reads: list[list[bytes]]) -
 
 
 def test_what_was_read_last_is_not_read_again() -> None:
-    recent, loads = RecentParts(most=12), Loads()
+    recent, loads = RecentParts(max_bytes=12), Loads()
     for keys in ([b"aaa", b"bbb"], [b"aaa", b"ccc"], [b"aaa"], [b"ddd", b"eee"], [b"aaa"], [b"bbb"]):
         loads.of(recent, keys)
     assert loads.loaded == [b"aaa", b"bbb", b"ccc", b"ddd", b"eee", b"bbb"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import Store
-from penstock.arrow.segments import MOST_WITHOUT_BYTES, encode
+from penstock.arrow.segments import MAX_VALUES_WITHOUT_BYTES, encode
 from penstock.errors import InvalidInputError, StoreError
 from penstock.queue import consumer as consumer_module
 from penstock.store.log import reading
@@ -105,7 +105,7 @@ def test_values_without_bytes_may_not_be_claimed_in_any_number(store: Store, kin
     queue.append(lists(1000))
     assert len(queue.read(0, 0).to_pylist()[0]["l"]) == 1000
     with pytest.raises(InvalidInputError, match="values without any bytes, more than a reader accepts"):
-        queue.append(lists(MOST_WITHOUT_BYTES + 1))
+        queue.append(lists(MAX_VALUES_WITHOUT_BYTES + 1))
     (batch,) = lists(2**31 - 1).to_batches()
     overwrite(store, "payload.data", encode(batch).to_pybytes())
     with pytest.raises(StoreError, match="it claims 2147483647 values without any bytes"):

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
-from penstock.objects.bundle import index_of
+from penstock.objects.bundle import read_index
 from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning, payloads, reading
 from penstock.store.log.reading import Range
@@ -42,7 +42,7 @@ def test_an_append_to_many_partitions_is_one_object(store: penstock.Store, folde
     queue = store.create_queue("q", SCHEMA, partitions=8, key=["n"], payloads=folder)
     queue.append(large(*range(40)))
     (path,) = objects(folder)
-    index = index_of(path.read_bytes())
+    index = read_index(path.read_bytes())
     assert sum(index["rows"].to_pylist()) == 40
     assert len(set(index["partition"].to_pylist())) > 4
     assert sorted(n for part in everything(queue).values() for n in part) == list(range(40))
@@ -243,7 +243,9 @@ def test_a_missing_object_is_named_with_its_rows(
     queue.append(small(0), 0)
     queue.append(large(1), 0)
     queue.append(large(2), 1)
-    first = next(path for path in objects(folder) if index_of(path.read_bytes())["partition"][0].as_py() == 0)
+    first = next(
+        path for path in objects(folder) if read_index(path.read_bytes())["partition"][0].as_py() == 0
+    )
     first.unlink()
     with pytest.raises(StoreError, match=r"partition 0, rows \[1, 2\)") as missing:
         queue.read(0, 0)

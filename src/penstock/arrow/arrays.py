@@ -1,8 +1,9 @@
-"""Arrow constants made without pandas, and helpers for nested types, maps and batches.
+"""Arrow constants that do not need pandas, and helpers for nested types, maps and batches.
 
-``pyarrow.scalar`` and ``pyarrow.array`` import pandas, if it is installed, the first time that they convert a
-Python value. That takes a third of a second, which a Spark worker that only moves batches need not spend. So
-these constants are built from bytes."""
+``pyarrow.scalar`` and ``pyarrow.array`` import pandas, if it is installed, when they first convert a Python
+value. This takes a third of a second, which a Spark worker that only moves batches can avoid. So these
+constants are built from bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +23,23 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 class PerSchema(Generic[T]):
-    """Cache of values that are derived from schemas, by the schemas' identity.
+    """Cache of values that are derived from schemas, by object identity.
 
-    A queue keeps one schema object, and hashing a schema takes longer than appending a row.
+    A queue has one schema object, and hashing a schema takes longer than appending a row.
     """
 
-    def __init__(self, make: Callable[[pa.Schema], T]) -> None:
-        self._make = make
-        self._made: dict[int, tuple[weakref.ref[pa.Schema], T]] = {}
+    def __init__(self, derive: Callable[[pa.Schema], T]) -> None:
+        self._derive = derive
+        self._values: dict[int, tuple[weakref.ref[pa.Schema], T]] = {}
 
     def __call__(self, schema: pa.Schema) -> T:
         key = id(schema)
-        known = self._made.get(key)
-        if known is not None and known[0]() is schema:
-            return known[1]
-        made = self._make(schema)
-        self._made[key] = (weakref.ref(schema, lambda _: self._made.pop(key, None)), made)
-        return made
+        cached = self._values.get(key)
+        if cached is not None and cached[0]() is schema:
+            return cached[1]
+        value = self._derive(schema)
+        self._values[key] = (weakref.ref(schema, lambda _: self._values.pop(key, None)), value)
+        return value
 
 
 def u32_array(values: Sequence[int]) -> pa.Array:
@@ -68,13 +69,13 @@ def zeros(arrow_type: pa.DataType, length: int = 1) -> pa.Array:
     return pa.Array.from_buffers(arrow_type, length, [None, pa.py_buffer(bytes(size))])
 
 
-def _array(arrow_type: pa.DataType, form: str, *values: float) -> pa.Array:
-    buffer = pa.py_buffer(struct.pack(form, *values))
+def _array(arrow_type: pa.DataType, struct_format: str, *values: float) -> pa.Array:
+    buffer = pa.py_buffer(struct.pack(struct_format, *values))
     return pa.Array.from_buffers(arrow_type, len(values), [None, buffer])
 
 
 def nested_fields(arrow_type: pa.DataType) -> list[pa.Field]:
-    """Return the fields directly below a canonical type; of a map, the key's and the value's."""
+    """Return the fields directly below a canonical type; for a map, its key and value fields."""
     if pat.is_map(arrow_type):
         return [arrow_type.key_field, arrow_type.item_field]
     if pat.is_list(arrow_type):
@@ -86,14 +87,14 @@ def map_entries(array: pa.Array) -> pa.Array:
     """Return a map array as a list array of key and value structs, which can be flattened even if it is a
     slice.
     """
-    kind = array.type
-    # Built from its parts: a cast would also check, and refuse, values below nulls.
+    map_type = array.type
+    # Build it from its parts, because a cast would also check, and refuse, values below nulls.
     entries = pa.StructArray.from_arrays(
-        [array.keys, array.items], fields=[kind.key_field, kind.item_field.with_nullable(True)]
+        [array.keys, array.items], fields=[map_type.key_field, map_type.item_field.with_nullable(True)]
     )
-    parts = array.buffers()[:2]
+    own_buffers = array.buffers()[:2]
     return pa.Array.from_buffers(
-        pa.list_(entries.type), len(array), parts, offset=array.offset, children=[entries]
+        pa.list_(entries.type), len(array), own_buffers, offset=array.offset, children=[entries]
     )
 
 
@@ -101,11 +102,11 @@ def first_rows(batches: Iterable[Rows], count: int) -> Iterator[Rows]:
     """Yield the first ``count`` rows of a stream of tables or batches, without reading further."""
     if count < 1:
         return
-    left = count
+    remaining = count
     for batch in batches:
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-        if left <= 0:
+        yield batch.slice(0, remaining)
+        remaining -= batch.num_rows
+        if remaining <= 0:
             return
 
 
@@ -137,9 +138,9 @@ def bytes_from_hex(text: pa.StringArray) -> pa.BinaryArray:
     sizes = pc.binary_length(text).fill_null(0)
     if pc.max(pc.bit_wise_and(sizes, 1)).as_py():
         raise pa.ArrowInvalid("an odd number of hex digits")
-    whole = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text.fill_null(""))
+    single_list = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text.fill_null(""))
     try:
-        data = binascii.unhexlify(pc.binary_join(whole, "")[0].as_py())
+        data = binascii.unhexlify(pc.binary_join(single_list, "")[0].as_py())
     except ValueError:
         raise pa.ArrowInvalid("an invalid hex digit") from None
     return binary_array(text, pa.py_buffer(data), pc.divide(sizes, 2))
@@ -152,5 +153,5 @@ def binary_array(like: pa.Array, data: pa.Buffer, sizes: pa.Array) -> pa.BinaryA
 
 
 def _ends(sizes: pa.Array) -> pa.Array:
-    """Return the start of each value, and the end of the last one."""
+    """Return the start of each value, followed by the end of the last value."""
     return pa.concat_arrays([zeros(pa.int32()), pc.cumulative_sum(sizes).cast(pa.int32())])

@@ -1,7 +1,7 @@
-"""A stable hash of one or several key columns, which decides the partition of each row.
+"""Stable hash of one or more key columns, which determines the partition of each row.
 
-The hash is stored for ever, so it depends only on the values, and not on how rows are batched, chunked or
-sliced, on Arrow's version, on the platform, or on the width of an integer or float column.
+The hash is stored permanently, so it depends only on the values. It does not depend on how rows are batched,
+chunked or sliced, on Arrow's version, on the platform, or on the width of an integer or float column.
 
 Definition, all arithmetic modulo 2**64::
 
@@ -23,7 +23,8 @@ The word of a value is
                              window's start to the value's end; strings count as UTF-8; an empty value is 0
 
 ``mix`` is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014, with Stafford's constants). It spreads keys well and is no defence against chosen ones.
+generators", 2014, with Stafford's constants). It distributes keys well, but does not protect against chosen
+keys.
 
 There are two implementations, and a test checks that they agree: one with Arrow kernels, and one in plain
 Python for up to 64 rows, where dozens of kernel calls would take longer.
@@ -58,24 +59,24 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 _SEED = 0x243F6A8885A308D3
 _NULL = 0x452821E638D01377
 _NAN = 0x7FF8000000000000
-_LEFT_FACTOR = 0x9E3779B97F4A7C15
+_REMAINING_FACTOR = 0x9E3779B97F4A7C15
 _FACTOR_1, _FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
-    """Return the hash of the key columns for each row, as the module's docstring defines it: ``uint32``, no
-    nulls.
+    """Return the hash of the key columns for each row, as defined in the docstring of the module.
 
-    The rows are in a queue's canonical schema, and the key is in the queue's order, which counts.
+    The result is ``uint32`` without nulls. The rows have the queue's canonical schema. The order of the key
+    columns matters.
     """
     if sys.byteorder != "little":
         raise UnsupportedTypeError(
             "key hashes need a little-endian machine: create the queue without a key",
             condition="UNSUPPORTED_TYPE.BYTE_ORDER",
         )
-    few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
-    if few is not None:
-        return u32_array(few)
+    python_hashes = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
+    if python_hashes is not None:
+        return u32_array(python_hashes)
     columns = table.select(list(key))
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
@@ -84,18 +85,18 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
 
 def row_hashes(rows: pa.Table) -> pa.Array:
-    """Return a 64-bit hash of all columns for each row: ``uint64``, no nulls; it is not stored anywhere."""
+    """Return a 64-bit hash of all columns for each row: ``uint64``, no nulls. It is not stored anywhere."""
     blocks = [_mixed_columns(block) for block in _blocks(rows)] if rows.num_rows else []
     return pa.concat_arrays(blocks) if blocks else zeros(pa.uint64(), 0)
 
 
 def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
-    """Refuse a key that no queue of the schema can have."""
+    """Refuse a key that a queue with this schema cannot have."""
     if isinstance(key, str) or not key:
         raise SchemaMismatchError(
             f"a key is a list of one or more column names, not {in_quotes(key)}", found=repr(key)
         )
-    for place, name in enumerate(key):
+    for position, name in enumerate(key):
         index = schema.get_field_index(name)
         if index < 0:
             known = ", ".join(schema.names[:20])
@@ -105,7 +106,7 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
                 condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
                 column=name,
             )
-        if name in key[:place]:
+        if name in key[:position]:
             raise SchemaMismatchError(
                 f"the key names the column {in_quotes(name)} twice: name it once",
                 condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN",
@@ -200,7 +201,7 @@ def _bytes_words(column: pa.Array) -> pa.Array:
         data = column.buffers()[2]
         return _words_of_block(offsets, first, b"" if data is None else data.slice(first, last - first))
     if len(column) == 1:
-        return pa.repeat(u64(_word_of_long(column.buffers()[2].slice(first, last - first))), 1)
+        return pa.repeat(u64(_word_of_long_value(column.buffers()[2].slice(first, last - first))), 1)
     half = len(column) // 2
     return pa.concat_arrays([_bytes_words(column.slice(0, half)), _bytes_words(column.slice(half))])
 
@@ -221,62 +222,64 @@ def _little_endian_words(data: pa.Buffer | bytes) -> pa.Array:
 
 def _words_of_block(offsets: pa.Array, first: int, data: pa.Buffer | bytes) -> pa.Array:
     rows = len(offsets) - 1
-    places = pc.subtract(offsets.cast(pa.int64()), i64(first))
-    starts, ends = places.slice(0, rows), places.slice(1)
+    positions = pc.subtract(offsets.cast(pa.int64()), i64(first))
+    starts, ends = positions.slice(0, rows), positions.slice(1)
     counts = pc.shift_right(pc.add(pc.subtract(ends, starts), i64(7)), i64(3))
     bounds = pa.concat_arrays([zeros(pa.int64()), pc.cumulative_sum(counts)])
     total = bounds[rows].as_py()
     if not total:
         return zeros(pa.uint64(), rows)
-    row = pc.list_parent_indices(pa.LargeListArray.from_arrays(bounds, pa.nulls(total)))
+    row_of_window = pc.list_parent_indices(pa.LargeListArray.from_arrays(bounds, pa.nulls(total)))
     # The first byte of flat window j is start(row) + 8 * (j - bound(row)).
     shift = pc.subtract(starts, pc.multiply(bounds.slice(0, rows), i64(8)))
-    at = pc.add(_take(shift, row), _multiples_of_eight().slice(0, total))
-    left = pc.subtract(_take(ends, row), at)
-    mixed = _mixed_windows(_masked(_unaligned(_little_endian_words(data), at), left), left)
+    window_positions = pc.add(_take(shift, row_of_window), _multiples_of_eight().slice(0, total))
+    remaining = pc.subtract(_take(ends, row_of_window), window_positions)
+    mixed = _mix_windows(
+        _mask_windows(_read_unaligned(_little_endian_words(data), window_positions), remaining), remaining
+    )
     sums = pa.concat_arrays([zeros(pa.uint64()), pc.cumulative_sum(mixed)])
-    ahead = _take(sums, bounds)
-    return pc.subtract(ahead.slice(1), ahead.slice(0, rows))
+    sums_at_bounds = _take(sums, bounds)
+    return pc.subtract(sums_at_bounds.slice(1), sums_at_bounds.slice(0, rows))
 
 
-def _take(values: pa.Array, places: pa.Array) -> pa.Array:
-    return pc.take(values, places, boundscheck=False)
+def _take(values: pa.Array, indexes: pa.Array) -> pa.Array:
+    return pc.take(values, indexes, boundscheck=False)
 
 
 @cache
 def _multiples_of_eight() -> pa.Array:
     # Each value adds at most one partial window, and blocks have at most 65,536 values.
-    most = _BLOCK_BYTES // 8 + _BLOCK_ROWS
-    return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), most)), i64(8))
+    max_windows = _BLOCK_BYTES // 8 + _BLOCK_ROWS
+    return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), max_windows)), i64(8))
 
 
-def _unaligned(aligned: pa.Array, at: pa.Array) -> pa.Array:
-    """Return the eight bytes at each position, assembled from the two aligned words that hold them."""
-    place = pc.shift_right(at, i64(3))
-    bits = pc.shift_left(pc.bit_wise_and(at, i64(7)), i64(3)).view(pa.uint64())
-    low = pc.shift_right(_take(aligned, place), bits)
+def _read_unaligned(aligned: pa.Array, positions: pa.Array) -> pa.Array:
+    """Return the eight bytes at each position, assembled from the two aligned words that contain them."""
+    word_indexes = pc.shift_right(positions, i64(3))
+    bits = pc.shift_left(pc.bit_wise_and(positions, i64(7)), i64(3)).view(pa.uint64())
+    low = pc.shift_right(_take(aligned, word_indexes), bits)
     # In two steps, because a shift by 64 would change nothing.
-    high = pc.shift_left(_take(aligned, pc.add(place, i64(1))), u64(1))
+    high = pc.shift_left(_take(aligned, pc.add(word_indexes, i64(1))), u64(1))
     return pc.bit_wise_or(low, pc.shift_left(high, pc.subtract(u64(63), bits)))
 
 
-def _masked(windows: pa.Array, left: pa.Array) -> pa.Array:
-    inside = pc.min_element_wise(left, i64(8)).view(pa.uint64())
-    unused = pc.subtract(u64(64), pc.shift_left(inside, u64(3)))
-    return pc.bit_wise_and(windows, pc.shift_right(u64(_MASK), unused))
+def _mask_windows(windows: pa.Array, remaining: pa.Array) -> pa.Array:
+    used_bytes = pc.min_element_wise(remaining, i64(8)).view(pa.uint64())
+    unused_bits = pc.subtract(u64(64), pc.shift_left(used_bytes, u64(3)))
+    return pc.bit_wise_and(windows, pc.shift_right(u64(_MASK), unused_bits))
 
 
-def _mixed_windows(windows: pa.Array, left: pa.Array) -> pa.Array:
-    return _mix(pc.bit_wise_xor(windows, pc.multiply(left.view(pa.uint64()), u64(_LEFT_FACTOR))))
+def _mix_windows(windows: pa.Array, remaining: pa.Array) -> pa.Array:
+    return _mix(pc.bit_wise_xor(windows, pc.multiply(remaining.view(pa.uint64()), u64(_REMAINING_FACTOR))))
 
 
-def _word_of_long(data: pa.Buffer) -> int:
+def _word_of_long_value(data: pa.Buffer) -> int:
     total = 0
     for start in range(0, data.size, _BLOCK_BYTES):
         piece = data.slice(start, min(_BLOCK_BYTES, data.size - start))
         count = (piece.size + 7) // 8
-        left = pc.subtract(i64(data.size - start), _multiples_of_eight().slice(0, count))
-        mixed = _mixed_windows(_little_endian_words(piece).slice(0, count), left)
+        remaining = pc.subtract(i64(data.size - start), _multiples_of_eight().slice(0, count))
+        mixed = _mix_windows(_little_endian_words(piece).slice(0, count), remaining)
         total += pc.sum(mixed).as_py()
     return total & _MASK
 
@@ -297,22 +300,20 @@ _WORDS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 
 def _python_hashes(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list[int] | None:
-    """Return the hash of each of a few rows, or None if a column's type or long values require Arrow's
-    kernels.
-    """
+    """Return the hashes of a few rows; None if a type or long values require Arrow's kernels."""
     schema = table.schema
     hashes = [_SEED] * table.num_rows
     for name in key:
-        place = schema.get_field_index(name)
-        word_of = _PYTHON_WORDS.get(schema.field(place).type.id) if place >= 0 else None
+        index = schema.get_field_index(name)
+        word_of = _PYTHON_WORDS.get(schema.field(index).type.id) if index >= 0 else None
         if word_of is None:
             return None
-        column = table.column(place)
+        column = table.column(index)
         if word_of in (_python_string, _python_bytes) and column.nbytes > _MAX_PYTHON_BYTES:
             return None
         words = [_NULL if value is None else word_of(value) for value in column.to_pylist()]
-        hashes = [_python_mix(before ^ word) for before, word in zip(hashes, words, strict=True)]
-    return [each >> 32 for each in hashes]
+        hashes = [_python_mix(accumulated ^ word) for accumulated, word in zip(hashes, words, strict=True)]
+    return [accumulated >> 32 for accumulated in hashes]
 
 
 def _python_mix(word: int) -> int:
@@ -336,7 +337,7 @@ def _python_bytes(value: bytes) -> int:
     total = 0
     for start in range(0, size, 8):
         window = int.from_bytes(value[start : start + 8], "little")
-        total += _python_mix(window ^ ((size - start) * _LEFT_FACTOR & _MASK))
+        total += _python_mix(window ^ ((size - start) * _REMAINING_FACTOR & _MASK))
     return total & _MASK
 
 

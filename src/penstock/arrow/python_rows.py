@@ -1,4 +1,4 @@
-"""Rows as Python objects, converted to a queue's canonical schema without loss.
+"""Lossless conversion of Python rows to a queue's canonical schema.
 
 Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of day
 for a date, treats a datetime without a zone as UTC, ignores unknown keys of a dict, and turns 1e300 into
@@ -31,22 +31,21 @@ from penstock.arrow.coerce import (
 from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatchError
 
-_NOTHING = type(None)
-# Halfway from the largest float32 to the next step, which would round to infinity.
+_NONE_TYPE = type(None)
+# Halfway between the largest float32 and the next step; numbers from here on would round to infinity.
 _MAX_FLOAT32 = 3.4028235677973366e38
 
 Time = TypeVar("Time", dt.datetime, dt.timedelta)
 
-# What Arrow's conversion raises for a value that it cannot take.
+# The errors that Arrow raises for values that it cannot convert.
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
-    """Return the rows as a table of exactly the schema, a queue's canonical one, under the rules of
-    ``conform``.
+    """Convert rows to a table with exactly the schema, which must be canonical, by the rules of ``conform``.
 
-    Rows are a table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame),
-    or an iterable of mappings, one for each row. Without rows, the table is empty.
+    Rows are a table, a record batch, an object that exports an Arrow stream (such as a pandas or polars data
+    frame), or an iterable of mappings, one for each row. Without rows, the table is empty.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -61,8 +60,8 @@ def _from_mappings(rows: Iterable[object], schema: pa.Schema) -> pa.Table:
     try:
         mappings = _with_known_keys(_as_mappings(rows), target)
         arrays = [
-            _array(mappings, column, coder)
-            for column, coder in zip(target.columns, _coders_of(schema), strict=True)
+            _array(mappings, column, converter)
+            for column, converter in zip(target.columns, _converters_of(schema), strict=True)
         ]
     except Misfit as misfit:
         raise misfit.error() from misfit.__cause__
@@ -76,10 +75,10 @@ def _as_mappings(rows: object) -> list[Mapping[str, object]]:
             "put it in a list",
             found=type(rows).__name__,
         )
-    listed = list(rows)
-    if set(map(type, listed)) <= {dict}:
-        return listed
-    return [_as_mapping(row, number) for number, row in enumerate(listed)]
+    row_list = list(rows)
+    if set(map(type, row_list)) <= {dict}:
+        return row_list
+    return [_as_mapping(row, number) for number, row in enumerate(row_list)]
 
 
 def _as_mapping(row: object, number: int) -> Mapping[str, object]:
@@ -94,47 +93,47 @@ def _as_mapping(row: object, number: int) -> Mapping[str, object]:
 def _with_known_keys(mappings: list[Mapping[str, object]], target: Target) -> list[Mapping[str, object]]:
     if set().union(*mappings) <= target.names:
         return mappings
-    return [_renamed(mapping, number, target) for number, mapping in enumerate(mappings)]
+    return [_with_target_names(mapping, number, target) for number, mapping in enumerate(mappings)]
 
 
-def _renamed(mapping: Mapping[str, object], number: int, target: Target) -> Mapping[str, object]:
+def _with_target_names(mapping: Mapping[str, object], number: int, target: Target) -> Mapping[str, object]:
     if mapping.keys() <= target.names:
         return mapping
     keys = list(mapping)
     try:
-        places = match_names([str(key) for key in keys], target.fields, "")
+        positions = match_names([str(key) for key in keys], target.fields, "")
     except Misfit as unmatched:
         unmatched.row = number
         raise
-    columns = zip(places, target.columns, strict=True)
-    return {column.name: mapping[keys[place]] for place, column in columns if place is not None}
+    columns = zip(positions, target.columns, strict=True)
+    return {column.name: mapping[keys[position]] for position, column in columns if position is not None}
 
 
-def _array(mappings: list[Mapping[str, object]], column: Column, coder: Coder) -> pa.Array:
+def _array(mappings: list[Mapping[str, object]], column: Column, converter: ValueConverter) -> pa.Array:
     name = column.name
     values: Sequence[object] = [mapping.get(name) for mapping in mappings]
     try:
-        return pa.array(coder.values(values), column.type)
+        return pa.array(converter.values(values), column.type)
     except (Misfit, *_CONVERSION_ERRORS):
-        raise _first_misfit(values, column, coder) from None
+        raise _find_misfit(values, column, converter) from None
 
 
-def _first_misfit(values: Sequence[object], column: Column, coder: Coder) -> Misfit:
+def _find_misfit(values: Sequence[object], column: Column, converter: ValueConverter) -> Misfit:
     for row, value in enumerate(values):
-        found = _misfit_of(value, column, coder)
-        if found is not None:
-            found.row = row
-            return found
+        problem = _misfit_of_value(value, column, converter)
+        if problem is not None:
+            problem.row = row
+            return problem
     message = f"column {in_quotes(column.name)} cannot be built as {column.type}: append fewer rows at a time"
-    alone = "values that fit one by one"
-    return Misfit(message, column.name, column.type, alone, condition="SCHEMA_MISMATCH.TOO_MANY_ROWS")
+    expected = "values that fit one by one"
+    return Misfit(message, column.name, column.type, expected, condition="SCHEMA_MISMATCH.TOO_MANY_ROWS")
 
 
-def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
+def _misfit_of_value(value: object, column: Column, converter: ValueConverter) -> Misfit | None:
     try:
-        pa.array(coder.values([value]), column.type)
-    except Misfit as found:
-        return found
+        pa.array(converter.values([value]), column.type)
+    except Misfit as problem:
+        return problem
     except _CONVERSION_ERRORS as error:
         reason = str(error).strip().rstrip(".")
         reason = reason[:1].lower() + reason[1:]
@@ -143,38 +142,38 @@ def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Coder:
-    """A converter for the values of one type.
+class ValueConverter:
+    """Converter for the values of one type.
 
-    Arrow converts the Python types in ``plain`` without loss; ``plain`` is None if Arrow itself refuses every
-    wrong value. ``convert`` turns any other value except None into one that Arrow converts, or raises
-    ``Misfit``.
+    Arrow converts the Python types in ``accepted`` without loss; ``accepted`` is None if Arrow itself refuses
+    every wrong value. ``convert`` turns any other value except None into a value that Arrow converts, or
+    raises ``Misfit``.
     """
 
-    plain: frozenset[type] | None
+    accepted: frozenset[type] | None
     convert: Callable[[object], object]
 
     def values(self, values: Sequence[object]) -> Sequence[object]:
-        """Return the values, converted if at least one needs it."""
-        plain = self.plain
-        if plain is None or set(map(type, values)) <= plain:
+        """Return the values, converted if at least one of them requires it."""
+        accepted = self.accepted
+        if accepted is None or set(map(type, values)) <= accepted:
             return values
         convert = self.convert
         return [None if value is None else convert(value) for value in values]
 
 
-def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
-    """Return the coder of a canonical type; ``path`` is the column's dotted path, for the error."""
+def converter_of(arrow_type: pa.DataType, path: str) -> ValueConverter:
+    """Return the converter for a canonical type; ``path`` is the column's dotted path, for errors."""
     kind = kind_of(arrow_type)
-    nested = _NESTED.get(kind)
+    nested = _NESTED_CONVERTERS.get(kind)
     if nested is not None:
         return nested(arrow_type, path)
     if kind == "float" and arrow_type.bit_width == 32:
-        return _checked((), _float32_value, arrow_type, path)
-    if kind not in _SCALARS:
-        return Coder(None, lambda value: value)
-    plain, check = _SCALARS[kind]
-    return _checked(plain, check, arrow_type, path)
+        return _checked_converter((), _float32_value, arrow_type, path)
+    if kind not in _SCALAR_CHECKS:
+        return ValueConverter(None, lambda value: value)
+    accepted, check = _SCALAR_CHECKS[kind]
+    return _checked_converter(accepted, check, arrow_type, path)
 
 
 def misfit(value: object, arrow_type: object, path: str, reason: str, fix: str) -> Misfit:
@@ -193,16 +192,16 @@ class _RefusalError(Exception):
         self.fix = fix
 
 
-def _checked(
-    plain: Sequence[type], check: Callable[[object], object], arrow_type: pa.DataType, path: str
-) -> Coder:
+def _checked_converter(
+    accepted: Sequence[type], check: Callable[[object], object], arrow_type: pa.DataType, path: str
+) -> ValueConverter:
     def convert(value: object) -> object:
         try:
             return check(value)
         except _RefusalError as refusal:
             raise misfit(value, arrow_type, path, refusal.reason, refusal.fix) from None
 
-    return Coder(frozenset({_NOTHING, *plain}), convert)
+    return ValueConverter(frozenset({_NONE_TYPE, *accepted}), convert)
 
 
 def _integer_value(value: object) -> object:
@@ -282,15 +281,15 @@ def _duration_value(value: object) -> object:
     return _in_microseconds(value, dt.timedelta, "nanoseconds")
 
 
-def _in_microseconds(value: object, wanted: type[Time], finer: str) -> Time:
-    if not isinstance(value, wanted):
-        raise _RefusalError(f"it is not a {wanted.__name__}", f"pass a datetime.{wanted.__name__}")
-    if getattr(value, finer, 0):
+def _in_microseconds(value: object, expected: type[Time], finer_attribute: str) -> Time:
+    if not isinstance(value, expected):
+        raise _RefusalError(f"it is not a {expected.__name__}", f"pass a datetime.{expected.__name__}")
+    if getattr(value, finer_attribute, 0):
         raise _RefusalError("it is finer than a microsecond", "round it to microseconds first")
     return value
 
 
-_SCALARS: dict[str, tuple[tuple[type, ...], Callable[[object], object]]] = {
+_SCALAR_CHECKS: dict[str, tuple[tuple[type, ...], Callable[[object], object]]] = {
     "integer": ((int,), _integer_value),
     "float": ((float, int), _float_value),
     "decimal": ((Decimal, int), _decimal_value),
@@ -304,8 +303,8 @@ _SCALARS: dict[str, tuple[tuple[type, ...], Callable[[object], object]]] = {
 }
 
 
-def _list_coder(arrow_type: pa.DataType, path: str) -> Coder:
-    element = coder_of(arrow_type.value_type, join(path, "element"))
+def _list_converter(arrow_type: pa.DataType, path: str) -> ValueConverter:
+    element = converter_of(arrow_type.value_type, join(path, "element"))
 
     def convert(value: object) -> object:
         items = value.tolist() if hasattr(value, "tolist") else value
@@ -313,12 +312,12 @@ def _list_coder(arrow_type: pa.DataType, path: str) -> Coder:
             raise misfit(value, arrow_type, path, "it is not a list", "pass a list or a tuple")
         return element.values(items)
 
-    return Coder(frozenset({_NOTHING}), convert)
+    return ValueConverter(frozenset({_NONE_TYPE}), convert)
 
 
-def _map_coder(arrow_type: pa.DataType, path: str) -> Coder:
-    key = coder_of(arrow_type.key_type, join(path, "key"))
-    item = coder_of(arrow_type.item_type, join(path, "value"))
+def _map_converter(arrow_type: pa.DataType, path: str) -> ValueConverter:
+    key = converter_of(arrow_type.key_type, join(path, "key"))
+    item = converter_of(arrow_type.item_type, join(path, "value"))
 
     def convert(value: object) -> object:
         pairs = list(value.items()) if isinstance(value, Mapping) else value
@@ -327,29 +326,29 @@ def _map_coder(arrow_type: pa.DataType, path: str) -> Coder:
         keys = key.values([pair[0] for pair in pairs])
         return list(zip(keys, item.values([pair[1] for pair in pairs]), strict=True))
 
-    return Coder(frozenset({_NOTHING}), convert)
+    return ValueConverter(frozenset({_NONE_TYPE}), convert)
 
 
-def _struct_coder(arrow_type: pa.DataType, path: str) -> Coder:
+def _struct_converter(arrow_type: pa.DataType, path: str) -> ValueConverter:
     fields = list(arrow_type)
-    coders = [(field.name, coder_of(field.type, join(path, field.name))) for field in fields]
+    converters = [(field.name, converter_of(field.type, join(path, field.name))) for field in fields]
 
     def convert(value: object) -> object:
         mapping = as_mapping(value)
         if mapping is None:
             raise misfit(value, arrow_type, path, "it is not a mapping", "pass a dict")
-        found = list(mapping)
-        places = match_names([str(name) for name in found], fields, path)
+        names = list(mapping)
+        positions = match_names([str(name) for name in names], fields, path)
         return {
-            name: None if place is None else coder.values([mapping[found[place]]])[0]
-            for place, (name, coder) in zip(places, coders, strict=True)
+            name: None if position is None else converter.values([mapping[names[position]]])[0]
+            for position, (name, converter) in zip(positions, converters, strict=True)
         }
 
-    return Coder(frozenset({_NOTHING}), convert)
+    return ValueConverter(frozenset({_NONE_TYPE}), convert)
 
 
 def as_mapping(row: object) -> Mapping[str, object] | None:
-    """Return a dict, another mapping or a pyspark ``Row`` as a mapping, and None for anything else."""
+    """Return a mapping, or a pyspark ``Row``, as a mapping; None for anything else."""
     if isinstance(row, Mapping):
         return row
     as_dict = getattr(row, "asDict", None)
@@ -359,13 +358,13 @@ def as_mapping(row: object) -> Mapping[str, object] | None:
     return None
 
 
-_NESTED: dict[str, Callable[[pa.DataType, str], Coder]] = {
-    "list": _list_coder,
-    "map": _map_coder,
-    "struct": _struct_coder,
+_NESTED_CONVERTERS: dict[str, Callable[[pa.DataType, str], ValueConverter]] = {
+    "list": _list_converter,
+    "map": _map_converter,
+    "struct": _struct_converter,
 }
 
 
 @PerSchema
-def _coders_of(schema: pa.Schema) -> tuple[Coder, ...]:
-    return tuple(coder_of(field.type, field.name) for field in schema)
+def _converters_of(schema: pa.Schema) -> tuple[ValueConverter, ...]:
+    return tuple(converter_of(field.type, field.name) for field in schema)

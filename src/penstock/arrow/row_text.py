@@ -1,4 +1,4 @@
-"""Format rows as text for users: the values of a table, and lines with aligned columns."""
+"""Formatting rows as text for users: the values of a table, and lines with aligned columns."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-_WINDOW = {"start", "end"}
+_WINDOW_FIELDS = {"start", "end"}
 
 
 def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
     """Format the values of a table, row by row."""
     columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
-    # By position, since two columns may have the same name.
+    # By position, because two columns may have the same name.
     return zip(*columns, strict=True)
 
 
-def aligned(lines: Sequence[Sequence[str]], right: Collection[int], margin: str = "  ") -> list[str]:
+def align_columns(lines: Sequence[Sequence[str]], right: Collection[int], margin: str = "  ") -> list[str]:
     """Pad cells to the width of their columns; the columns in ``right`` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         [
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
             if width
         ]
         for line in lines
@@ -51,7 +51,7 @@ def _nested(value: Any, kind: pa.DataType) -> str:
     if pat.is_map(kind):
         return _braces(f"{_cell(key, kind.key_type)}: {_cell(item, kind.item_type)}" for key, item in value)
     if pat.is_struct(kind):
-        if value.keys() == _WINDOW and all(isinstance(end, datetime) for end in value.values()):
+        if value.keys() == _WINDOW_FIELDS and all(isinstance(end, datetime) for end in value.values()):
             return _window(value["start"], value["end"])
         return _braces(f"{field.name}={_cell(value[field.name], field.type)}" for field in kind)
     return f"[{', '.join(_cell(item, kind.value_type) for item in value)}]"

@@ -1,7 +1,7 @@
 """The canonical Arrow form of schemas, which is the form that PySpark uses.
 
-Stored rows, Spark's readers and writers, and the rows that a program appends are all converted to it, so no
-higher layer has to ask whether a string column is ``large_string``, or which unit a timestamp has.
+Stored rows, rows of Spark's readers and writers, and appended rows are all converted to it, so no higher
+layer has to distinguish between ``string`` and ``large_string``, or between units of timestamps.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.spark_json import (
+    canonical_spark_struct,
     check_names,
     fields_from_json,
     join,
     json_from_fields,
-    shape_of,
     spark_metadata,
     unsupported,
 )
@@ -28,8 +28,8 @@ from penstock.json_text import Json, unreadable_record
 
 _MAX_PRECISION = 38
 
-# What to use instead of a type that Spark does not have.
-_INSTEAD: dict[pa.DataType, str] = {
+# Alternatives to types that Spark does not have.
+_ALTERNATIVES: dict[pa.DataType, str] = {
     pa.uint8(): "int16",
     pa.uint16(): "int32",
     pa.uint32(): "int64",
@@ -38,7 +38,7 @@ _INSTEAD: dict[pa.DataType, str] = {
     pa.month_day_nano_interval(): "duration('us'), or an int32 number of months",
 }
 
-_SAME: frozenset[pa.DataType] = frozenset(
+_CANONICAL_TYPES: frozenset[pa.DataType] = frozenset(
     {
         pa.bool_(),
         pa.int8(),
@@ -56,15 +56,15 @@ _SAME: frozenset[pa.DataType] = frozenset(
 
 
 def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
-    """Return the schema in the Arrow form that PySpark uses for the same columns in the time zone UTC.
+    """Convert a schema to the Arrow form that PySpark uses for the same columns in the time zone UTC.
 
     Related Arrow types are normalised: strings and binaries of any layout, lists of any layout, dictionaries
-    to their values, timestamps and durations to microseconds, any time zone to UTC, times to nanoseconds,
-    small decimals to ``decimal128``. Nullability and Spark's column metadata are kept; any other metadata is
+    to their values, timestamps and durations to microseconds, all time zones to UTC, times to nanoseconds,
+    small decimals to ``decimal128``. Nullability and Spark's column metadata are kept; other metadata is
     dropped.
 
-    A schema is a ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's
-    schema JSON; or that JSON as a dict.
+    A schema is a ``pyarrow.Schema``; a pyspark ``StructType``, or an object whose ``json()`` returns Spark's
+    schema JSON; or this JSON as a dict.
     """
     if isinstance(schema, pa.Schema):
         fields = _canonical_fields(list(schema), "")
@@ -78,9 +78,7 @@ def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
 
 
 def spark_json(schema: pa.Schema) -> str:
-    """Return Spark's JSON of a schema's canonical form: ``StructType.fromJson(json.loads(...))`` has the
-    same columns.
-    """
+    """Return a schema's canonical form in Spark's JSON, for ``StructType.fromJson(json.loads(...))``."""
     value = json_from_fields(list(canonical_schema(schema)))
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
@@ -91,25 +89,26 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """Return the schema in an Arrow IPC schema message of a store, or raise StoreError."""
-    with _readable():
+    """Parse an Arrow IPC schema message from a store; raise StoreError if it is invalid."""
+    with _translating_errors():
         # A store already has the canonical form. This call decodes every name and time zone, which may not be
         # valid UTF-8.
         return canonical_schema(pa.ipc.read_schema(pa.py_buffer(data)))
 
 
 def fields_from_bytes(data: bytes, key: bytes) -> tuple[list[pa.Field], list[bytes]]:
-    """Return the fields in an Arrow IPC schema message of a store, and their metadata of one key, which is
-    empty if a field has none. Several fields may have the same name.
+    """Parse the fields in an Arrow IPC schema message from a store, and their metadata for one key.
+
+    The metadata of a field without the key is empty. Several fields may have the same name.
     """
-    with _readable():
+    with _translating_errors():
         fields = list(pa.ipc.read_schema(pa.py_buffer(data)))
         values = [(field.metadata or {}).get(key, b"") for field in fields]
         return [canonical_schema(pa.schema([field])).field(0) for field in fields], values
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, SchemaMismatchError) as error:
@@ -118,17 +117,17 @@ def _readable() -> Iterator[None]:
 
 def unknown_column(name: str, schema: pa.Schema) -> SchemaMismatchError:
     """Return the error for a column that a schema does not have."""
-    known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
+    columns, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
     return SchemaMismatchError(
-        f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
+        f"there is no column {in_quotes(name)}; the columns are {columns}.{hint}",
         condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
         column=name,
     )
 
 
 def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
-    """Return the canonical form of one type; ``path`` is the column's dotted path, for the error."""
-    if arrow_type in _SAME:
+    """Return the canonical form of a type; ``path`` is the column's dotted path, for errors."""
+    if arrow_type in _CANONICAL_TYPES:
         return arrow_type
     if pat.is_nested(arrow_type):
         return _canonical_nested(arrow_type, path)
@@ -141,21 +140,21 @@ def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
     return _canonical_simple(arrow_type, path)
 
 
-def is_wider(now: pa.DataType, before: pa.DataType, *, key: bool = False) -> bool:
-    """Return whether a type can hold every value of another type of its kind, and more values.
+def is_wider(new: pa.DataType, old: pa.DataType, *, key: bool = False) -> bool:
+    """Return whether a type can represent all values of another type of its family, and more values.
 
-    Such types are larger integers, floats and decimals. With ``key``, equal values must also have the same
+    This applies to larger integers, floats and decimals. With ``key``, equal values must also have the same
     key hash in both types; the hash of a decimal depends on its scale.
     """
-    if pat.is_signed_integer(now) and pat.is_signed_integer(before):
-        return bool(now.bit_width > before.bit_width)
-    if pat.is_floating(now) and pat.is_floating(before):
-        return bool(now.bit_width > before.bit_width)
-    if not (pat.is_decimal(now) and pat.is_decimal(before)) or now == before:
+    if pat.is_signed_integer(new) and pat.is_signed_integer(old):
+        return bool(new.bit_width > old.bit_width)
+    if pat.is_floating(new) and pat.is_floating(old):
+        return bool(new.bit_width > old.bit_width)
+    if not (pat.is_decimal(new) and pat.is_decimal(old)) or new == old:
         return False
-    if now.precision - now.scale < before.precision - before.scale:
+    if new.precision - new.scale < old.precision - old.scale:
         return False
-    return bool(now.scale == before.scale if key else now.scale >= before.scale)
+    return bool(new.scale == old.scale if key else new.scale >= old.scale)
 
 
 def _canonical_simple(arrow_type: pa.DataType, path: str) -> pa.DataType:
@@ -173,17 +172,17 @@ def _canonical_simple(arrow_type: pa.DataType, path: str) -> pa.DataType:
         return pa.time64("ns")
     if pat.is_duration(arrow_type):
         return pa.duration("us")
-    raise unsupported(path, arrow_type, _instead_of(arrow_type))
+    raise unsupported(path, arrow_type, _alternative_to(arrow_type))
 
 
-def _instead_of(arrow_type: pa.DataType) -> str:
+def _alternative_to(arrow_type: pa.DataType) -> str:
     if isinstance(arrow_type, pa.BaseExtensionType):
         return f"its storage type, {arrow_type.storage_type}"
     if pat.is_run_end_encoded(arrow_type):
         return f"its value type, {arrow_type.value_type}"
     if pat.is_union(arrow_type):
         return "a struct with one nullable field for each alternative"
-    return _INSTEAD.get(arrow_type, "a type that Spark SQL has")
+    return _ALTERNATIVES.get(arrow_type, "a type that Spark SQL has")
 
 
 def _canonical_decimal(arrow_type: pa.DataType, path: str) -> pa.DataType:
@@ -205,13 +204,13 @@ def _canonical_nested(arrow_type: pa.DataType, path: str) -> pa.DataType:
             pa.field("value", value, nullable=arrow_type.item_field.nullable),
         )
     if pat.is_struct(arrow_type):
-        shape = shape_of(arrow_type)
-        if shape is not None:
-            return shape
+        spark_struct = canonical_spark_struct(arrow_type)
+        if spark_struct is not None:
+            return spark_struct
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         return pa.struct(_canonical_fields(fields, path))
     if pat.is_union(arrow_type) or pat.is_run_end_encoded(arrow_type):
-        raise unsupported(path, arrow_type, _instead_of(arrow_type))
+        raise unsupported(path, arrow_type, _alternative_to(arrow_type))
     element = canonical_type(arrow_type.value_type, join(path, "element"))
     return pa.list_(pa.field("element", element, nullable=arrow_type.value_field.nullable))
 

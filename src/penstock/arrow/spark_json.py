@@ -1,4 +1,4 @@
-"""Convert Spark's schema JSON, as ``StructType.json()`` returns it, to Arrow fields and back, without Spark.
+"""Conversion of Spark's schema JSON (as from ``StructType.json()``) to Arrow fields and back, without Spark.
 
 The mapping is the one of PySpark 4.3's Arrow conversion in the time zone UTC. Three of Spark's types are
 structs with field metadata in Arrow: variant, geometry and geography.
@@ -80,9 +80,13 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
 
 
 def _metadata_to_arrow(value: Json | None) -> dict[bytes, bytes] | None:
-    """Return Spark's column metadata as PySpark writes it into an Arrow field, with sorted keys."""
-    kept = {key: item for key, item in (value or {}).items() if key != _COLLATIONS_KEY}
-    return {_METADATA_KEY: json.dumps(kept, sort_keys=True).encode()} if kept else None
+    """Return Spark's column metadata in the form that PySpark writes to Arrow fields, with sorted keys."""
+    without_collations = {key: item for key, item in (value or {}).items() if key != _COLLATIONS_KEY}
+    return (
+        {_METADATA_KEY: json.dumps(without_collations, sort_keys=True).encode()}
+        if without_collations
+        else None
+    )
 
 
 def _variant_type() -> pa.DataType:
@@ -110,32 +114,31 @@ def _spatial_type(kind: str, srid: int) -> pa.DataType:
     )
 
 
-def mark_of(arrow_type: pa.DataType) -> tuple[str, int] | None:
-    """Return (``variant``, ``geometry`` or ``geography``; its reference system or -1), or None for any
-    other struct.
+def spark_struct_kind(arrow_type: pa.DataType) -> tuple[str, int] | None:
+    """Return the Spark type that a struct stands for; None for any other struct.
+
+    The result is ``variant``, ``geometry`` or ``geography``, with the spatial reference system or -1.
     """
-    marks = {field.name: field.metadata or {} for field in arrow_type}
-    if marks.get("metadata", {}).get(b"variant") == b"true" and "value" in marks:
+    metadata_by_name = {field.name: field.metadata or {} for field in arrow_type}
+    if metadata_by_name.get("metadata", {}).get(b"variant") == b"true" and "value" in metadata_by_name:
         return "variant", _MIXED_SRID
-    wkb = marks.get("wkb", {})
+    wkb = metadata_by_name.get("wkb", {})
     for kind in ("geometry", "geography"):
-        if wkb.get(kind.encode()) == b"true" and "srid" in marks:
+        if wkb.get(kind.encode()) == b"true" and "srid" in metadata_by_name:
             return kind, int(wkb.get(b"srid", b"-1"))
     return None
 
 
-def shape_of(arrow_type: pa.DataType) -> pa.DataType | None:
-    """Return the canonical form of the struct of a variant, geometry or geography; None for any other
-    struct.
-    """
-    mark = mark_of(arrow_type)
-    if mark is None:
+def canonical_spark_struct(arrow_type: pa.DataType) -> pa.DataType | None:
+    """Return the canonical struct of a variant, geometry or geography; None for any other struct."""
+    spark_kind = spark_struct_kind(arrow_type)
+    if spark_kind is None:
         return None
-    kind, srid = mark
+    kind, srid = spark_kind
     return _variant_type() if kind == "variant" else _spatial_type(kind, srid)
 
 
-_PLAIN: dict[str, pa.DataType] = {
+_SIMPLE_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
     "boolean": pa.bool_(),
@@ -163,7 +166,7 @@ _PARAMETERISED: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
     (re.compile(r"interval (day|hour|minute|second)( to (day|hour|minute|second))?"), pa.duration("us")),
     (re.compile(r"string\s+collate\s+\w+"), pa.string()),
 )
-_INSTEAD = (
+_ALTERNATIVES = (
     ("char(", "string"),
     ("varchar(", "string"),
     ("interval year", "an integer number of months"),
@@ -173,10 +176,11 @@ _INSTEAD = (
 
 
 def fields_from_json(struct: Json, path: str = "") -> list[pa.Field]:
-    """Return the Arrow fields of a struct in Spark's parsed JSON; ``path`` is its dotted path, empty at the
-    top.
+    """Return the Arrow fields of a struct in Spark's parsed JSON.
+
+    ``path`` is the dotted path of the struct, empty at the top level.
     """
-    entries = [_field_json(entry, path) for entry in _part(struct, "fields", list, path)]
+    entries = [_field_json(entry, path) for entry in _required_part(struct, "fields", list, path)]
     check_names([entry["name"] for entry in entries], path)
     return [
         pa.field(
@@ -189,7 +193,7 @@ def fields_from_json(struct: Json, path: str = "") -> list[pa.Field]:
     ]
 
 
-def _part(value: Json, name: str, kind: type[Part], path: str) -> Part:
+def _required_part(value: Json, name: str, kind: type[Part], path: str) -> Part:
     part = value.get(name)
     if isinstance(part, kind):
         return part
@@ -220,24 +224,28 @@ def _type_from_json(value: object, path: str) -> pa.DataType:
     if kind == "struct":
         return pa.struct(fields_from_json(value, path))
     if kind == "array":
-        element = _type_below(value, "elementType", join(path, "element"), path)
-        return pa.list_(pa.field("element", element, nullable=_part(value, "containsNull", bool, path)))
+        element = _nested_type(value, "elementType", join(path, "element"), path)
+        return pa.list_(
+            pa.field("element", element, nullable=_required_part(value, "containsNull", bool, path))
+        )
     if kind == "map":
-        key = pa.field("key", _type_below(value, "keyType", join(path, "key"), path), nullable=False)
-        item = _type_below(value, "valueType", join(path, "value"), path)
-        nullable = _part(value, "valueContainsNull", bool, path)
+        key = pa.field("key", _nested_type(value, "keyType", join(path, "key"), path), nullable=False)
+        item = _nested_type(value, "valueType", join(path, "value"), path)
+        nullable = _required_part(value, "valueContainsNull", bool, path)
         return pa.map_(key, pa.field("value", item, nullable=nullable))
-    return _type_below(value, "sqlType", path, path)
+    return _nested_type(value, "sqlType", path, path)
 
 
-def _type_below(value: Json, name: str, below: str, path: str) -> pa.DataType:
-    return _type_from_json(_part(value, name, str if isinstance(value.get(name), str) else dict, path), below)
+def _nested_type(value: Json, name: str, nested_path: str, path: str) -> pa.DataType:
+    return _type_from_json(
+        _required_part(value, name, str if isinstance(value.get(name), str) else dict, path), nested_path
+    )
 
 
 def _simple_from_json(name: str, path: str) -> pa.DataType:
-    plain = _PLAIN.get(name)
-    if plain is not None:
-        return plain
+    simple = _SIMPLE_TYPES.get(name)
+    if simple is not None:
+        return simple
     decimal = _DECIMAL.fullmatch(name)
     if decimal:
         return _decimal(int(decimal[1]), int(decimal[2]), name, path)
@@ -247,7 +255,7 @@ def _simple_from_json(name: str, path: str) -> pa.DataType:
     spatial = _SPATIAL.fullmatch(name)
     if spatial:
         return _spatial(spatial[1], spatial[2] or "OGC:CRS84", path)
-    instead = (better for prefix, better in _INSTEAD if name.startswith(prefix))
+    instead = (better for prefix, better in _ALTERNATIVES if name.startswith(prefix))
     raise unsupported(path, name, next(instead, "a type that Spark SQL has"))
 
 
@@ -271,18 +279,18 @@ def json_from_fields(fields: list[pa.Field]) -> Json:
 
 
 def _field_to_json(field: pa.Field) -> Json:
-    kept = (field.metadata or {}).get(_METADATA_KEY)
+    metadata = (field.metadata or {}).get(_METADATA_KEY)
     return {
         "name": field.name,
         "type": _type_to_json(field.type),
         "nullable": field.nullable,
-        "metadata": parse_json(kept) if kept else {},
+        "metadata": parse_json(metadata) if metadata else {},
     }
 
 
 def _type_to_json(arrow_type: pa.DataType) -> str | Json:
-    for name, plain in _PLAIN.items():
-        if name != "decimal" and not pat.is_struct(arrow_type) and arrow_type.equals(plain):
+    for name, simple in _SIMPLE_TYPES.items():
+        if name != "decimal" and not pat.is_struct(arrow_type) and arrow_type.equals(simple):
             return name
     if pat.is_decimal(arrow_type):
         return f"decimal({arrow_type.precision},{arrow_type.scale})"
@@ -307,10 +315,10 @@ def _nested_to_json(arrow_type: pa.DataType) -> str | Json:
             "elementType": _type_to_json(arrow_type.value_type),
             "containsNull": arrow_type.value_field.nullable,
         }
-    mark = mark_of(arrow_type)
-    if mark is None:
+    spark_kind = spark_struct_kind(arrow_type)
+    if spark_kind is None:
         return json_from_fields(list(arrow_type))
-    kind, srid = mark
+    kind, srid = spark_kind
     if kind == "variant":
         return kind
     return f"geometry({_CRS_OF[srid]})" if kind == "geometry" else f"geography({_CRS_OF[srid]}, SPHERICAL)"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from penstock.arrow.segments import kept_table
+from penstock.arrow.segments import read_stored_table
 from penstock.changes.passes.rows import EVENT_TIME
 from penstock.changes.stage import Scope, SeenCommits, ipc_stream, refusal
 from penstock.errors import (
@@ -392,7 +392,7 @@ class Journal:
         try:
             if len(content) > MAX_FILE_BYTES:
                 raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-            commits = kept_table(content)
+            commits = read_stored_table(content)
             if any(pat.is_null(field.type) or pat.is_nested(field.type) for field in commits.schema):
                 raise ValueError("it does not have the columns of commits")
             return commits

@@ -33,7 +33,7 @@ from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.arrays import grouped
 from penstock.arrow.key_hash import check_key, key_hash
 from penstock.arrow.schema import canonical_schema
-from penstock.arrow.segments import kept_table
+from penstock.arrow.segments import read_stored_table
 from penstock.errors import CheckpointMismatchError, InvalidInputError, InvalidOptionError
 from penstock.instants import interval_micros
 from penstock.limits.rows import check_rows
@@ -181,7 +181,7 @@ class KeyCounts:
     @classmethod
     def from_bytes(cls, data: bytes) -> KeyCounts:
         try:
-            table = kept_table(data)
+            table = read_stored_table(data)
             # Columns without values could claim any number of rows.
             count_columns = [(field.name, field.type) for field in list(table.schema)[-2:]]
             if count_columns != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from penstock.extras import missing
-from penstock.objects.ranges import joined
+from penstock.objects.ranges import join_ranges
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 from penstock.parallel import in_parallel
 from penstock.redaction import sentence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _READ_TIMEOUT = timedelta(seconds=10)
 _TIMEOUT = timedelta(seconds=60)
-_MOST_CHARACTERS = 300
+_MAX_REASON_CHARACTERS = 300
 # The rest of a message repeats the same as Rust structures.
-_DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
+_DEBUG_TEXT = re.compile(r"\s*Debug source:.*", re.DOTALL)
 
 
 class CloudStorage(ObjectStorage):
@@ -36,7 +36,7 @@ class CloudStorage(ObjectStorage):
         super().__init__(url)
         self._obstore = _library()
         self._process = os.getpid()
-        # No retries in the library, which cannot know that a write may be repeated; this class retries.
+        # The library does not retry, because it cannot know that writes may be repeated. This class retries.
         with self._translating(""):
             self._bucket: ObjectStore = self._obstore.store.from_url(
                 url,
@@ -44,7 +44,7 @@ class CloudStorage(ObjectStorage):
                     "connect_timeout": _CONNECT_TIMEOUT,
                     "read_timeout": _READ_TIMEOUT,
                     "timeout": _TIMEOUT,
-                    "allow_http": _http_is_allowed(),
+                    "allow_http": _allows_http(),
                 },
                 retry_config={"max_retries": 1},
             )
@@ -52,29 +52,29 @@ class CloudStorage(ObjectStorage):
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         with self._translating(name):
-            # The parts of an uncompleted multipart upload cost money, and no listing shows them.
+            # The parts of an incomplete multipart upload cost money and are not shown in listings.
             self._obstore.put(self._bucket, name, data, use_multipart=False)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         try:
-            return self._ranges(name, ranges)
+            return self._read_ranges(name, ranges)
         except StoreUnavailableError:
             # Services report a missing range in various ways, and retrying does not help.
             self._require_length(name, max(start + length for start, length in ranges))
             raise
 
-    def _ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        # The library itself joins ranges that are up to 1 MiB apart.
-        spans = joined(ranges)
-        parts = in_parallel(partial(self._range, name), [(span.start, span.length) for span in spans])
-        read: list[Buffer] = [b""] * len(ranges)
+    def _read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        # The library itself would join ranges that are up to 1 MiB apart.
+        spans = join_ranges(ranges)
+        parts = in_parallel(partial(self._read_range, name), [(span.start, span.length) for span in spans])
+        data_by_range: list[Buffer] = [b""] * len(ranges)
         for span, part in zip(spans, parts, strict=True):
-            for place in span.places:
-                start, length = ranges[place]
-                read[place] = part[start - span.start : start - span.start + length]
-        return read
+            for index in span.indexes:
+                start, length = ranges[index]
+                data_by_range[index] = part[start - span.start : start - span.start + length]
+        return data_by_range
 
-    def _range(self, name: str, part: tuple[int, int]) -> memoryview:
+    def _read_range(self, name: str, part: tuple[int, int]) -> memoryview:
         start, length = part
         with self._translating(name):
             data = memoryview(self._obstore.get_range(self._bucket, name, start=start, length=length))
@@ -83,7 +83,7 @@ class CloudStorage(ObjectStorage):
         return data
 
     def _require_length(self, name: str, end: int) -> None:
-        """Refuse an object that ends before a byte."""
+        """Refuse an object that ends before a position."""
         with self._translating(name):
             size = self._obstore.head(self._bucket, name)["size"]
         if size < end:
@@ -92,18 +92,18 @@ class CloudStorage(ObjectStorage):
     def _listed(self, prefix: str) -> Iterator[ListedObject]:
         with self._translating(prefix):
             for page in self._obstore.list(self._bucket, prefix=prefix):
-                for each in page:
-                    if "/" in each["path"][len(prefix) :]:
+                for entry in page:
+                    if "/" in entry["path"][len(prefix) :]:
                         continue
-                    modified = each["last_modified"].timestamp()
-                    yield ListedObject(each["path"], each["size"], int(modified * 1_000_000))
+                    modified_seconds = entry["last_modified"].timestamp()
+                    yield ListedObject(entry["path"], entry["size"], int(modified_seconds * 1_000_000))
 
     def _delete(self, names: Sequence[str]) -> None:
         with self._translating(names[0]):
             try:
                 self._obstore.delete(self._bucket, list(names))
             except FileNotFoundError:
-                # Not on S3. The error does not say whether the other objects were deleted.
+                # S3 does not raise this. The error does not say whether the other objects were deleted.
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
                         self._obstore.delete(self._bucket, name)
@@ -118,23 +118,23 @@ class CloudStorage(ObjectStorage):
             raise
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
-                raise self._refused(error) from None
+                raise self._access_refused(error) from None
             raise self.missing(name) from None
         except Exception as error:
             if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-                raise self._refused(error) from None
+                raise self._access_refused(error) from None
             if type(error).__name__ == "InvalidPathError":
-                raise self._odd_name(name, error) from None
-            if _says_settings_are_wrong(error):
-                raise self._unusable(_reason(error)) from None
+                raise self._invalid_name(name, error) from None
+            if _is_settings_error(error):
+                raise self._unusable_settings(_reason(error)) from None
             raise self.unavailable(_reason(error)) from None
         except BaseException as error:
-            # Raised for an invalid header or an endpoint that is not a URL; the text may contain the value.
+            # Raised for an invalid header or an endpoint that is not a URL. The text may contain the value.
             if type(error).__name__ != "PanicException":
                 raise
-            raise self._unusable("the library for it ended with an internal error") from None
+            raise self._unusable_settings("the library for it ended with an internal error") from None
 
-    def _odd_name(self, folder: str, error: Exception) -> StoreError:
+    def _invalid_name(self, folder: str, error: Exception) -> StoreError:
         return StoreError(
             f"an object at {folder} in {self.url} has a name that cannot be listed: {_reason(error)}. It "
             "does not belong to Penstock: delete it",
@@ -142,7 +142,7 @@ class CloudStorage(ObjectStorage):
             storage=self.url,
         )
 
-    def _unusable(self, reason: str) -> StoreError:
+    def _unusable_settings(self, reason: str) -> StoreError:
         return StoreError(
             f"the object storage {self.url} cannot be used with the settings of this process: {reason}. "
             "Check the variables AWS_…, GOOGLE_… or AZURE_… in its environment, and the location",
@@ -150,7 +150,7 @@ class CloudStorage(ObjectStorage):
             storage=self.url,
         )
 
-    def _refused(self, error: Exception) -> StoreReadOnlyError:
+    def _access_refused(self, error: Exception) -> StoreReadOnlyError:
         return StoreReadOnlyError(
             f"the object storage {self.url} refuses access: {_reason(error)}. Check the bucket's name, and "
             "that the credentials in the environment may read, write, list and delete there",
@@ -159,20 +159,20 @@ class CloudStorage(ObjectStorage):
         )
 
 
-def _http_is_allowed() -> bool:
-    """Return whether the environment allows requests without TLS; our settings would override this."""
+def _allows_http() -> bool:
+    """Return whether the environment allows requests without TLS; settings in code would override it."""
     names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
     return any(os.environ.get(name, "").lower() in ("1", "true", "yes") for name in names)
 
 
-def _says_settings_are_wrong(error: Exception) -> bool:
+def _is_settings_error(error: Exception) -> bool:
     """Return whether an error is about the settings, so that retrying cannot help."""
     name = type(error).__name__
     return name in ("UnknownConfigurationKeyError", "ConfigError") or "Generic Config error" in str(error)
 
 
 def _reason(error: Exception) -> str:
-    return sentence(_DEBUG.sub("", str(error)), _MOST_CHARACTERS).rstrip(".")
+    return sentence(_DEBUG_TEXT.sub("", str(error)), _MAX_REASON_CHARACTERS).rstrip(".")
 
 
 def _library() -> ModuleType:

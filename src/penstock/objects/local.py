@@ -17,39 +17,39 @@ from penstock.folders import FOLDER, make_folder, user_name
 from penstock.objects.location import local_folder
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_FOLDER = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
-_TRIES = 3
-UNFINISHED = ".part"
+_NOT_A_FOLDER = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+_ATTEMPTS = 3
+UNFINISHED_SUFFIX = ".part"
 """The suffix of the name of a file that is being written."""
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags for opening a file: never through a link, and without waiting for a pipe."""
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags for opening a file: do not follow links, and do not wait for a pipe."""
 
 
 class LocalStorage(ObjectStorage):
     """A folder with a file for each object.
 
-    Files and new folders have the permissions of the location's folder; if that did not exist, only its owner
-    has access. Other users may be able to write there, so every folder below it is opened by descriptor and
-    never through a link, and only regular files are read.
+    Files and new folders get the permissions of the location's folder. If this folder did not exist, only its
+    owner has access. Other users may be able to write there, so every folder below it is opened by descriptor
+    without following links, and only regular files are read.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._folder = Path(local_folder(url))
         self._synced: set[tuple[int, ...]] = set()
-        """Folders whose names are known to be on disk, by :meth:`_Steps.state`."""
+        """The :meth:`_FolderChain.state` of folders whose entries are known to be on disk."""
 
     def check(self, folder: str) -> None:
-        for each in (self._folder, *self._folder.parents):
+        for checked_folder in (self._folder, *self._folder.parents):
             # A folder that is missing or cannot be inspected is reported by the check below.
             with contextlib.suppress(OSError):
-                self._refuse_trap(each)
+                self._refuse_folder_of_other_user(checked_folder)
         super().check(folder)
 
-    def _refuse_trap(self, folder: Path) -> None:
-        """Refuse a folder that another user may have created to get at the objects in it."""
+    def _refuse_folder_of_other_user(self, folder: Path) -> None:
+        """Refuse a folder that another user may have created to get access to the objects in it."""
         owner = os.stat(folder).st_uid
         if owner not in (0, os.geteuid()) and os.stat(folder.parent).st_mode & stat.S_IWOTH:
             raise StoreUnsafeError(
@@ -61,71 +61,73 @@ class LocalStorage(ObjectStorage):
             )
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
-        *steps, file = name.split("/")
-        unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED}"
-        for left in reversed(range(_TRIES)):
+        *folder_names, file = name.split("/")
+        unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED_SUFFIX}"
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                self._put_into(steps, file, unfinished, parts)
+                self._put_file(folder_names, file, unfinished, parts)
             except FileNotFoundError as error:
-                # Another process has removed an empty folder meanwhile.
-                if not left:
-                    raise self._translated(error) from error
+                # Another process removed an empty folder in the meantime.
+                if not attempts_left:
+                    raise self._store_error(error) from error
             else:
                 return
 
-    def _put_into(self, steps: Sequence[str], file: str, unfinished: str, parts: Sequence[Buffer]) -> None:
-        with self._translating("/".join((*steps, file))):
-            self._make_location()
-            with self._steps(steps, make=True) as folder:
+    def _put_file(
+        self, folder_names: Sequence[str], file: str, unfinished: str, parts: Sequence[Buffer]
+    ) -> None:
+        with self._translating("/".join((*folder_names, file))):
+            self._create_location()
+            with self._folder_chain(folder_names, create=True) as folder:
                 state = folder.state()
                 if state not in self._synced:
-                    # Another process may have made it just now.
+                    # Another process may just have created it.
                     folder.sync()
                     self._synced.add(state)
                 try:
-                    _write(unfinished, folder.last, parts, folder.mode & 0o666)
-                    os.replace(unfinished, file, src_dir_fd=folder.last, dst_dir_fd=folder.last)
+                    _write(unfinished, folder.lowest, parts, folder.mode & 0o666)
+                    os.replace(unfinished, file, src_dir_fd=folder.lowest, dst_dir_fd=folder.lowest)
                 except BaseException:
                     with contextlib.suppress(OSError):
-                        os.unlink(unfinished, dir_fd=folder.last)
+                        os.unlink(unfinished, dir_fd=folder.lowest)
                     raise
-                _sync(folder.last)
+                _sync(folder.lowest)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        *steps, file = name.split("/")
+        *folder_names, file = name.split("/")
         try:
-            with self._translating(name), self._steps(steps) as folder:
-                opened = os.open(file, _READING, dir_fd=folder.last)
+            with self._translating(name), self._folder_chain(folder_names) as folder:
+                descriptor = os.open(file, _READ_FLAGS, dir_fd=folder.lowest)
         except FileNotFoundError:
             raise self.missing(name) from None
         with self._translating(name):
             try:
-                status = os.fstat(opened)
+                status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise self.damaged(name, "is not a file")
                 for start, length in ranges:
-                    # Checked first: a wrong length could ask for any amount of memory.
+                    # Check this first, because a wrong length could require any amount of memory.
                     if start + length > status.st_size:
                         raise self.damaged(
                             name, f"ends at byte {status.st_size}, before byte {start + length}"
                         )
-                return [_read_range(opened, start, length) for start, length in ranges]
+                return [_read_range(descriptor, start, length) for start, length in ranges]
             finally:
-                os.close(opened)
+                os.close(descriptor)
 
     def _listed(self, prefix: str) -> Iterator[ListedObject]:
         try:
             with (
                 self._translating(prefix),
-                self._steps(prefix.strip("/").split("/")) as folder,
-                os.scandir(folder.last) as entries,
+                self._folder_chain(prefix.strip("/").split("/")) as folder,
+                os.scandir(folder.lowest) as entries,
             ):
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
                             name = f"{prefix}{entry.name}"
-                            yield ListedObject(name, found.st_size, found.st_mtime_ns // 1000)
+                            yield ListedObject(name, status.st_size, status.st_mtime_ns // 1000)
         except FileNotFoundError:
             return
 
@@ -141,47 +143,51 @@ class LocalStorage(ObjectStorage):
             raise error
 
     def _delete_one(self, name: str) -> None:
-        *steps, file = name.split("/")
+        *folder_names, file = name.split("/")
         try:
-            with self._translating(name), self._steps(steps) as folder:
+            with self._translating(name), self._folder_chain(folder_names) as folder:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file, dir_fd=folder.last)
+                    os.unlink(file, dir_fd=folder.lowest)
                 folder.remove_empty()
         except FileNotFoundError:
             return
 
-    def _steps(self, steps: Sequence[str], *, make: bool = False) -> _Steps:
+    def _folder_chain(self, folder_names: Sequence[str], *, create: bool = False) -> _FolderChain:
         try:
-            # The location's own path may have links, since the user chose it.
+            # The location's own path may have links, because the user chose it.
             location = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in _NO_FOLDER:
-                raise self._no_folder() from None
+            if error.errno in _NOT_A_FOLDER:
+                raise self._not_a_folder() from None
             raise
-        return _Steps(location, steps, make=make)
+        return _FolderChain(location, folder_names, create=create)
 
-    def _no_folder(self) -> StoreError:
+    def _not_a_folder(self) -> StoreError:
         return StoreError(
             f"{self.url} is not a folder, or is below a file: name another location for the rows",
             condition="STORE_ERROR.CANNOT_OPEN",
             storage=self.url,
         )
 
-    def _make_location(self) -> None:
-        absent = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
-        for each in reversed(absent):
+    def _create_location(self) -> None:
+        missing_folders = [
+            missing_folder
+            for missing_folder in (self._folder, *self._folder.parents)
+            if not missing_folder.exists()
+        ]
+        for missing_folder in reversed(missing_folders):
             try:
-                each.mkdir(0o700)
+                missing_folder.mkdir(0o700)
             except FileExistsError:
                 continue
             except NotADirectoryError:
-                raise self._no_folder() from None
+                raise self._not_a_folder() from None
             with contextlib.suppress(OSError):
-                file = os.open(each.parent, os.O_RDONLY | os.O_CLOEXEC)
+                parent = os.open(missing_folder.parent, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    os.fsync(file)
+                    os.fsync(parent)
                 finally:
-                    os.close(file)
+                    os.close(parent)
 
     @contextlib.contextmanager
     def _translating(self, name: str) -> Iterator[None]:
@@ -190,13 +196,13 @@ class LocalStorage(ObjectStorage):
         except (StoreError, FileNotFoundError):
             raise
         except OSError as error:
-            if error.errno in _NO_FOLDER:
+            if error.errno in _NOT_A_FOLDER:
                 raise self.damaged(name, "is a link or another kind of file, or is below one") from None
-            raise self._translated(error) from error
+            raise self._store_error(error) from error
 
-    def _translated(self, error: OSError) -> StoreError:
+    def _store_error(self, error: OSError) -> StoreError:
         reason = error.strerror or str(error)
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             return StoreFullError(
                 f"no space left in {self.url}: free some disk space; nothing of this was written"
             )
@@ -207,20 +213,20 @@ class LocalStorage(ObjectStorage):
         return self.unavailable(reason)
 
 
-class _Steps:
-    """The chain of open folders from a location down to one below it, each opened from its parent."""
+class _FolderChain:
+    """The open folders from a location down to a folder below it, each opened relative to its parent."""
 
-    def __init__(self, location: int, steps: Sequence[str], *, make: bool = False) -> None:
-        self._steps, self._make = steps, make
-        self._open = [location]
+    def __init__(self, location: int, folder_names: Sequence[str], *, create: bool = False) -> None:
+        self._folder_chain, self._create = folder_names, create
+        self._descriptors = [location]
         self.mode = 0
         """The permissions of the location."""
 
     def __enter__(self) -> Self:
         try:
-            self.mode = stat.S_IMODE(os.fstat(self.last).st_mode)
-            for step in self._steps:
-                self._open.append(self._below(step))
+            self.mode = stat.S_IMODE(os.fstat(self.lowest).st_mode)
+            for folder_name in self._folder_chain:
+                self._descriptors.append(self._open_child(folder_name))
         except BaseException:
             self._close()
             raise
@@ -230,66 +236,66 @@ class _Steps:
         self._close()
 
     @property
-    def last(self) -> int:
+    def lowest(self) -> int:
         """The descriptor of the lowest folder."""
-        return self._open[-1]
+        return self._descriptors[-1]
 
-    def _below(self, step: str) -> int:
+    def _open_child(self, folder_name: str) -> int:
         try:
-            return os.open(step, FOLDER, dir_fd=self.last)
+            return os.open(folder_name, FOLDER, dir_fd=self.lowest)
         except FileNotFoundError:
-            if not self._make:
+            if not self._create:
                 raise
-        make_folder(step, self.last, partial(_open_up, mode=self.mode))
-        _sync(self.last)
-        return os.open(step, FOLDER, dir_fd=self.last)
+        make_folder(folder_name, self.lowest, partial(_set_permissions, mode=self.mode))
+        _sync(self.lowest)
+        return os.open(folder_name, FOLDER, dir_fd=self.lowest)
 
     def state(self) -> tuple[int, ...]:
         """Return values that change when one of the folders is removed and recreated.
 
         The inode alone is not enough, since a file system may reuse it.
         """
-        above = (os.fstat(folder).st_mtime_ns for folder in self._open[:-1])
-        return (os.fstat(self.last).st_ino, *above)
+        parent_times = (os.fstat(folder).st_mtime_ns for folder in self._descriptors[:-1])
+        return (os.fstat(self.lowest).st_ino, *parent_times)
 
     def sync(self) -> None:
-        for folder in self._open:
+        for folder in self._descriptors:
             _sync(folder)
 
     def remove_empty(self) -> None:
-        """Remove the folders that are empty, the lowest first.
+        """Remove empty folders, starting with the lowest.
 
-        If another process is about to write there, it recreates the folder.
+        If another process is about to write to such a folder, it recreates it.
         """
-        for above, step in zip(self._open[-2::-1], self._steps[::-1], strict=True):
+        for parent, folder_name in zip(self._descriptors[-2::-1], self._folder_chain[::-1], strict=True):
             try:
-                os.rmdir(step, dir_fd=above)
+                os.rmdir(folder_name, dir_fd=parent)
             except OSError:
                 break
 
     def _close(self) -> None:
-        for each in self._open:
-            os.close(each)
-        self._open = []
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
 
 
-def _open_up(folder: int, mode: int) -> None:
+def _set_permissions(folder: int, mode: int) -> None:
     if os.fstat(folder).st_uid == os.geteuid():
         os.fchmod(folder, mode)
 
 
 def _write(name: str, folder: int, parts: Sequence[Buffer], mode: int) -> None:
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
-    with open(file, "wb") as written:
+    with open(file, "wb") as stream:
         os.fchmod(file, mode)
         for part in parts:
-            written.write(part)
-        written.flush()
+            stream.write(part)
+        stream.flush()
         os.fsync(file)
 
 
 def _sync(folder: int) -> None:
-    # Some file systems do not support this: they have no names to lose, or cannot promise more.
+    # Some file systems do not support this, and offer no other way to make names durable.
     with contextlib.suppress(OSError):
         os.fsync(folder)
 
@@ -298,8 +304,8 @@ def _read_range(file: int, start: int, length: int) -> bytes:
     data = os.pread(file, length, start)
     if len(data) < length:
         parts = [data]
-        while (left := length - sum(map(len, parts))) > 0:
-            part = os.pread(file, left, start + length - left)
+        while (remaining := length - sum(map(len, parts))) > 0:
+            part = os.pread(file, remaining, start + length - remaining)
             if not part:
                 break
             parts.append(part)

@@ -1,4 +1,4 @@
-"""The storages that a store's queues use, each opened once, and a cache of recently read parts."""
+"""``OpenedStorages``: the object storages of a store, each opened once, and a cache of read parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.objects.storage import ObjectStorage
 
 
 class OpenedStorages:
-    """Opened storages by location; safe to use from several threads."""
+    """Opened storages by location. Thread-safe."""
 
     def __init__(self) -> None:
         # A forked child must not use its parent's connections.

@@ -1,4 +1,4 @@
-"""Cache of recently read parts of objects, for readers in one process that read the same rows."""
+"""``RecentParts``: a cache of recently read parts of objects, for readers of the same rows in one process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 
 from penstock.objects.storage import Buffer
 
-MOST_BYTES = 16 << 20
-"""The size of the cache. Parts that are larger than a quarter of it are not cached."""
+MAX_BYTES = 16 << 20
+"""The size of the cache. Parts larger than a quarter of it are not cached."""
 
 
 @dataclass
 class _Part:
-    # Looked up at each call, since the simulation replaces the threads.
-    done: threading.Event = field(default_factory=lambda: threading.Event())
+    # Look the class up for each part, because the simulation replaces it.
+    finished: threading.Event = field(default_factory=lambda: threading.Event())
     data: bytes | None = None
-    """None until the part is read, and if reading failed or the part is too large to be cached."""
+    """None until the part is read, or if reading failed or the part is too large for the cache."""
 
 
 class RecentParts:
-    """A cache of at most ``most`` bytes of immutable parts; safe to use from several threads."""
+    """Cache of immutable parts, of at most ``max_bytes`` bytes. Thread-safe."""
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._parts: OrderedDict[Hashable, _Part] = OrderedDict()
         self._bytes = 0
@@ -33,54 +33,57 @@ class RecentParts:
     def read(
         self, keys: Sequence[Hashable], load: Callable[[Sequence[int]], Sequence[Buffer]]
     ) -> list[Buffer]:
-        """Return parts by key. ``load`` reads the parts that are neither cached nor being read by another
-        thread; it gets their indexes in ``keys``.
+        """Return parts by key.
 
-        A part that another thread fails to read is read again here, so that each thread raises its own error.
+        ``load`` gets indexes in ``keys``, and reads the parts that are neither cached nor being read by
+        another thread. If another thread fails to read a part, it is read again here, so that each thread
+        raises its own error.
         """
-        found: dict[int, Buffer] = {}
-        mine: dict[int, _Part] = {}
-        others: dict[int, _Part] = {}
+        data_by_index: dict[int, Buffer] = {}
+        own_parts: dict[int, _Part] = {}
+        awaited_parts: dict[int, _Part] = {}
         with self._lock:
-            for place, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 part = self._parts.get(key)
                 if part is None:
-                    mine[place] = self._parts[key] = _Part()
+                    own_parts[index] = self._parts[key] = _Part()
                 elif part.data is None:
-                    others[place] = part
+                    awaited_parts[index] = part
                 else:
                     self._parts.move_to_end(key)
-                    found[place] = part.data
+                    data_by_index[index] = part.data
         try:
-            if mine:
-                found |= zip(mine, load(list(mine)), strict=True)
+            if own_parts:
+                data_by_index |= zip(own_parts, load(list(own_parts)), strict=True)
         finally:
-            self._keep(keys, mine, found)
-        for place, part in others.items():
-            part.done.wait()
+            self._cache(keys, own_parts, data_by_index)
+        for index, part in awaited_parts.items():
+            part.finished.wait()
             if part.data is not None:
-                found[place] = part.data
-        left = [place for place in others if place not in found]
-        if left:
-            found |= zip(left, load(left), strict=True)
-        return [found[place] for place in range(len(keys))]
+                data_by_index[index] = part.data
+        failed = [index for index in awaited_parts if index not in data_by_index]
+        if failed:
+            data_by_index |= zip(failed, load(failed), strict=True)
+        return [data_by_index[index] for index in range(len(keys))]
 
-    def _keep(self, keys: Sequence[Hashable], mine: dict[int, _Part], found: dict[int, Buffer]) -> None:
+    def _cache(
+        self, keys: Sequence[Hashable], own_parts: dict[int, _Part], data_by_index: dict[int, Buffer]
+    ) -> None:
         with self._lock:
-            for place, part in mine.items():
-                data = found.get(place)
-                if data is None or len(data) > self._most // 4:
-                    del self._parts[keys[place]]
+            for index, part in own_parts.items():
+                data = data_by_index.get(index)
+                if data is None or len(data) > self._max_bytes // 4:
+                    del self._parts[keys[index]]
                 else:
-                    # Copied, since it may be a slice of a much larger buffer.
+                    # Copy it, because it may be a slice of a much larger buffer.
                     part.data = bytes(data)
                     self._bytes += len(data)
-            while self._bytes > self._most:
+            while self._bytes > self._max_bytes:
                 key, oldest = self._parts.popitem(last=False)
                 if oldest.data is None:
                     # It is still being read.
                     self._parts[key] = oldest
                 else:
                     self._bytes -= len(oldest.data)
-        for part in mine.values():
-            part.done.set()
+        for part in own_parts.values():
+            part.finished.set()

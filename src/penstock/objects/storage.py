@@ -1,4 +1,4 @@
-"""Interface for reading and writing objects at a location, in any kind of storage."""
+"""``ObjectStorage``: the interface for reading and writing objects at a location."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger("penstock.objects")
 T = TypeVar("T")
 Buffer = bytes | memoryview
 RETRY_SECONDS = 20.0
-"""For how many seconds a failing request is retried, as for databases."""
+"""How many seconds a failing request is retried, as for databases."""
 _FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
-_AT_ONCE = 1000
-"""The largest number of objects to delete in one request."""
+_MAX_PAUSE = 2.0
+_MAX_DELETES = 1000
+"""The maximum number of objects to delete in one request."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ListedObject:
 
 
 class ObjectStorage(ABC):
-    """The objects at one location, by their names below it; safe to use from several threads.
+    """The objects at one location, identified by their names below it. Thread-safe.
 
-    Every method retries with back-off while the storage does not answer, and then raises
-    :class:`StoreUnavailableError`. Each object has a unique name and never changes, so a write whose reply
-    was lost can be repeated.
+    If the storage does not answer, every method retries with back-off and finally raises
+    :class:`StoreUnavailableError`. Each object has a unique name and never changes, so a write can be
+    repeated if its reply was lost.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,8 +51,8 @@ class ObjectStorage(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write an object durably and atomically: a reader sees all of it or nothing."""
-        self._retried(lambda: self._put(name, parts), f"writing {name}")
+        """Write an object durably and atomically: readers see all of it or nothing."""
+        self._with_retries(lambda: self._put(name, parts), f"writing {name}")
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """Return ranges of an object, pairs of a first byte and a length of at least 1.
@@ -62,24 +62,24 @@ class ObjectStorage(ABC):
         StoreError
             When the object does not exist, or is shorter.
         """
-        return self._retried(lambda: self._read(name, ranges), f"reading {name}")
+        return self._with_retries(lambda: self._read(name, ranges), f"reading {name}")
 
     def listed(self, prefix: str) -> list[ListedObject]:
-        """Return the objects in a folder, in any order, without those in folders below it; ``prefix`` ends
-        with a slash.
+        """Return the objects in a folder, in any order, without those in subfolders.
+
+        ``prefix`` ends with a slash.
         """
-        return self._retried(lambda: list(self._listed(prefix)), f"listing {prefix}")
+        return self._with_retries(lambda: list(self._listed(prefix)), f"listing {prefix}")
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; objects that do not exist are ignored."""
-        left = list(names)
-        for start in range(0, len(left), _AT_ONCE):
-            some = left[start : start + _AT_ONCE]
-            self._retried(partial(self._delete, some), f"deleting {some[0]} and {len(some) - 1} more")
+        remaining = list(names)
+        for start in range(0, len(remaining), _MAX_DELETES):
+            chunk = remaining[start : start + _MAX_DELETES]
+            self._with_retries(partial(self._delete, chunk), f"deleting {chunk[0]} and {len(chunk) - 1} more")
 
     def check(self, folder: str) -> None:
-        """Check that objects can be written, read, listed and deleted, by doing so with one in a folder,
-        without retries.
+        """Check with a test object that writing, reading, listing and deleting work, without retries.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class ObjectStorage(ABC):
         name = f"{folder}/{data.hex()}"
         self._put(name, [data])
         read = self._read(name, [(0, len(data))])
-        if read != [data] or name not in [each.name for each in self._listed(f"{folder}/")]:
+        if read != [data] or name not in [listed_object.name for listed_object in self._listed(f"{folder}/")]:
             raise self.unavailable("an object that was just written does not exist")
         self._delete([name])
 
@@ -105,7 +105,7 @@ class ObjectStorage(ABC):
     @abstractmethod
     def _delete(self, names: Sequence[str]) -> None: ...
 
-    def _retried(self, request: Callable[[], T], what: str) -> T:
+    def _with_retries(self, request: Callable[[], T], action: str) -> T:
         deadline = time.monotonic() + RETRY_SECONDS
         pause = _FIRST_PAUSE
         while True:
@@ -117,11 +117,11 @@ class ObjectStorage(ABC):
                 log.warning(
                     "object storage unavailable, trying again: %s (%s)",
                     error,
-                    what,
+                    action,
                     extra={"action": "objects_retry", "storage": self.url, "error": condition_of(error)},
                 )
             time.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE)
 
     def missing(self, name: str) -> StoreError:
         """Return the error for an object that does not exist."""
@@ -133,10 +133,10 @@ class ObjectStorage(ABC):
             object=name,
         )
 
-    def damaged(self, name: str, how: str) -> StoreError:
+    def damaged(self, name: str, problem: str) -> StoreError:
         """Return the error for an object that differs from what was written."""
         return StoreError(
-            f"the object {name} in {self.url} {how}: it was changed there, or is damaged. Restore it; "
+            f"the object {name} in {self.url} {problem}: it was changed there, or is damaged. Restore it; "
             "`penstock store check` lists what is damaged",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=self.url,

@@ -15,7 +15,7 @@ from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
 from penstock.arguments import truncated
-from penstock.arrow.row_text import aligned, rows_as_text
+from penstock.arrow.row_text import align_columns, rows_as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ class TextTable:
         """Return the table as text, in aligned columns."""
         rule = ["-" * max(map(len, column)) for column in zip(self.heads, *self.lines, strict=True)]
         right = [place for place, field in enumerate(self.schema) if _is_number(field.type)]
-        shown = aligned([self.heads, rule, *self.lines], right, margin="")
+        shown = align_columns([self.heads, rule, *self.lines], right, margin="")
         return "\n".join([*shown, *(f"({note})" for note in self.notes)])
 
     def html(self) -> str:

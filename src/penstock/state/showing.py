@@ -10,7 +10,7 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
 
-from penstock.arrow.row_text import aligned
+from penstock.arrow.row_text import align_columns
 from penstock.errors import CommitRefusedError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_record
@@ -44,7 +44,7 @@ class Block:
 
     def __str__(self) -> str:
         table = [self.titles, *self.lines] if self.titles else self.pairs
-        return "\n".join([self.title, *aligned(table, self.right)])
+        return "\n".join([self.title, *align_columns(table, self.right)])
 
 
 def offsets_block(batch: Batch) -> Block:

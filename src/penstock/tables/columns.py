@@ -15,7 +15,7 @@ import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
-from penstock.arrow.spark_json import mark_of
+from penstock.arrow.spark_json import spark_struct_kind
 from penstock.errors import InvalidInputError, UnsupportedTypeError
 from penstock.feeds.contract import CHANGE_COLUMNS
 from penstock.tables.names import TableName, quoted
@@ -230,7 +230,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
 def sql_type(field: pa.Field, dialect: str) -> str:
     """Return the native SQL type of a canonical field."""
     kind = field.type
-    mark = mark_of(kind) if pat.is_struct(kind) else None
+    mark = spark_struct_kind(kind) if pat.is_struct(kind) else None
     if mark is not None and mark[0] != "variant":
         raise UnsupportedTypeError(
             f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: convert it "

@@ -168,7 +168,7 @@ def test_a_location_that_nobody_can_read_hides_no_other_one(
         orphan = tmp_path / "good" / store.uuid / str(queue.record.queue_id) / f"{'0' * 32}.segments"
     bad, good = penstock("store", "check", "--json", code=1).json["queues"]
     assert (bad["queue"], good["queue"], good["objects"], good["error"]) == ("bad", "good", 1, None)
-    assert "not written as Penstock writes it" in bad["error"]
+    assert "does not have the form in which Penstock stores locations" in bad["error"]
     assert "not compared" in penstock("store", "check", code=1).out
     orphan.write_bytes(b"of a dead process")
     then = time.time() - 2 * 86_400

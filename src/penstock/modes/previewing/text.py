@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from penstock.arrow.row_text import aligned, rows_as_text, wall_clock
+from penstock.arrow.row_text import align_columns, rows_as_text, wall_clock
 from penstock.errors import MissingDependencyError
 from penstock.modes.previewing.micro_batches import MAX_WITHOUT_DATA, NO_DATA, MicroBatch, ModePreview
 
@@ -65,7 +65,7 @@ def heading(mode: ModePreview) -> str:
 def text(modes: Sequence[ModePreview], time_zone: str) -> str:
     blocks = []
     for mode in modes:
-        lines = [] if mode.refusal else aligned(grid(mode, time_zone), RIGHT_ALIGNED)
+        lines = [] if mode.refusal else align_columns(grid(mode, time_zone), RIGHT_ALIGNED)
         blocks.append("\n".join([heading(mode), *lines]))
     if note := zone_note(modes, time_zone):
         blocks.append(note)

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from penstock.arrow.segments import MOST_WITHOUT_BYTES, values_without_bytes
+from penstock.arrow.segments import MAX_VALUES_WITHOUT_BYTES, values_without_bytes
 from penstock.errors import PenstockError, StoreError
 from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import decode_together, unreadable
@@ -265,7 +265,7 @@ def decode_within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.Rec
         # Nulls of columns that were added later share one buffer until they are joined.
         size += batch.nbytes if row.columns_id != queue.columns.id else batch.get_total_buffer_size()
         without_bytes += values_without_bytes(batch)
-        if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MOST_WITHOUT_BYTES):
+        if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MAX_VALUES_WITHOUT_BYTES):
             break
         batches.append(batch)
     return batches

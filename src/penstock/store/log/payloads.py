@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock.errors import CommitRefusedError, StoreError
-from penstock.objects.bundle import Packed, Place, pack
-from penstock.objects.local import UNFINISHED
+from penstock.objects.bundle import PackedPayload, PayloadRange, pack
+from penstock.objects.local import UNFINISHED_SUFFIX
 from penstock.objects.storage import Buffer, ObjectStorage
 from penstock.parallel import in_parallel
 from penstock.store.database import Database, Row, Transaction
@@ -40,7 +40,7 @@ OBJECT_BYTES = 8 << 20
 """The payloads of an append are divided into objects of about this size."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has recorded is deleted."""
-_OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED)})?", re.ASCII)
+_OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED_SUFFIX)})?", re.ASCII)
 _REREADS = 2
 
 
@@ -115,7 +115,7 @@ def write_segments_to_objects(
     def put(group: Sequence[Segment]) -> None:
         parts, places = pack(
             [
-                Packed(segment.partition, segment.rows, segment.columns_id, memoryview(segment.payload))
+                PackedPayload(segment.partition, segment.rows, segment.columns_id, memoryview(segment.payload))
                 for segment in group
             ]
         )
@@ -269,7 +269,7 @@ def with_payloads(
             raise _unreadable(queue, partition, first, "the place of its rows in an object is incomplete")
         name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
         try:
-            places = [Place(row.start_byte, row.length, row.checksum) for row in rows]
+            places = [PayloadRange(row.start_byte, row.length, row.checksum) for row in rows]
             data = database.storages.recent.read(
                 [(storage.url, name, place) for place in places],
                 lambda uncached: _read_verified(storage, name, [places[each] for each in uncached]),
@@ -288,11 +288,11 @@ def with_payloads(
     ]
 
 
-def _read_verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:
+def _read_verified(storage: ObjectStorage, name: str, places: Sequence[PayloadRange]) -> list[Buffer]:
     """Read payloads, and again if one is not what was written."""
     for _ in range(1 + _REREADS):
         data = storage.read(name, [(place.offset, place.length) for place in places])
-        if all(place.holds(payload) for place, payload in zip(places, data, strict=True)):
+        if all(place.matches(payload) for place, payload in zip(places, data, strict=True)):
             return data
     raise storage.damaged(name, "has other bytes than were written")
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow.segments import (
-    MAX_UNPACKED,
-    MOST_WITHOUT_BYTES,
+    MAX_DECOMPRESSED,
+    MAX_VALUES_WITHOUT_BYTES,
     decode,
     encode,
     values_without_bytes,
 )
 from penstock.errors import InvalidInputError, StoreError
-from penstock.objects.bundle import Place
+from penstock.objects.bundle import PayloadRange
 from penstock.store.records.queue_columns import FIRST_COLUMNS
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD_BYTES = 900_000_000
 """The bytes of one segment that both databases accept; only a single huge row comes close to it."""
-_MAX_ROW_BYTES = MAX_UNPACKED - (1 << 20)
+_MAX_ROW_BYTES = MAX_DECOMPRESSED - (1 << 20)
 """Less than a reader unpacks, since buffers are padded to whole words."""
 
 
@@ -181,7 +181,7 @@ class StoredPayload:
     """A payload in an object, and its byte range there."""
 
     object: NewObject
-    place: Place
+    place: PayloadRange
 
 
 class Segment:
@@ -285,13 +285,13 @@ def _encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
     # The size of the whole buffers is an upper bound, and quicker to compute.
     if batch.get_total_buffer_size() > _MAX_ROW_BYTES and batch.nbytes > _MAX_ROW_BYTES:
         raise _too_large(batch.nbytes, _MAX_ROW_BYTES, "a reader unpacks")
-    if (count := values_without_bytes(batch)) > MOST_WITHOUT_BYTES:
+    if (count := values_without_bytes(batch)) > MAX_VALUES_WITHOUT_BYTES:
         raise InvalidInputError(
             f"the lists of these rows have {count} values without any bytes, more than a reader accepts: "
             "append fewer rows at a time, or give the values a type",
             condition="INVALID_INPUT.ROW_TOO_LARGE",
             size=count,
-            limit=MOST_WITHOUT_BYTES,
+            limit=MAX_VALUES_WITHOUT_BYTES,
         )
     payload = encode(batch)
     if payload.size > MAX_PAYLOAD_BYTES:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.objects.bundle import Place
+from penstock.objects.bundle import PayloadRange
 from penstock.objects.storage import ObjectStorage
 from penstock.store.database import Transaction
 from penstock.store.int_columns import count_rows, pack_columns, sort_by_first, unpack_columns
@@ -59,7 +59,7 @@ class TaskSegments:
         data = [] if stored else [memoryview(segment.payload) for segment in segments]
         ends = accumulate(map(len, data), initial=0)
         places = [payload.place for payload in stored] or [
-            Place(offset, len(payload_bytes), 0) for offset, payload_bytes in zip(ends, data, strict=False)
+            PayloadRange(offset, len(payload_bytes), 0) for offset, payload_bytes in zip(ends, data, strict=False)
         ]
         columns = (
             [segment.partition for segment in segments],
