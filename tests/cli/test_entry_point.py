@@ -117,9 +117,7 @@ def test_an_output_that_cannot_be_written_is_a_one_line_error(
         done = subprocess.run(
             ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment
         )
-        said = (
-            f"cannot write to standard output: {why}; send it to another place, such as a file or /dev/null"
-        )
+        said = f"cannot write to standard output: {why}; redirect it, for example to a file or /dev/null"
         page = "https://penstock-spark.github.io/penstock/problems/#output_unwritable"
         assert done.returncode == 1
         if "--json" in words:

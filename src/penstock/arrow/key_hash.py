@@ -313,7 +313,7 @@ def _python_hashes(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list
             return None
         words = [_NULL if value is None else word_of(value) for value in column.to_pylist()]
         hashes = [_python_mix(accumulated ^ word) for accumulated, word in zip(hashes, words, strict=True)]
-    return [accumulated >> 32 for accumulated in hashes]
+    return [row_hash >> 32 for row_hash in hashes]
 
 
 def _python_mix(word: int) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when
-    interrupted.
+    """Run the command line.
+
+    Return the exit code: 0, 1 after an error, 2 for wrong usage, 130 after an interrupt.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

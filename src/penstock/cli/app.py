@@ -1,4 +1,4 @@
-"""The command tree with ``penstock ui``, and the exit code of a command line."""
+"""The command tree, ``penstock ui``, and running a command line."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from penstock.cli.commands.shared import (
     make_output,
     option,
 )
-from penstock.cli.output import checked, one_line, silence
+from penstock.cli.output import checked_output, discard_output, one_line
 from penstock.errors import PenstockError
 from penstock.extras import load
 from penstock.redaction import redact, without_user_info
 from penstock.store.url import CONNECTION_OPTIONS
 
 _URL = re.compile(r"://|%3A%2F%2F|:[^\s?]+\?", re.IGNORECASE)
-"""What an argument has that is a URL, of a store or of a change feed."""
-_KEYWORD = re.compile(r"(?:^|\s|^--url=)(?:ssl)?password\s*=\s*\S", re.IGNORECASE)
-"""A password in libpq's keyword form, which is not accepted as a URL but can be read all the same."""
-_MOST_NESTED = 5
+"""Matches arguments that are a URL of a store or change feed."""
+_PASSWORD_KEYWORD = re.compile(r"(?:^|\s|^--url=)(?:ssl)?password\s*=\s*\S", re.IGNORECASE)
+"""A password in libpq's keyword form, which is not accepted as a URL, but is visible to other users."""
+_MAX_NESTING = 5
 app = typer.Typer(
     name="penstock",
     help="Queues in SQLite or PostgreSQL, change feeds, output modes and checkpoints for PySpark streaming.",
@@ -84,7 +84,7 @@ app.add_typer(table.group, name="table")
 command(app, "reconcile", *reconcile.EXAMPLES)(reconcile.reconcile)
 
 
-def _show_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from penstock import __version__
 
@@ -93,7 +93,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _before_every_command(
+def _set_common_options(
     context: typer.Context,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -101,7 +101,7 @@ def _before_every_command(
     verbose: VerboseOption = 0,
     log_json: LogJsonOption = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     context.obj = Common(url, json, debug, verbose, log_json)
@@ -143,7 +143,7 @@ def ui(
     It shows queues, consumers and queries, runs until Ctrl-C, and only reads the store. It needs the extra
     `ui`: pip install 'penstock-spark[ui]'. Prometheus metrics are at /metrics.
     """
-    # By name, since neither layer imports the other.
+    # Load it by name, because neither layer imports the other.
     open_server = load("penstock.ui.server", "open_server", "the page")
     with open_server(
         run.url, checkpoints=checkpoints or [], host=host, port=port, token=token, every=every
@@ -158,14 +158,14 @@ def ui(
 def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     if sys.stderr is None:
-        # With no standard error, print would write to standard output, between the results.
+        # Without standard error, print would write to standard output, between the results.
         sys.stderr = _null_stream()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Escape letters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
     try:
-        with checked():
+        with checked_output():
             code: object = _command_tree()(args=list(arguments), prog_name="penstock", standalone_mode=False)
             # Help and versions are printed by typer, not by a command.
             sys.stdout.flush()
@@ -173,7 +173,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     except BrokenPipeError:
-        silence()
+        discard_output()
         return BROKEN_PIPE
     except PenstockError as error:
         if sys.stdout is None:
@@ -183,18 +183,18 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not is_misuse(error):
             raise
-        return _misused(error, as_json=as_json)
+        return _print_usage_error(error, as_json=as_json)
 
 
 @cache
 def _command_tree() -> Callable[..., object]:
-    # Built once, since a program may run many commands in one process.
+    # Build it once, because a program may run many commands in one process.
     return get_command(app)
 
 
 def warn_of_secrets(arguments: Sequence[str]) -> None:
-    """Warn if a program's arguments hold a secret, since every user of the machine can read them."""
-    if any(_KEYWORD.search(word) or (_URL.search(word) and _has_secret(word)) for word in arguments):
+    """Warn if the arguments contain a secret, because every user of the machine can read them."""
+    if any(_PASSWORD_KEYWORD.search(word) or (_URL.search(word) and _has_secret(word)) for word in arguments):
         _warn(
             "a password in an argument",
             "leave it out of the URL, and set PGPASSFILE or PGPASSWORD; or set PENSTOCK_URL",
@@ -205,23 +205,23 @@ def warn_of_secrets(arguments: Sequence[str]) -> None:
 
 
 def _has_secret(url: str, depth: int = 0) -> bool:
-    """Return whether a URL has a secret, or one in its parameters, such as that of a feed's store."""
-    place, _, query = url.partition("?")
+    """Return whether a URL contains a secret, also in URLs among its parameters, such as a feed's store."""
+    target, _, query = url.partition("?")
     # A feed's target may be percent-encoded.
-    place = place if "://" in place else unquote(place)
-    if redact(place) != place or without_user_info(url) != url:
+    target = target if "://" in target else unquote(target)
+    if redact(target) != target or without_user_info(url) != url:
         return True
-    return depth < _MOST_NESTED and any(
+    return depth < _MAX_NESTING and any(
         redact(f"?{name}=x") != f"?{name}=x" or _has_secret(value, depth + 1)
         for name, value in parse_qsl(query)
-        # The place of a password is no secret.
+        # The location of a password file is not a secret.
         if name not in CONNECTION_OPTIONS
     )
 
 
-def _warn(what: str, instead: str, arguments: Sequence[str]) -> None:
+def _warn(secret: str, advice: str, arguments: Sequence[str]) -> None:
     if sys.stderr is not None:
-        text = f"warning: every user of this machine can read {what}: {instead}"
+        text = f"warning: every user of this machine can read {secret}: {advice}"
         make_output("", "--json" in arguments).note(text)
 
 
@@ -229,8 +229,8 @@ def _null_stream() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _misused(error: Any, *, as_json: bool) -> int:
-    """Print one of typer's errors, whose class click has made private."""
+def _print_usage_error(error: Any, *, as_json: bool) -> int:
+    """Print a usage error of typer, whose class is private in click; return the exit code."""
     context: typer.Context | None = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)

@@ -1,9 +1,8 @@
-"""Spark's DDL, such as ``id bigint not null, tags array<string>``: parse it into Spark's schema JSON, and
-write it.
+"""Parsing Spark's DDL, such as ``id bigint not null, tags array<string>``, and writing it.
 
-The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted unless
-it is a plain word), a type, and optionally ``not null`` and ``comment '…'``. Case does not matter. Spark is
-not needed.
+The grammar is that of ``StructType.fromDDL``: columns separated by commas. A column has a name (in
+back-quotes unless it is a plain word), a type, and optionally ``not null`` and ``comment '…'``. Case does not
+matter. The parser returns Spark's schema JSON, and does not need Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TOKENS = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_SIMPLE = {
+_SIMPLE_TYPES = {
     "boolean": "boolean",
     "tinyint": "byte",
     "byte": "byte",
@@ -53,12 +52,12 @@ _SIMPLE = {
     "variant": "variant",
 }
 _DECIMALS = ("decimal", "dec", "numeric")
-_INTERVALS = (("year", "month"), ("day", "hour", "minute", "second"))
+_INTERVAL_UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 
 
 def parse_ddl(text: str) -> Json:
-    """Return the schema that ``StructType.fromDDL(text).jsonValue()`` returns."""
+    """Parse DDL; return the same as ``StructType.fromDDL(text).jsonValue()``."""
     reader = _Reader(text)
     try:
         if reader.peek().word == "struct" and reader.peek(1).sign == "<":
@@ -91,49 +90,53 @@ class _Token:
 
 
 class _Reader:
-    """Recursive descent over the tokens; each method reads one part of the grammar."""
+    """Recursive descent parser; each method reads one part of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._string_literal = text
         self._tokens = self._scan()
-        self._at = 0
+        self._next_token = 0
 
     def _scan(self) -> list[_Token]:
         tokens: list[_Token] = []
         position = 0
         while not tokens or tokens[-1].kind != "end":
-            match = _TOKENS.match(self._text, position)
+            match = _TOKENS.match(self._string_literal, position)
             if match is None:
-                start = position + len(self._text[position:]) - len(self._text[position:].lstrip())
-                raise self.error(f"{self._text[start]!r} does not belong here", start)
+                start = (
+                    position
+                    + len(self._string_literal[position:])
+                    - len(self._string_literal[position:].lstrip())
+                )
+                raise self.error(f"{self._string_literal[start]!r} does not belong here", start)
             kind = str(match.lastgroup)
             tokens.append(_Token(match.start(kind), kind, match[kind]))
             position = match.end()
         return tokens
 
     def error(self, message: str, position: int | None = None) -> InvalidInputError:
-        """Return the error at a character, by default where the next token starts."""
+        """Return the error at a position, by default at the next token."""
         if position is None:
             position = self.peek().start
         return InvalidInputError(
             f"the schema, at character {position + 1}: {message}",
             condition="INVALID_SCHEMA",
-            schema=self._text,
+            schema=self._string_literal,
             position=position,
         )
 
     def peek(self, ahead: int = 0) -> _Token:
-        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
+        return self._tokens[min(self._next_token + ahead, len(self._tokens) - 1)]
 
     def next(self) -> _Token:
         token = self.peek()
-        self._at += 1
+        self._next_token += 1
         return token
 
     def _accept(self, value: str) -> bool:
         token = self.peek()
         if token.sign == value or token.word == value:
-            self._at += 1
+            self._next_token += 1
             return True
         return False
 
@@ -187,22 +190,22 @@ class _Reader:
     def type(self) -> Json | str:
         token = self.next()
         word = token.word
-        if word in _SIMPLE:
-            return _SIMPLE[word]
+        if word in _SIMPLE_TYPES:
+            return _SIMPLE_TYPES[word]
         readers = self._readers()
-        read = readers.get(word or "")
-        if read is None:
-            hint = did_you_mean(token.value, [*_SIMPLE, *readers]) if word else ""
+        read_type = readers.get(word or "")
+        if read_type is None:
+            hint = did_you_mean(token.value, [*_SIMPLE_TYPES, *readers]) if word else ""
             raise self.error(f"expected a type, not {token}.{hint}", token.start)
-        return read()
+        return read_type()
 
     def _readers(self) -> dict[str, Callable[[], Json | str]]:
-        """Return the methods that read the types with parameters."""
+        """Return the methods that read types with parameters."""
         return {
             "string": self._string_type,
-            "char": lambda: self._sized("char"),
-            "character": lambda: self._sized("char"),
-            "varchar": lambda: self._sized("varchar"),
+            "char": lambda: self._with_length("char"),
+            "character": lambda: self._with_length("char"),
+            "varchar": lambda: self._with_length("varchar"),
             "time": self._time,
             "interval": self._interval,
             "array": self._array,
@@ -220,14 +223,14 @@ class _Reader:
             raise self.error(f"expected a number, not {token}", token.start)
         return int(token.value)
 
-    def _sized(self, name: str) -> str:
+    def _with_length(self, name: str) -> str:
         self._expect("(")
         size = self._number()
         self._expect(")")
         return f"{name}({size})"
 
     def _time(self) -> str:
-        return self._sized("time") if self.peek().sign == "(" else "time(6)"
+        return self._with_length("time") if self.peek().sign == "(" else "time(6)"
 
     def _decimal(self) -> str:
         start, precision, scale = self.peek().start, 10, 0
@@ -246,7 +249,7 @@ class _Reader:
 
     def _interval(self) -> str:
         start = self.peek().start
-        family = next((units for units in _INTERVALS if self.peek().word in units), None)
+        family = next((units for units in _INTERVAL_UNITS if self.peek().word in units), None)
         if family is None:
             return "interval"
         first = str(self.next().word)
@@ -278,14 +281,14 @@ class _Reader:
         return {"type": "struct", "fields": fields}
 
 
-_WORDS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "time(6)": "time"}
-_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_DDL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "time(6)": "time"}
+_UNQUOTED_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def schema_ddl(schema: pa.Schema) -> list[str]:
-    """Return one line of DDL for each column.
+    """Return a line of DDL for each column.
 
-    DDL cannot say that elements or values of nested types are not nullable, so the lines do not either.
+    DDL cannot express that elements or values of nested types are not nullable, so this is omitted.
     """
     return [_field(field, " ") for field in json.loads(spark_json(schema))["fields"]]
 
@@ -294,24 +297,24 @@ def type_ddl(field: pa.Field) -> str:
     return _type(json.loads(spark_json(pa.schema([field])))["fields"][0]["type"])
 
 
-def _field(field: Json, between: str) -> str:
+def _field(field: Json, separator: str) -> str:
     name = field["name"]
-    shown = name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+    quoted_name = name if _UNQUOTED_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
     comment = field["metadata"].get("comment")
     return (
-        f"{shown}{between}{_type(field['type'])}"
+        f"{quoted_name}{separator}{_type(field['type'])}"
         + ("" if field["nullable"] else " not null")
-        + (f" comment {_text(comment)}" if isinstance(comment, str) else "")
+        + (f" comment {_string_literal(comment)}" if isinstance(comment, str) else "")
     )
 
 
-def _text(value: str) -> str:
+def _string_literal(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
 def _type(value: Json | str) -> str:
     if isinstance(value, str):
-        return _WORDS.get(value, value)
+        return _DDL_NAMES.get(value, value)
     if value["type"] == "array":
         return f"array<{_type(value['elementType'])}>"
     if value["type"] == "map":

@@ -1,4 +1,4 @@
-"""The output of commands: one interface, its JSON form, and standard output with its failures."""
+"""The output of commands: the interface, JSON output, and failures of standard output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ JsonT = TypeVar("JsonT")
 
 
 # The control characters that json.dumps does not escape.
-_CONTROL = re.compile("[\x7f-\x9f]")
-LONGEST_CELL = 300
-"""The most characters of a text in a list. The names that Penstock accepts are shorter."""
+_CONTROL_CHARACTERS = re.compile("[\x7f-\x9f]")
+MAX_CELL_CHARACTERS = 300
+"""The maximum number of characters of a text in a list. The names that Penstock accepts are shorter."""
 
 
 def as_text(value: object) -> str:
@@ -35,13 +35,13 @@ def as_text(value: object) -> str:
 
 
 def as_json_text(value: object) -> str:
-    """Return text as it is, any other value as JSON."""
+    """Return text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the key of its values, its title, and how a value is written."""
+    """A column of a table: the key of its values, its title, and how values are formatted."""
 
     key: str
     title: str
@@ -50,9 +50,9 @@ class Column:
     right: bool = False
 
 
-def values_of(thing: object, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return the attributes that a table shows of an object, by their names."""
-    return {column.key: getattr(thing, column.key) for column in columns}
+def column_values(described: object, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the attributes of an object that a table shows, by name."""
+    return {column.key: getattr(described, column.key) for column in columns}
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Section:
         right: Collection[int] = (),
         pairs: Sequence[tuple[str, str]] = (),
     ) -> Section:
-        """Return a section with a table whose cells are known by their place."""
-        columns = [Column(str(place), name, right=place in right) for place, name in enumerate(titles)]
-        rows = [{str(place): cell for place, cell in enumerate(line)} for line in lines]
+        """Return a section with a table whose cells are given by position."""
+        columns = [Column(str(index), name, right=index in right) for index, name in enumerate(titles)]
+        rows = [{str(index): cell for index, cell in enumerate(line)} for line in lines]
         return cls(title, pairs, columns, rows)
 
 
@@ -92,21 +92,21 @@ class Output(ABC):
 
     @abstractmethod
     def describe(self, data: Mapping[str, object], sections: Sequence[Section]) -> None:
-        """Print one thing: ``data`` in JSON, its ``sections`` in text."""
+        """Print a description: ``data`` in JSON, ``sections`` in text."""
 
     @abstractmethod
     def done(self, text: str, data: Mapping[str, object]) -> None:
-        """Print what the command did."""
+        """Print the result of a command that changed something."""
 
     @abstractmethod
     def row_printer(
         self, columns: Sequence[Column], style: Callable[[Row], str] = lambda row: ""
     ) -> PrintRows:
-        """Return a function that prints rows as they arrive: in JSON whole, in text these columns of them."""
+        """Return a function that prints rows as they arrive: whole rows in JSON, ``columns`` in text."""
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """Print a remark."""
+        """Print a note."""
 
     @abstractmethod
     def error(self, error: PenstockError) -> None:
@@ -125,14 +125,14 @@ class Output(ABC):
         if isinstance(value, str):
             redacted = self.redact(value)
         elif isinstance(value, dict):
-            redacted = {self.redact(name): self.redact_json(inner) for name, inner in value.items()}
+            redacted = {self.redact(name): self.redact_json(item) for name, item in value.items()}
         elif isinstance(value, list):
-            redacted = [self.redact_json(inner) for inner in value]
+            redacted = [self.redact_json(item) for item in value]
         return redacted  # type: ignore[return-value]  # of the same type
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Escape characters that would move the cursor or hide something."""
+    """Escape characters that would move the cursor or hide text."""
     if text.isprintable():
         return text
     return "".join(
@@ -146,9 +146,9 @@ def one_line(text: str) -> str:
 
 
 class JsonOutput(Output):
-    """One JSON document a result, rows as JSON lines, an error as one line of JSON.
+    """Output as JSON: a document for each result, JSON lines for rows, one line for an error.
 
-    Keys are never renamed or removed; new ones may be added.
+    Keys are never renamed or removed; new keys may be added.
     """
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
@@ -187,24 +187,24 @@ class JsonOutput(Output):
         )
 
     def _print_error(self, value: Mapping[str, object]) -> None:
-        # Redact before dumping, so that a removed password cannot take JSON's own quotes with it.
+        # Redact before dumping, so that redaction cannot remove JSON's own quotes.
         print(json_text(self.redact_json(json.loads(json_text(value))), ascii_only=True), file=sys.stderr)
 
 
 def json_text(value: Mapping[str, object], *, indent: int | None = None, ascii_only: bool = False) -> str:
-    """Return a JSON text without control characters, which a terminal would execute."""
+    """Return JSON without control characters, which a terminal would interpret."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(
         value, indent=indent, ensure_ascii=ascii_only or not encoding.startswith("utf"), default=str
     )
-    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0
 
 
 class _CheckedStream:
-    """A stream whose failed writes raise OUTPUT_UNWRITABLE, unlike those to other files."""
+    """A stream whose failed writes raise OUTPUT_UNWRITABLE, to distinguish them from other files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -228,8 +228,8 @@ class _CheckedStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            silence()
-            self._failure = _unwritable(error.strerror or str(error))
+            discard_output()
+            self._failure = _output_unwritable(error.strerror or str(error))
             raise self._failure from error
 
     def __getattr__(self, name: str) -> Any:
@@ -237,39 +237,39 @@ class _CheckedStream:
 
 
 @contextlib.contextmanager
-def checked() -> Iterator[None]:
-    """Raise OUTPUT_UNWRITABLE when standard output is closed or takes no more; let broken pipes through."""
+def checked_output() -> Iterator[None]:
+    """Raise OUTPUT_UNWRITABLE if standard output is closed or unwritable; pass broken pipes through."""
     if sys.stdout is None:
-        raise _unwritable("it is closed")
+        raise _output_unwritable("it is closed")
     with contextlib.redirect_stdout(cast("TextIO", _CheckedStream(sys.stdout))):
         yield
 
 
-def _unwritable(why: str) -> PenstockError:
+def _output_unwritable(reason: str) -> PenstockError:
     return PenstockError(
-        f"cannot write to standard output: {why}; send it to another place, such as a file or /dev/null",
+        f"cannot write to standard output: {reason}; redirect it, for example to a file or /dev/null",
         condition="OUTPUT_UNWRITABLE",
     )
 
 
-def silence() -> None:
+def discard_output() -> None:
     """Redirect standard output to the null device, so that Python's own flush reports no second error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def output_is_closed(seconds: float) -> bool:
-    """Wait this long, or until the reader of our pipe goes away, which the system reports unasked."""
+    """Wait this long, or until the reader closes the pipe; return whether it is closed."""
     poller = select.poll()
     with contextlib.suppress(OSError, ValueError):
         poller.register(sys.stdout.fileno(), 0)
     return bool(poller.poll(seconds * 1000))
 
 
-def poll_until_closed(shown: Callable[[], int]) -> Iterator[None]:
-    """Yield soon after something was shown, and less often while nothing is, until the output is closed."""
-    pause = _SHORTEST_PAUSE
+def poll_until_closed(count_shown: Callable[[], int]) -> Iterator[None]:
+    """Yield repeatedly until the output is closed: soon after something was shown, otherwise less often."""
+    pause = _MIN_PAUSE
     while not output_is_closed(pause):
-        before = shown()
+        previous = count_shown()
         yield
-        pause = _SHORTEST_PAUSE if shown() > before else min(pause * 2, _LONGEST_PAUSE)
+        pause = _MIN_PAUSE if count_shown() > previous else min(pause * 2, _MAX_PAUSE)

@@ -1,4 +1,4 @@
-"""The user's Spark functions and the session that runs them in a command."""
+"""Importing a user's Spark functions, and the session that runs them in a command."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 Function: TypeAlias = "Callable[[DataFrame | SparkSession], DataFrame]"
 
 _STDERR = 2
-# A JVM that lives for seconds never earns back the time to compile well.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_QUIET = {
+# For a JVM that runs only for seconds, optimizing compilation does not pay off.
+_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUIET_CONF = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-_SMALL = _QUIET | {
+_SMALL_CONF = _QUIET_CONF | {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": _SHORT_LIVED,
+    "spark.driver.extraJavaOptions": _SHORT_LIVED_JVM,
     "spark.sql.shuffle.partitions": "1",
 }
-_ONE_MACHINE = "local[2]"
+_LOCAL_MASTER = "local[2]"
 _PYTHON_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
 @contextmanager
 def working_directory_first() -> Iterator[None]:
-    """Make modules of the working directory importable, here and in Spark's workers that start meanwhile."""
-    path, variable = sys.path[:], os.environ.get("PYTHONPATH")
+    """Make modules of the working directory importable, here and in Spark workers that start meanwhile."""
+    saved_path, saved_variable = sys.path[:], os.environ.get("PYTHONPATH")
     directory = os.getcwd()
     sys.path.insert(0, directory)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, variable]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, saved_variable]))
     try:
         yield
     finally:
-        sys.path[:] = path
-        if variable is None:
+        sys.path[:] = saved_path
+        if saved_variable is None:
             del os.environ["PYTHONPATH"]
         else:
-            os.environ["PYTHONPATH"] = variable
+            os.environ["PYTHONPATH"] = saved_variable
 
 
 def import_function(target: str) -> Function:
@@ -107,7 +107,7 @@ def takes_session(function: Function) -> bool:
     if not parameters:
         name = getattr(function, "__name__", "the function")
         raise InvalidInputError(
-            f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark",
+            f"{name} takes no parameters: add one, for a DataFrame, or for a Spark session, called spark",
             condition="INVALID_INPUT.FUNCTION_PARAMETERS",
         )
     annotation = parameters[0].annotation
@@ -116,11 +116,12 @@ def takes_session(function: Function) -> bool:
 
 
 @contextmanager
-def spark_of_command(*, debug: bool = False, master: str | None = _ONE_MACHINE) -> Iterator[SparkSession]:
-    """Provide the active Spark session, or one that is stopped afterwards: by default a small local one, and
-    for a ``master`` of None that of ``spark-submit``, or else all of this machine.
+def command_session(*, debug: bool = False, master: str | None = _LOCAL_MASTER) -> Iterator[SparkSession]:
+    """Provide the active Spark session, or start one that is stopped afterwards.
 
-    Errors of Spark are raised in one line, with Spark's condition, and without plans and stacks.
+    By default, this is a small local session. If ``master`` is None, it is that of ``spark-submit``, or else
+    one that uses all cores of this machine. Errors of Spark are raised in one line with Spark's condition,
+    without plans and stack traces.
     """
     from pyspark.sql import SparkSession
 
@@ -138,10 +139,10 @@ def spark_of_command(*, debug: bool = False, master: str | None = _ONE_MACHINE) 
 
 @contextmanager
 def _silent_python_logs() -> Iterator[None]:
-    """Switch off Spark's own loggers, which print in JSON what its errors say too."""
+    """Disable Spark's own loggers, which print as JSON what the errors already say."""
     from pyspark.logger import PySparkLogger
 
-    # They must be of Spark's class, which adds fields to what it logs.
+    # The loggers must have Spark's class, which adds fields to records.
     logs = [PySparkLogger.getLogger(name) for name in _PYTHON_LOGS]
     levels = [log.level for log in logs]
     for log in logs:
@@ -156,12 +157,12 @@ def _silent_python_logs() -> Iterator[None]:
 def _start_session(master: str | None) -> SparkSession:
     from penstock.spark.session import session
 
-    conf = _SMALL if master == _ONE_MACHINE else _QUIET
+    conf = _SMALL_CONF if master == _LOCAL_MASTER else _QUIET_CONF
     return session("penstock", master=master, stateful=True, conf=conf)
 
 
 def _start_session_quietly(master: str | None) -> SparkSession:
-    """Start a JVM whose standard error goes to a file, which is printed when the start fails."""
+    """Start a JVM whose standard error goes to a file, which is printed if the start fails."""
     with tempfile.TemporaryFile() as log:
         try:
             with _standard_error_to(log):
@@ -174,14 +175,14 @@ def _start_session_quietly(master: str | None) -> SparkSession:
 
 @contextmanager
 def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
-    """Redirect the standard error of this process, and for good that of processes it starts meanwhile."""
-    kept = os.dup(_STDERR)
+    """Redirect standard error of this process, and permanently that of processes started meanwhile."""
+    saved = os.dup(_STDERR)
     try:
         os.dup2(file.fileno(), _STDERR)
         yield
     finally:
-        os.dup2(kept, _STDERR)
-        os.close(kept)
+        os.dup2(saved, _STDERR)
+        os.close(saved)
 
 
 @contextmanager
@@ -191,14 +192,14 @@ def _one_line_errors() -> Iterator[None]:
     except PenstockError:
         raise
     except Exception as error:
-        # Only where Spark was imported can the error be one of its own; importing it takes a while.
+        # The error can only be Spark's if Spark has been imported. Importing it here would take a while.
         if "pyspark.errors" not in sys.modules:
             raise
         from pyspark.errors import PySparkException
 
         if not isinstance(error, PySparkException):
             raise
-        raise _in_one_line(error) from error
+        raise _to_spark_error(error) from error
 
 
 class _SparkError(PenstockError):
@@ -207,13 +208,13 @@ class _SparkError(PenstockError):
     help_url = None
 
 
-def _in_one_line(error: PySparkException) -> PenstockError:
+def _to_spark_error(error: PySparkException) -> PenstockError:
     from pyspark.errors import PythonException
 
     text = str(error)
     condition = error.getCondition() or "SPARK"
     if isinstance(error, PythonException):
-        # The last line of the traceback, but for the note of Penstock's errors, is the error itself.
+        # The last line of the traceback is the error itself, except for the note of Penstock's errors.
         condition = "PYTHON_EXCEPTION"
         lines = [line.strip() for line in text.splitlines() if line.strip() and "SQLSTATE" not in line]
         message = next(line for line in reversed(lines) if not line.startswith("Help: "))

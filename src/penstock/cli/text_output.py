@@ -1,6 +1,4 @@
-"""Output for people: tables on standard output, progress on standard error, neither colours nor progress in
-a pipe.
-"""
+"""``TextOutput``: tables on standard output, progress on standard error; no colours or progress in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from penstock.arguments import truncated
 from penstock.cli.output import (
-    LONGEST_CELL,
+    MAX_CELL_CHARACTERS,
     Advance,
     Column,
     Output,
@@ -41,13 +39,13 @@ class TextOutput(Output):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._is_terminal = sys.stdout.isatty()
-        # Nothing is cut or wrapped in a pipe, which has no width.
+        # In a pipe, which has no width, nothing is truncated or wrapped.
         width = None if self._is_terminal else _PIPE_WIDTH
         self._console = _Console(file=sys.stdout, width=width, highlight=False, emoji=False)
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         if rows:
-            self._print_table(columns, rows, longest=LONGEST_CELL)
+            self._print_table(columns, rows, max_characters=MAX_CELL_CHARACTERS)
         else:
             self._print(f"no {name}")
 
@@ -66,14 +64,14 @@ class TextOutput(Output):
                 self._print_table(section.columns, section.rows)
 
     def _print_table(
-        self, columns: Sequence[Column], rows: Sequence[Row], longest: int | None = None
+        self, columns: Sequence[Column], rows: Sequence[Row], max_characters: int | None = None
     ) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
             table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
         for row in rows:
             texts = [column.text(row[column.key]) for column in columns]
-            table.add_row(*(Text(printable(_cut(text, longest))) for text in texts))
+            table.add_row(*(Text(printable(_truncate(text, max_characters))) for text in texts))
         self._console.print(table)
 
     def done(self, text: str, data: Mapping[str, object]) -> None:
@@ -102,13 +100,13 @@ class TextOutput(Output):
         return _progress_bar(text, total) if sys.stderr.isatty() else super().progress(text, total)
 
 
-def _cut(text: str, longest: int | None) -> str:
-    """Return the text of a cell, cut to the longest that it may have; None for any length."""
-    return text if longest is None else truncated(text, longest)
+def _truncate(text: str, max_characters: int | None) -> str:
+    """Truncate the text of a cell; None for any length."""
+    return text if max_characters is None else truncated(text, max_characters)
 
 
 class _RowPrinter:
-    """Prints rows under one header; a wide cell widens its column from there on."""
+    """Printer of rows under one header. A wide cell widens its column for all later rows."""
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class _RowPrinter:
         sys.stdout.flush()
 
     def _cell(self, text: str) -> str:
-        return printable(_cut(text, self._cell_width))
+        return printable(_truncate(text, self._cell_width))
 
     def _print(self, cells: Sequence[str], style: str) -> None:
         padded = [

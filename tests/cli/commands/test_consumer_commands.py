@@ -98,8 +98,8 @@ def test_list(filled: Penstock, store_url: str) -> None:
 def test_a_list_has_the_first_rows_and_counts_the_others(
     filled: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cli.commands.consumer.MOST_LISTED", 3)
-    monkeypatch.setattr("penstock.cli.commands.consumer_lag.MOST_LISTED", 3)
+    monkeypatch.setattr("penstock.cli.commands.consumer.MAX_LISTED", 3)
+    monkeypatch.setattr("penstock.cli.commands.consumer_lag.MAX_LISTED", 3)
     filled("queue", "create", "r", "--schema", "id int")
     for name in ("a", "b"):
         filled("consumer", "create", name)

@@ -62,7 +62,7 @@ def test_list(penstock: Penstock) -> None:
 def test_a_list_has_the_first_queues_and_counts_the_others(
     penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cli.commands.queue.MOST_LISTED", 2)
+    monkeypatch.setattr("penstock.cli.commands.queue.MAX_LISTED", 2)
     for name in ("c", "a", "b"):
         penstock("queue", "create", name, "--schema", "id int", "--key", "id", "--partitions", 2)
     penstock("consumer", "create", "x")

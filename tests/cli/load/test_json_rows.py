@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.arrow.arrays import nested_fields
-from penstock.cli.load.load import COUNTED_ERRORS
+from penstock.cli.load.load import MAX_COUNTED_ERRORS
 from penstock.cli.load.wire import plain_rows
 from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
 from tests.support.arrow_strategies import tables
@@ -350,8 +350,8 @@ def test_bad_rows_are_counted_and_the_first_ones_shown() -> None:
 
 
 def test_the_search_for_bad_rows_stops_at_a_thousand() -> None:
-    error = rejected(ORDERS, '{"idx": 1}\n' * (COUNTED_ERRORS + 1), format="jsonl", block_bytes=2000)
-    assert error.parameters["count"] == COUNTED_ERRORS
+    error = rejected(ORDERS, '{"idx": 1}\n' * (MAX_COUNTED_ERRORS + 1), format="jsonl", block_bytes=2000)
+    assert error.parameters["count"] == MAX_COUNTED_ERRORS
     assert error.parameters["more"]
     assert "at least 1,000 rows" in str(error)
 
@@ -366,8 +366,8 @@ def test_the_reader_agrees_with_python_on_random_invalid_input() -> None:
         st.integers(0, 4),
         st.sampled_from(["", "null", "[", "}", '"', ",", "1", "\\", " "]),
     )
-    def check(at: int, cut: int, put: str) -> None:
-        line = base[:at] + put + base[at + cut :]
+    def check(at: int, end_of_rows: int, put: str) -> None:
+        line = base[:at] + put + base[at + end_of_rows :]
         try:
             table = read_table(schema, line, format="jsonl")
         except ValueError:

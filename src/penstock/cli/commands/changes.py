@@ -84,10 +84,10 @@ def show(
     """
     from penstock.changes.options import EVER
 
-    opened, bounds = _open_feed(run, feed), _parse_range(start, end)
-    after = bounds.start(opened)
-    printer = _ChangePrinter(run, opened, _change_options(mode, updates, EVER), after)
-    printer.show(after, bounds.end(opened, after), rows)
+    open_feed, bounds = _open_feed(run, feed), _parse_range(start, end)
+    after = bounds.start(open_feed)
+    printer = _ChangePrinter(run, open_feed, _change_options(mode, updates, EVER), after)
+    printer.show(after, bounds.end(open_feed, after), rows)
 
 
 @command(
@@ -113,12 +113,13 @@ def tail(
     """
     from penstock.changes.options import COMMIT
 
-    opened = _open_feed(run, feed)
-    position = opened.newest(opened.oldest()) if start is None else _parse_range(start).start(opened)
-    # Net changes of each commit: those of all new commits would depend on when we looked.
-    printer = _ChangePrinter(run, opened, _change_options(mode, updates, COMMIT), position)
+    open_feed = _open_feed(run, feed)
+    position = open_feed.newest(open_feed.oldest()) if start is None else _parse_range(start).start(open_feed)
+    # Compute net changes of each commit, because those of all new commits would depend on the time of
+    # reading.
+    printer = _ChangePrinter(run, open_feed, _change_options(mode, updates, COMMIT), position)
     for _ in poll_until_closed(lambda: printer.shown):
-        newest = opened.newest(position)
+        newest = open_feed.newest(position)
         if newest > position:
             printer.show(position, newest, None if rows is None else rows - printer.shown)
             position = newest

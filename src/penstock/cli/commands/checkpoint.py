@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.commands.shared import Run, argument, command, option
 from penstock.cli.output import Column, Section, as_json_text
-from penstock.cli.spark_programs import spark_of_command
+from penstock.cli.spark_programs import command_session
 
 group = typer.Typer(
     help="Show what a streaming query's checkpoint holds.",
@@ -45,15 +45,15 @@ def show(
     from penstock.state.showing import blocks
     from penstock.state.showing import show as read_checkpoint
 
-    shown = read_checkpoint(None, path)
-    if count_rows and shown.operators:
-        with spark_of_command(debug=run.debug) as spark:
-            shown = read_checkpoint(spark, path)
+    contents = read_checkpoint(None, path)
+    if count_rows and contents.operators:
+        with command_session(debug=run.debug) as spark:
+            contents = read_checkpoint(spark, path)
     sections = [
         Section.of_cells(block.title, block.titles, block.lines, right=block.right, pairs=block.pairs)
-        for block in blocks(shown)
+        for block in blocks(contents)
     ]
-    run.output.describe(shown.to_dict(), sections)
+    run.output.describe(contents.to_dict(), sections)
 
 
 @command(
@@ -90,13 +90,13 @@ def state(
 
     # Report a missing checkpoint before Spark starts.
     read_checkpoint(None, path)
-    with spark_of_command(debug=run.debug) as spark:
+    with command_session(debug=run.debug) as spark:
         from penstock.state.reading import first_rows_of_state
 
-        found = first_rows_of_state(spark, path, operator, part=part, batch=batch, rows=limit + 1)
-        rows = plain_rows(found)
+        state_rows = first_rows_of_state(spark, path, operator, part=part, batch=batch, rows=limit + 1)
+        rows = plain_rows(state_rows)
     rows, more = rows[:limit], len(rows) > limit
-    columns = [Column(name, name, as_json_text) for name in found.column_names]
+    columns = [Column(name, name, as_json_text) for name in state_rows.column_names]
     data = {"operator": operator, "rows": rows, "more": more}
     run.output.describe(data, [Section("", columns=columns, rows=rows)])
     if more and not run.json:

@@ -13,7 +13,7 @@ import typer
 from penstock.arguments import in_quotes
 from penstock.cli.commands.queue import QueueName
 from penstock.cli.commands.shared import (
-    MOST_LISTED,
+    MAX_LISTED,
     Run,
     YesOption,
     argument,
@@ -34,7 +34,7 @@ group = typer.Typer(help="Create, inspect and move consumers.", no_args_is_help=
 
 ConsumerName = Annotated[str, argument("CONSUMER", "The consumer's name.")]
 _POSITION_HELP = "earliest, latest, a time with its zone, or row indexes."
-_MOST_OFFSETS = 100
+_MAX_OFFSETS = 100
 
 
 @command(group, "create", "penstock consumer create billing")
@@ -84,7 +84,7 @@ def register(
 
 
 def parse_position(text: str) -> str | datetime | dict[int, int]:
-    """Return a position as the consumers' API takes it."""
+    """Parse a position for the API of consumers."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
     if text.lstrip().startswith("{"):
@@ -108,7 +108,7 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
 
 
 def _parse_indexes(text: str) -> dict[int, int]:
-    # Also as Python writes them, and so the errors of a query.
+    # Also accept Python's form, which errors of a query have.
     quoted = re.sub(r"([{,]\s*)(\d+)(\s*:)", r'\1"\2"\3', text)
     try:
         indexes = {int(partition): index for partition, index in parse_json_object(quoted).items()}
@@ -122,14 +122,14 @@ def _parse_indexes(text: str) -> dict[int, int]:
 
 
 def _position_text(offsets: dict[int, int]) -> str:
-    """Return offsets as --to and --start take them."""
+    """Format offsets for --to and --start."""
     return json.dumps({str(partition): index for partition, index in offsets.items()})
 
 
 def _offsets_text(offsets: dict[int, int]) -> str:
-    """Return offsets for a message; the first ones if there are very many."""
-    text = _position_text(dict(list(offsets.items())[:_MOST_OFFSETS]))
-    missing = len(offsets) - _MOST_OFFSETS
+    """Format offsets for a message; only the first ones if there are many."""
+    text = _position_text(dict(list(offsets.items())[:_MAX_OFFSETS]))
+    missing = len(offsets) - _MAX_OFFSETS
     return f"{text} and {counted(missing, 'more partition')}: --json has all" if missing > 0 else text
 
 
@@ -172,7 +172,7 @@ def list_consumers(run: Run) -> None:
     with run.connect() as store:
 
         def read(tx: Transaction) -> tuple[list[Row], list[str], set[str]]:
-            rows = summarize_registrations(tx, MOST_LISTED)
+            rows = summarize_registrations(tx, MAX_LISTED)
             locks = [owner_lock_name(store.uuid, row.consumer, row.queue_id) for row in rows]
             return rows, locks, tx.owners_alive(locks)
 
@@ -187,11 +187,13 @@ def list_consumers(run: Run) -> None:
         }
         for row, lock in zip(listed, locks, strict=True)
     ]
-    note_missing(run.output, UnreadableRecords(), left_out_of(listed), "consumers", "the first ones by name")
+    note_missing(
+        run.output, UnreadableRecords(), omitted_registrations(listed), "consumers", "the first ones by name"
+    )
     run.output.table("consumers", _LIST_COLUMNS, rows)
 
 
-def left_out_of(rows: list[Row]) -> int:
+def omitted_registrations(rows: list[Row]) -> int:
     """Return how many registrations an outline of the first ones has left out."""
     return int(rows[0].total) - len(rows) if rows else 0
 
@@ -227,9 +229,9 @@ def seek(
     """
     position = parse_position(to)
     with run.connect() as store:
-        moved = store.consumer(consumer)
-        before = moved.offsets(queue)
-        after = moved.seek(queue, to=position, dry_run=dry_run)
+        seeking = store.consumer(consumer)
+        before = seeking.offsets(queue)
+        after = seeking.seek(queue, to=position, dry_run=dry_run)
     moves = [
         {
             "partition": partition,
@@ -241,8 +243,8 @@ def seek(
     ]
     title = f"consumer {consumer!r} {'would move' if dry_run else 'moved'} on queue {queue!r}"
     data = {"consumer": consumer, "queue": queue, "dry_run": dry_run, "partitions": moves}
-    way_back = [] if dry_run or before == after else [("to undo", _seek_command(consumer, queue, before))]
-    run.output.describe(data, [Section(title, way_back, _SEEK_COLUMNS, moves)])
+    undo = [] if dry_run or before == after else [("to undo", _seek_command(consumer, queue, before))]
+    run.output.describe(data, [Section(title, undo, _SEEK_COLUMNS, moves)])
 
 
 def _seek_command(consumer: str, queue: str, offsets: dict[int, int]) -> str:

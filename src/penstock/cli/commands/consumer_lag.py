@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli.commands.consumer import group as group
-from penstock.cli.commands.consumer import left_out_of
-from penstock.cli.commands.shared import MOST_LISTED, Run, argument, command, note_missing
+from penstock.cli.commands.consumer import omitted_registrations
+from penstock.cli.commands.shared import MAX_LISTED, Run, argument, command, note_missing
 from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, counted, size_text
 from penstock.errors import (
@@ -64,35 +64,35 @@ def lag(
     from penstock.store.records.consumers import summarize_registrations
     from penstock.ui.unreadable import UnreadableRecords
 
-    unreadable, left_out = UnreadableRecords(), 0
+    unreadable, omitted = UnreadableRecords(), 0
     with run.connect() as store:
-        lags = _Lags(store, unreadable)
+        lags = _LagReader(store, unreadable)
         if consumer is not None and queue is not None:
-            data = lags.one(consumer, queue)
+            data = lags.lag_of(consumer, queue)
             run.output.describe({"lags": [data]}, _lag_sections(data))
             return
         if consumer is not None:
-            rows = lags.of_consumer(consumer)
+            rows = lags.lags_of_consumer(consumer)
         else:
-            listed = store.database.run(lambda tx: summarize_registrations(tx, MOST_LISTED), write=False)
-            rows, more = lags.of_registrations(listed)
-            left_out = left_out_of(listed) + more
-    note_missing(run.output, unreadable, left_out, "consumers", "the first ones by name")
+            registrations = store.database.run(lambda tx: summarize_registrations(tx, MAX_LISTED), write=False)
+            rows, omitted_for_partitions = lags.lags_of_registrations(registrations)
+            omitted = omitted_registrations(registrations) + omitted_for_partitions
+    note_missing(run.output, unreadable, omitted, "consumers", "the first ones by name")
     run.output.table("lags", _LAG_COLUMNS, rows)
 
 
-class _Lags:
-    """Reader of the lags of a store's consumers; those that cannot be read are noted."""
+class _LagReader:
+    """Reader of the lags of a store's consumers; records that cannot be read are noted."""
 
     def __init__(self, store: Store, unreadable: UnreadableRecords) -> None:
         self._store, self._unreadable = store, unreadable
         self._first_indexes: dict[str, list[int]] = {}
 
-    def one(self, consumer: str, queue: str) -> Json:
-        found = self._store.consumer(consumer)
-        # Before the offsets are read: rows trimmed later were perhaps processed by then.
+    def lag_of(self, consumer: str, queue: str) -> Json:
+        registered = self._store.consumer(consumer)
+        # Read these before the offsets, because rows that are trimmed later may have been processed by then.
         first_indexes = self._first_indexes_of(queue)
-        return _lag_data(consumer, queue, found.lag(queue), first_indexes)
+        return _lag_data(consumer, queue, registered.lag(queue), first_indexes)
 
     def _first_indexes_of(self, queue: str) -> list[int]:
         from penstock.store.records import catalog
@@ -104,13 +104,13 @@ class _Lags:
             self._first_indexes[queue] = self._store.database.run(read, write=False)
         return self._first_indexes[queue]
 
-    def of_consumer(self, consumer: str) -> list[Json]:
+    def lags_of_consumer(self, consumer: str) -> list[Json]:
         from penstock.ui.unreadable import record_name
 
         lags = []
         for queue in self._store.consumer(consumer).queues():
             try:
-                lags.append(self.one(consumer, queue))
+                lags.append(self.lag_of(consumer, queue))
             except QueueNotFoundError:
                 # Dropped since it was listed.
                 continue
@@ -120,7 +120,7 @@ class _Lags:
                 self._unreadable.add(record_name("queue", queue), error)
         return lags
 
-    def of_registrations(self, listed: list[Row]) -> tuple[list[Json], int]:
+    def lags_of_registrations(self, listed: list[Row]) -> tuple[list[Json], int]:
         """Return the lags of registrations, and how many of them were left out since they have too many
         partitions in all.
         """
@@ -128,33 +128,33 @@ class _Lags:
         from penstock.ui.unreadable import record_name
 
         lags: list[Json] = []
-        partitions = left_out = 0
+        partitions = omitted = 0
         for row in listed:
             if row.queue is None:
                 continue
             if partitions >= MAX_PARTITIONS:
-                left_out += 1
+                omitted += 1
                 continue
             try:
-                data = self.one(row.consumer, row.queue)
+                data = self.lag_of(row.consumer, row.queue)
             except (QueueNotFoundError, ConsumerNotFoundError, NotRegisteredError):
                 # Dropped since it was listed.
                 continue
             except StoreUnavailableError:
                 raise
             except (InvalidNameError, StoreError) as error:
-                # Others may have written a name that no consumer can have, and any offset.
+                # Other programs may have written an invalid name, or any offset.
                 self._unreadable.add(record_name("consumer", row.consumer), error)
             else:
                 lags.append(data)
                 partitions += len(data["partitions"])
-        return lags, left_out
+        return lags, omitted
 
 
 def _lag_data(consumer: str, queue: str, lag: Lag, first_indexes: list[int]) -> Json:
-    # The queue may have got partitions since.
-    firsts = first_indexes + [0] * (len(lag.partitions) - len(first_indexes))
-    partitions = [_partition_data(part, firsts[part.partition]) for part in lag.partitions]
+    # Partitions may have been added to the queue since.
+    first_by_partition = first_indexes + [0] * (len(lag.partitions) - len(first_indexes))
+    partitions = [_partition_data(part, first_by_partition[part.partition]) for part in lag.partitions]
     return {
         "consumer": consumer,
         "queue": queue,

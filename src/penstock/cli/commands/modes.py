@@ -12,8 +12,8 @@ from penstock.arguments import in_quotes
 from penstock.cli.commands.shared import FAILED, Run, argument, command, option
 from penstock.cli.output import Section
 from penstock.cli.spark_programs import (
+    command_session,
     import_function,
-    spark_of_command,
     takes_session,
     working_directory_first,
 )
@@ -83,23 +83,23 @@ def check(
     watermark = _watermark(event_time, delay)
     with working_directory_first():
         build = import_function(function)
-        of_session = takes_session(build)
-        if of_session and (schema is not None or watermark is not None):
+        takes_spark = takes_session(build)
+        if takes_spark and (schema is not None or watermark is not None):
             raise InvalidInputError(
                 f"{in_quotes(function)} takes a Spark session and makes its own input: leave out "
                 "--schema and --event-time",
                 condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
-        if not of_session and schema is None:
+        if not takes_spark and schema is None:
             raise InvalidInputError(
                 f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes "
                 "a session, call that parameter spark",
                 condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
-        with spark_of_command(debug=run.debug) as spark:
+        with command_session(debug=run.debug) as spark:
             from penstock.modes.checking.check import check as check_modes
 
-            frame = build(spark) if of_session else build(_input(spark, schema or "", watermark))
+            frame = build(spark) if takes_spark else build(_input(spark, schema or "", watermark))
             report = check_modes(frame, sink, _trigger(trigger))
     data = {
         "modes": [_report_data(mode) for mode in report.modes],
@@ -210,26 +210,29 @@ def preview(
                 condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
         batches = micro_batches(file, schema, event_time, batch_rows=batch_rows, batch_column=batch_column)
-        with spark_of_command(debug=run.debug) as spark:
+        with command_session(debug=run.debug) as spark:
             from penstock.modes.checking.report import MODES
             from penstock.modes.previewing.preview import preview as run_preview
 
-            shown = run_preview(spark, transform, batches, event_time=watermark, modes=mode or MODES)
+            result = run_preview(spark, transform, batches, event_time=watermark, modes=mode or MODES)
     from penstock.modes.previewing.text import zone_note
 
     if picture is not None:
         try:
-            shown.picture(picture)
+            result.picture(picture)
         except OSError as error:
             raise InvalidInputError(
                 f"cannot write {in_quotes(str(picture))}: {error.strerror or error}",
                 condition="FILE_UNWRITABLE",
                 file=str(picture),
             ) from error
-    sections = [_preview_section(mode_shown, shown.time_zone) for mode_shown in shown.modes]
-    if note := zone_note(shown.modes, shown.time_zone):
+    sections = [_preview_section(mode_preview, result.time_zone) for mode_preview in result.modes]
+    if note := zone_note(result.modes, result.time_zone):
         sections.append(Section(note))
-    data = {"modes": [_preview_data(mode_shown) for mode_shown in shown.modes], "time_zone": shown.time_zone}
+    data = {
+        "modes": [_preview_data(mode_preview) for mode_preview in result.modes],
+        "time_zone": result.time_zone,
+    }
     run.output.describe(data, sections)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.commands.shared import (
-    MOST_LISTED,
+    MAX_LISTED,
     Run,
     YesOption,
     argument,
@@ -29,10 +29,10 @@ group = typer.Typer(help="Copy changes from PostgreSQL into queues, without Spar
 
 
 def _backfill_text(backfill: Json) -> str:
-    expected, left = backfill["expected_rows"], backfill["seconds_left"]
-    about = f" of about {expected:,}" if expected else ""
-    ends = "" if left is None else f", about {age_text(left)} left"
-    return f"{backfill['table']}: {backfill['rows']:,}{about} rows{ends}"
+    expected, seconds_left = backfill["expected_rows"], backfill["seconds_left"]
+    total = f" of about {expected:,}" if expected else ""
+    remaining = "" if seconds_left is None else f", about {age_text(seconds_left)} left"
+    return f"{backfill['table']}: {backfill['rows']:,}{total} rows{remaining}"
 
 
 def _age_or_blank(seconds: float | None) -> str:
@@ -127,12 +127,12 @@ def list_pumps(run: Run) -> None:
         return tx.now(), pumps.list_pumps(tx)
 
     with run.connect() as store:
-        now, found = store.database.run(read, write=False)
+        now, all_pumps = store.database.run(read, write=False)
     unreadable = UnreadableRecords()
     rows = unreadable.build_rows(
-        found[:MOST_LISTED], lambda pump: _row(pump, now), lambda pump: f"pump {pump.name!r}"
+        all_pumps[:MAX_LISTED], lambda pump: _row(pump, now), lambda pump: f"pump {pump.name!r}"
     )
-    note_missing(run.output, unreadable, max(len(found) - MOST_LISTED, 0), "pumps", "the first ones")
+    note_missing(run.output, unreadable, max(len(all_pumps) - MAX_LISTED, 0), "pumps", "the first ones")
     run.output.table("pumps", _COLUMNS, rows)
 
 
@@ -141,14 +141,14 @@ def _row(pump: PumpRecord, now: int) -> Json:
     from penstock.pump.recovery_records import RecoveryRequest, recoveries_of
 
     alive = pump.is_alive(now)
-    is_asked = RecoveryRequest.of(pump.name, pump.state) is not None
+    is_requested = RecoveryRequest.of(pump.name, pump.state) is not None
     recoveries, backfills = recoveries_of(pump.name, pump.state), backfills_of(pump.name, pump.state)
     return {
         "pump": pump.name,
         "state": "running" if alive else "silent" if pump.owner else "stopped",
         "commit": pump.position.version,
         "finalized_until": _finalized(
-            pump, bool(recoveries) or any(not each.again for each in backfills.values())
+            pump, bool(recoveries) or any(not progress.again for progress in backfills.values())
         ),
         "alive_seconds": max(now - pump.alive_at, 0) / 1e6 if pump.owner else None,
         "feed": pump.state.get("feed"),
@@ -162,7 +162,7 @@ def _row(pump: PumpRecord, now: int) -> Json:
             }
             for table, backfill in sorted(backfills.items())
         ],
-        "recovery": "requested" if is_asked else "reading" if recoveries else None,
+        "recovery": "requested" if is_requested else "reading" if recoveries else None,
         "version_offset": pump.state.get("offset", 0),
     }
 
@@ -189,8 +189,8 @@ def backfill(
     from penstock.pump.backfill_records import request_backfill
 
     with run.connect() as store:
-        is_asked = request_backfill(store, name, table)
-    text = f"will backfill {table}" if is_asked else f"is already backfilling {table}"
+        is_requested = request_backfill(store, name, table)
+    text = f"will backfill {table}" if is_requested else f"is already backfilling {table}"
     run.output.done(f"pump {name} {text}", {"pump": name, "table": table})
 
 
@@ -225,8 +225,8 @@ def recover(
     )
     with run.connect() as store:
         request_recovery(store, name, force=force, server=server)
-    what = "" if force else ", unless it can resume"
-    run.output.done(f"pump {name} will recover when it runs{what}", {"pump": name, "force": force})
+    suffix = "" if force else ", unless it can resume"
+    run.output.done(f"pump {name} will recover when it runs{suffix}", {"pump": name, "force": force})
 
 
 @command(group, "remove", "penstock pump remove penstock_orders --yes")
@@ -242,10 +242,10 @@ def remove_pump(
     run.confirm(f"Delete the position of pump {name!r}? A new pump needs other queues.", yes)
 
     def remove(tx: Transaction) -> None:
-        found = pumps.find_pump(tx, name)
-        if found is None:
+        pump = pumps.find_pump(tx, name)
+        if pump is None:
             raise PumpNotFoundError(f"there is no pump {name!r}: `penstock pump list` lists them", pump=name)
-        if found.is_alive(tx.now()):
+        if pump.is_alive(tx.now()):
             raise InvalidInputError(f"pump {name!r} is running: stop it first", pump=name)
         pumps.delete_pump(tx, name)
 

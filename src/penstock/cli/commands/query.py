@@ -69,7 +69,7 @@ def list_queries(run: Run) -> None:
 
 
 def _row(query: Json, now: int) -> Json:
-    """Return what the monitor page shows of a query, without its charts; ``now`` is in microseconds."""
+    """Return the fields of a query on the monitor page, without charts; ``now`` is in microseconds."""
     reported = datetime.fromisoformat(query["updated_at"]).timestamp()
     last = query["last_error"]
     return {

@@ -1,4 +1,4 @@
-"""``penstock queue``: everything but the rows themselves."""
+"""``penstock queue``: commands for queues, except those for rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from penstock.arguments import truncated
 from penstock.cli.commands.shared import (
-    MOST_LISTED,
+    MAX_LISTED,
     Run,
     YesOption,
     argument,
@@ -18,7 +18,7 @@ from penstock.cli.commands.shared import (
     note_missing,
     option,
 )
-from penstock.cli.output import LONGEST_CELL, Column, Section, values_of
+from penstock.cli.output import MAX_CELL_CHARACTERS, Column, Section, column_values
 from penstock.cli.units import age_text, count_text, counted, parse_age, parse_count, parse_size, size_text
 from penstock.errors import InvalidInputError, PartitionNotFoundError
 from penstock.instants import moment_of, moment_text
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Create, fill and inspect queues.", no_args_is_help=True)
 
-_MOST_NAMES = 100
+_MAX_NAMES = 100
 QueueName = Annotated[str, argument("QUEUE", "The queue's name.")]
 PartitionOption = Annotated[int | None, option("--partition", "NUMBER", "Only this partition.")]
 KeepRows = Annotated[str | None, option("--retention-rows", "ROWS", "How many rows to keep: 1000000, 10M.")]
@@ -108,15 +108,15 @@ def create(
     retention = make_retention(retention_rows, retention_age, retention_bytes)
     with run.connect() as store:
         queue = store.create_queue(
-            name, columns, partitions=partitions, key=listed(key), retention=retention, payloads=payloads
+            name, columns, partitions=partitions, key=split_names(key), retention=retention, payloads=payloads
         )
         created = queue.info()
-    holds = f"{counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
-    text = f"created queue {name!r} with {holds}"
+    contents = f"{counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
+    text = f"created queue {name!r} with {contents}"
     run.output.done(text, _details(created))
 
 
-def listed(names: str | None) -> list[str]:
+def split_names(names: str | None) -> list[str]:
     """Split names at their commas."""
     return [name.strip() for name in (names or "").split(",") if name.strip()]
 
@@ -184,7 +184,7 @@ def _details(info: QueueInfo) -> Json:
         "ddl": ", ".join(schema_ddl(info.schema)),
         "consumers": list(info.consumers),
         "partitions": [
-            {**values_of(part, _PARTITION_COLUMNS), "last_append": moment_text(part.last_append)}
+            {**column_values(part, _PARTITION_COLUMNS), "last_append": moment_text(part.last_append)}
             for part in info.partitions
         ],
     }
@@ -200,7 +200,7 @@ def list_queues(run: Run) -> None:
     from penstock.ui.unreadable import UnreadableRecords, record_name
 
     with run.connect() as store:
-        state = store.database.run(lambda tx: read_queues(tx, MOST_LISTED), write=False)
+        state = store.database.run(lambda tx: read_queues(tx, MAX_LISTED), write=False)
     unreadable, partitions = UnreadableRecords(), state.partitions_by_queue()
     for error in state.unreadable:
         unreadable.add("a queue", error)
@@ -252,10 +252,10 @@ def show(run: Run, name: QueueName) -> None:
 
 
 def _names_text(names: Sequence[str]) -> str:
-    """Return names for a person to read, the first ones if there are very many."""
-    shown = [truncated(name, LONGEST_CELL) for name in names[:_MOST_NAMES]]
-    more = len(names) - len(shown)
-    return ", ".join([*shown, *([f"and {more:,} more"] if more else [])])
+    """Format names for users; only the first ones if there are many."""
+    shown = [truncated(name, MAX_CELL_CHARACTERS) for name in names[:_MAX_NAMES]]
+    omitted = len(names) - len(shown)
+    return ", ".join([*shown, *([f"and {omitted:,} more"] if omitted else [])])
 
 
 @command(
@@ -312,13 +312,13 @@ def compact(
 
 
 def _compact_in_spark(run: Run, name: str, master: str | None) -> int:
-    from penstock.cli.spark_programs import spark_of_command
+    from penstock.cli.spark_programs import command_session
     from penstock.spark.compaction import compact as compact_in_spark
 
     # Before Spark starts, which takes seconds.
     with run.connect() as store:
         store.queue(name)
-    with spark_of_command(debug=run.debug, master=master) as spark:
+    with command_session(debug=run.debug, master=master) as spark:
         return compact_in_spark(spark, name, url=run.url)
 
 
@@ -350,11 +350,11 @@ def add_columns(
     from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl, schema_ddl
 
-    wanted = canonical_schema(parse_ddl(ddl))
+    new_columns = canonical_schema(parse_ddl(ddl))
     with run.connect() as store:
         queue = store.queue(name)
         before = len(queue.schema)
-        columns = queue.add_columns(wanted)
+        columns = queue.add_columns(new_columns)
     added = columns.names[before:]
     text = f"queue {name!r} now has {counted(len(columns), 'column')}, {len(added) or 'none'} of them new"
     run.output.done(text, {"queue": name, "added": added, "ddl": ", ".join(schema_ddl(columns))})
@@ -374,11 +374,11 @@ def widen_columns(
     from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl, schema_ddl
 
-    wanted = canonical_schema(parse_ddl(ddl))
+    new_types = canonical_schema(parse_ddl(ddl))
     with run.connect() as store:
         queue = store.queue(name)
         before = queue.schema
-        columns = queue.widen_columns(wanted)
+        columns = queue.widen_columns(new_types)
     widened = [field.name for field in columns if before.field(field.name).type != field.type]
     text = f"queue {name!r} has new types for {', '.join(widened) or 'none of its columns'}"
     run.output.done(text, {"queue": name, "widened": widened, "ddl": ", ".join(schema_ddl(columns))})
@@ -399,16 +399,16 @@ def retention(
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep all rows.")] = False,
 ) -> None:
     """Set the retention of a queue; without an option, show it."""
-    wanted = make_retention(retention_rows, retention_age, retention_bytes)
-    bounded = any(bound is not None for bound in (retention_rows, retention_age, retention_bytes))
-    if bounded and keep_all:
+    new_retention = make_retention(retention_rows, retention_age, retention_bytes)
+    has_limit = any(bound is not None for bound in (retention_rows, retention_age, retention_bytes))
+    if has_limit and keep_all:
         raise InvalidInputError("--keep-all keeps everything: leave out the other limits")
     with run.connect() as store:
         queue = store.queue(name)
-        if bounded or keep_all:
-            queue.set_retention(wanted)
-        kept = _retention_json(queue.info().retention)
-    run.output.done(f"queue {name!r} keeps {_retention_text(kept)}", {"queue": name, "retention": kept})
+        if has_limit or keep_all:
+            queue.set_retention(new_retention)
+        current = _retention_json(queue.info().retention)
+    run.output.done(f"queue {name!r} keeps {_retention_text(current)}", {"queue": name, "retention": current})
 
 
 @command(group, "drop", "penstock queue drop orders --yes")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.cli.commands.queue import PartitionOption, QueueName, check_partition, listed
+from penstock.cli.commands.queue import PartitionOption, QueueName, check_partition, split_names
 from penstock.cli.commands.queue import group as group
 from penstock.cli.commands.shared import Run, argument, command, option
 from penstock.cli.output import Column, as_json_text, output_is_closed
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 _MEASURED_ROWS = 10_000
-"""Fewer rows say nothing about the speed."""
+"""The number of rows from which the speed is reported."""
 _BLOCK_ROWS = 1000
 _BLOCK_BYTES = 16 << 20
 _CHECK_SECONDS = 1.0
-_PLACE_COLUMNS = (
+_INDEX_COLUMNS = (
     Column("_partition", "partition", as_json_text),
     Column("_row_index", "index", as_json_text),
 )
@@ -166,8 +166,8 @@ def _append(
 ) -> list[AppendResult]:
     results = []
     with run.output.progress("appending", rows.nbytes) as advance:
-        whole = max(rows.num_rows, 1)
-        step = min(batch_rows or whole, whole)
+        row_count = max(rows.num_rows, 1)
+        step = min(batch_rows or row_count, row_count)
         for start in range(first, rows.num_rows, step):
             batch = rows.slice(start, step)
             if producer is None:
@@ -232,7 +232,7 @@ def peek(
             raise InvalidInputError(
                 f"a row index belongs to a partition: choose one of the {len(parts)} with --partition"
             )
-        left = rows
+        remaining = rows
         for part in parts:
             first = part.first_index if start is None else start
             if first > part.next_index:
@@ -242,9 +242,9 @@ def peek(
                     condition="INVALID_POSITION.PAST_END",
                     partition=part.partition,
                 )
-            stop = min(part.next_index, first + left)
+            stop = min(part.next_index, first + remaining)
             printer.show(part.partition, first, stop)
-            left -= stop - first
+            remaining -= stop - first
 
 
 @command(
@@ -292,11 +292,11 @@ def _partitions(queue: Queue, partition: int | None) -> list[PartitionInfo]:
 
 
 class QueuePrinter:
-    """Prints rows of a queue and keeps the index after the last one of each partition."""
+    """Printer of a queue's rows, which records the index after the last printed row of each partition."""
 
     def __init__(self, run: Run, queue: Queue, columns: str | None, with_index: bool) -> None:
         names = queue.schema.names
-        for name in listed(columns):
+        for name in split_names(columns):
             if name not in names:
                 raise InvalidInputError(
                     f"queue {in_quotes(queue.name)} has no column "
@@ -304,15 +304,15 @@ class QueuePrinter:
                     condition="INVALID_INPUT.UNKNOWN_COLUMN",
                     column=name,
                 )
-        self._names = listed(columns) or list(names)
+        self._names = split_names(columns) or list(names)
         self._output, self._queue = run.output, queue
-        self._with_place = with_index or not run.json
+        self._with_index = with_index or not run.json
         value_columns = [Column(name, name, as_json_text) for name in self._names]
-        self._print = run.output.row_printer([*_PLACE_COLUMNS, *value_columns])
+        self._print = run.output.row_printer([*_INDEX_COLUMNS, *value_columns])
         self.next_indexes: dict[int, int] = {}
 
     def show(self, partition: int, start: int, end: int) -> None:
-        """Print rows [start, end), a block at a time."""
+        """Print rows [start, end) in blocks."""
         from penstock.cli.load.wire import plain_rows
 
         first = start
@@ -320,7 +320,7 @@ class QueuePrinter:
             stop = min(first + _BLOCK_ROWS, end)
             block = self._queue.read(partition, first, stop, columns=self._names, max_bytes=_BLOCK_BYTES)
             rows = plain_rows(block)
-            if self._with_place:
+            if self._with_index:
                 rows = [
                     {**row, "_partition": partition, "_row_index": index}
                     for index, row in enumerate(rows, first)
@@ -330,7 +330,7 @@ class QueuePrinter:
         self.next_indexes[partition] = end
 
     def show_new(self, parts: list[PartitionInfo]) -> None:
-        """Print the rows after those shown; of a partition that was added meanwhile, all rows."""
+        """Print rows that were not shown yet, including all rows of partitions that were added meanwhile."""
         for part in parts:
             start = max(self.next_indexes.get(part.partition, 0), part.first_index)
             if part.next_index > start:
@@ -338,7 +338,7 @@ class QueuePrinter:
             self.next_indexes[part.partition] = part.next_index
 
     def _show_or_skip(self, partition: int, start: int, end: int) -> None:
-        """Print rows, skipping with a note those that are trimmed meanwhile."""
+        """Print rows; rows that are trimmed meanwhile are skipped with a note."""
         position = start
         while position < end:
             stop = min(position + _BLOCK_ROWS, end)

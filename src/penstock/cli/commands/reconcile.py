@@ -93,7 +93,7 @@ def reconcile(
     from penstock.reconciliation.reconcile import reconcile as compare
     from penstock.tables.sink import TableSink
 
-    found = compare(
+    result = compare(
         source,
         TableSink(copy, url=run.url),
         columns=columns or None,
@@ -105,26 +105,29 @@ def reconcile(
         queue_store=queue_store,
         repair=repair,
     )
-    run.output.describe(_data(found), _sections(found))
-    if not found.equal and not (repair and found.repaired == found.differences and not found.undecided):
+    run.output.describe(_data(result), _sections(result))
+    if not result.equal and not (repair and result.repaired == result.differences and not result.undecided):
         raise typer.Exit(FAILED)
 
 
-def _data(found: Reconciliation) -> Json:
+def _data(result: Reconciliation) -> Json:
     from penstock.feeds.postgres.server import lsn
 
-    data = asdict(found)
+    data = asdict(result)
     for name in ("first_position", "position"):
         data[name] = lsn(data[name])
-    for each in data["differing_ranges"]:
-        each["after"], each["upto"] = _plain(each["after"]), _plain(each["upto"])
-    for each in data["differing_rows"]:
-        each["key"] = _plain(each["key"])
+    for difference in data["differing_ranges"]:
+        difference["after"], difference["upto"] = (
+            _json_key(difference["after"]),
+            _json_key(difference["upto"]),
+        )
+    for difference in data["differing_rows"]:
+        difference["key"] = _json_key(difference["key"])
     return data
 
 
-def _plain(key: dict[str, object] | None) -> dict[str, object] | None:
-    """Return a key with values that JSON has, or as PostgreSQL writes them."""
+def _json_key(key: dict[str, object] | None) -> dict[str, object] | None:
+    """Convert a key for JSON; other values become PostgreSQL's text."""
     from penstock.reconciliation.postgres_sql import as_text
 
     if key is None:
@@ -134,47 +137,53 @@ def _plain(key: dict[str, object] | None) -> dict[str, object] | None:
     }
 
 
-def _sections(found: Reconciliation) -> list[Section]:
-    data = _data(found)
+def _sections(result: Reconciliation) -> list[Section]:
+    data = _data(result)
     pairs = [
-        ("result", _result(found)),
-        ("rows of the source", f"{found.rows:,}"),
-        ("rows of the copy", f"{found.copy_rows:,}"),
-        ("ranges", f"{found.ranges:,}"),
+        ("result", _result(result)),
+        ("rows of the source", f"{result.rows:,}"),
+        ("rows of the copy", f"{result.copy_rows:,}"),
+        ("ranges", f"{result.ranges:,}"),
         ("WAL positions", f"{data['first_position']} to {data['position']}"),
-        ("missing in the copy", f"{found.missing:,}"),
-        ("only in the copy", f"{found.extra:,}"),
-        ("different", f"{found.different:,}"),
-        ("undecided", f"{found.undecided:,}"),
-        ("repaired", f"{found.repaired:,}"),
+        ("missing in the copy", f"{result.missing:,}"),
+        ("only in the copy", f"{result.extra:,}"),
+        ("different", f"{result.different:,}"),
+        ("undecided", f"{result.undecided:,}"),
+        ("repaired", f"{result.repaired:,}"),
     ]
     sections = [Section("", pairs)]
-    if found.differing_ranges:
+    if result.differing_ranges:
         ranges = [
-            (each["number"], _shown(each["after"]), _shown(each["upto"]), *_counts(each))
-            for each in data["differing_ranges"]
+            (
+                difference["number"],
+                _key_text(difference["after"]),
+                _key_text(difference["upto"]),
+                *_counts(difference),
+            )
+            for difference in data["differing_ranges"]
         ]
         titles = ("range", "after", "up to", "missing", "extra", "different")
         sections.append(Section.of_cells("ranges that differ", titles, ranges, right={0, 3, 4, 5}))
-    if found.differing_rows:
+    if result.differing_rows:
         rows = [
-            (_shown(each["key"]), each["kind"], ", ".join(each["columns"])) for each in data["differing_rows"]
+            (_key_text(difference["key"]), difference["kind"], ", ".join(difference["columns"]))
+            for difference in data["differing_rows"]
         ]
         sections.append(Section.of_cells("first rows that differ", ("key", "copy", "columns"), rows))
     return sections
 
 
-def _result(found: Reconciliation) -> str:
-    if found.equal:
+def _result(result: Reconciliation) -> str:
+    if result.equal:
         return "equal"
-    if not found.differences:
+    if not result.differences:
         return "undecided"
-    return "different" if found.repaired < found.differences else "different, and repaired"
+    return "different" if result.repaired < result.differences else "different, and repaired"
 
 
-def _shown(key: dict[str, object] | None) -> str:
+def _key_text(key: dict[str, object] | None) -> str:
     return "" if key is None else ", ".join(f"{name} = {value}" for name, value in key.items())
 
 
-def _counts(each: Json) -> tuple[int, int, int]:
-    return each["missing"], each["extra"], each["different"]
+def _counts(difference: Json) -> tuple[int, int, int]:
+    return difference["missing"], difference["extra"], difference["different"]

@@ -1,4 +1,4 @@
-"""What every command shares: options, output, log, store, and errors that become exit codes."""
+"""Common parts of commands: options, output, log, store, and turning errors into exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOutput, Output, json_text, silence
+from penstock.cli.output import JsonOutput, Output, discard_output, json_text
 from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError, StoreNotFoundError
 from penstock.extras import instead
 from penstock.logs import JsonFormatter
@@ -76,7 +76,7 @@ class Common:
     log_json: LogJsonOption = False
 
     def over(self, other: Common | None) -> Common:
-        """Combine these options with those written before the command; these win."""
+        """Combine these options with options before the command; these take precedence."""
         if other is None:
             return self
         return Common(
@@ -93,8 +93,8 @@ class Run:
 
     def __init__(self, common: Common) -> None:
         # An empty option is refused, since it may come from an unset variable of a shell script.
-        named = common.url if common.url is not None else os.environ.get(URL_VARIABLE) or None
-        self.url, self._is_named = DEFAULT_URL if named is None else named, named is not None
+        chosen_url = common.url if common.url is not None else os.environ.get(URL_VARIABLE) or None
+        self.url, self._is_named = DEFAULT_URL if chosen_url is None else chosen_url, chosen_url is not None
         self.debug = common.debug
         self.json = common.json
         self.output = make_output(self.url, common.json)
@@ -113,7 +113,7 @@ class Run:
             raise StoreNotFoundError(message, condition=error.condition, **error.parameters) from None
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask before something is lost."""
+        """Ask for confirmation before something is lost."""
         if yes:
             return
         if self.json or not _is_interactive():
@@ -129,8 +129,8 @@ class Run:
         except (typer.Exit, typer.Abort):
             raise
         except BrokenPipeError:
-            # The reader of the output has stopped early, as `head` does.
-            silence()
+            # The reader of the output stopped early, as `head` does.
+            discard_output()
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -177,22 +177,22 @@ def make_output(url: str, json: bool) -> Output:
     return TextOutput(url)
 
 
-MOST_LISTED = 5_000
-"""The most rows of a list: anybody who can write to the store can write any number of records."""
+MAX_LISTED = 5_000
+"""The maximum number of rows of a list; programs that can write to the store can write many records."""
 
 
 def note_missing(
-    output: Output, unreadable: UnreadableRecords, left_out: int, kind: str, listed: str
+    output: Output, unreadable: UnreadableRecords, omitted: int, kind: str, listed_records: str
 ) -> None:
     """Print notes about the records that are not in a list: those that cannot be read, and how many were
     left out.
 
-    ``kind`` is the plural of what the list has, and ``listed`` says which ones it has.
+    ``kind`` is the plural of what the list has, and ``listed_records`` says which ones it has.
     """
     for note in unreadable.notes:
         output.note(note)
-    if left_out:
-        output.note(f"{kind} that are not listed: {left_out:,}. The list has {listed}")
+    if omitted:
+        output.note(f"{kind} that are not listed: {omitted:,}. The list has {listed_records}")
 
 
 class CommandLog(logging.Handler):
@@ -209,7 +209,7 @@ class CommandLog(logging.Handler):
         if self._as_json:
             fields = self._output.redact_json(self._json_formatter.fields(record))
             print(json_text(fields, ascii_only=True), file=sys.stderr)
-        # Retries matter only to people who wait at a terminal.
+        # Retries matter only to users who wait at a terminal.
         elif getattr(record, "action", None) != "store_retry" or sys.stderr.isatty():
             self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
@@ -227,7 +227,7 @@ Command = Callable[..., None]
 
 
 def command(group: typer.Typer, name: str, *examples: str) -> Callable[[Command], Command]:
-    """Make a function a command of a group.
+    """Return a decorator that adds a function to a group as a command.
 
     The function's first parameter is the :class:`Run`; typer fills in the others. The options of
     :class:`Common` are added.
@@ -242,13 +242,13 @@ def command(group: typer.Typer, name: str, *examples: str) -> Callable[[Command]
 
 
 def _with_common_options(function: Command) -> Command:
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    common = list(inspect.signature(Common, eval_str=True).parameters.values())
+    own_parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    common_parameters = list(inspect.signature(Common, eval_str=True).parameters.values())
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
         context: typer.Context = values.pop("context")
-        options = Common(**{option.name: values.pop(option.name) for option in common})
+        options = Common(**{option.name: values.pop(option.name) for option in common_parameters})
         run = Run(options.over(context.find_object(Common)))
         with run.log:
             run.guard(lambda: function(run, **values))
@@ -256,7 +256,10 @@ def _with_common_options(function: Command) -> Command:
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [
         context,
-        *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in [*own, *common]),
+        *(
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for option in [*own_parameters, *common_parameters]
+        ),
     ]
     # typer reads both.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
@@ -273,13 +276,13 @@ def until_signal(stop: Callable[[], None]) -> Iterator[None]:
         nonlocal signals
         signals += 1
         if signals > 1:
-            # It may be waiting for a server or a lock.
+            # The command may be waiting for a server or a lock.
             raise KeyboardInterrupt
         stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

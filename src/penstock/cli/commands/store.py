@@ -15,7 +15,7 @@ from penstock.errors import StoreNotFoundError
 if TYPE_CHECKING:
     from penstock.store.log.object_check import ObjectsCheck
 
-_MOST_NAMES = 10
+_MAX_NAMES = 10
 
 group = typer.Typer(help="Create, inspect and clean up a store.", no_args_is_help=True)
 
@@ -44,19 +44,19 @@ def init(run: Run) -> None:
 def info(run: Run) -> None:
     """Show what a store holds."""
     with run.connect() as store:
-        holds = store.info()
+        store_info = store.info()
     pairs = [
-        ("store", holds.url),
-        ("uuid", holds.uuid),
-        ("format", f"version {holds.version}"),
-        ("queues", count_text(holds.queues)),
-        ("consumers", count_text(holds.consumers)),
-        ("rows", count_text(holds.rows)),
-        ("size", size_text(holds.bytes)),
-        ("batches committed into it", count_text(holds.commits)),
-        ("staged", f"{counted(holds.staged_segments, 'segment')}, {size_text(holds.staged_bytes)}"),
+        ("store", store_info.url),
+        ("uuid", store_info.uuid),
+        ("format", f"version {store_info.version}"),
+        ("queues", count_text(store_info.queues)),
+        ("consumers", count_text(store_info.consumers)),
+        ("rows", count_text(store_info.rows)),
+        ("size", size_text(store_info.bytes)),
+        ("batches committed into it", count_text(store_info.commits)),
+        ("staged", f"{counted(store_info.staged_segments, 'segment')}, {size_text(store_info.staged_bytes)}"),
     ]
-    run.output.describe(asdict(holds), [Section("", pairs)])
+    run.output.describe(asdict(store_info), [Section("", pairs)])
 
 
 @command(group, "clean-up", "penstock store clean-up --older-than 6h")
@@ -107,11 +107,16 @@ def check(run: Run) -> None:
         run.output.done("no queue keeps rows in object storage", {"queues": []})
         return
     sections = [
-        Section(f"queue {each.queue}" if each.queue is not None else "a dropped queue", _lines(each))
-        for each in checked
+        Section(
+            f"queue {queue_check.queue}" if queue_check.queue is not None else "a dropped queue",
+            _lines(queue_check),
+        )
+        for queue_check in checked
     ]
-    run.output.describe({"queues": [asdict(each) for each in checked]}, sections)
-    if any(each.missing or each.damaged or each.error is not None for each in checked):
+    run.output.describe({"queues": [asdict(queue_check) for queue_check in checked]}, sections)
+    if any(
+        queue_check.missing or queue_check.damaged or queue_check.error is not None for queue_check in checked
+    ):
         raise typer.Exit(1)
 
 
@@ -129,6 +134,6 @@ def _lines(checked: ObjectsCheck) -> list[tuple[str, str]]:
 
 
 def _names(objects: list[str]) -> str:
-    if len(objects) <= _MOST_NAMES:
+    if len(objects) <= _MAX_NAMES:
         return ", ".join(objects) or "none"
-    return f"{', '.join(objects[:_MOST_NAMES])} and {counted(len(objects) - _MOST_NAMES, 'other')}"
+    return f"{', '.join(objects[:_MAX_NAMES])} and {counted(len(objects) - _MAX_NAMES, 'other')}"

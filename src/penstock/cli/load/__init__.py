@@ -1,1 +1,1 @@
-"""Reader of rows from text: the whole input is parsed and checked before any of it is appended."""
+"""Reading rows from text: the whole input is parsed and checked before anything is appended."""

@@ -1,9 +1,8 @@
-"""CSV as in RFC 4180: a header with the columns' names, and quotes around whole fields only.
+"""Reading CSV as in RFC 4180: a header with the column names, and quotes only around whole fields.
 
-An empty field is a null, ``""`` is the empty text. With only one column, an empty line is a row with a
-null; with more columns, empty lines are skipped. Numbers are decimal. Nested values are written as JSON,
-binaries in base64. Sloppy quoting is refused, because a wrong guess would swallow the lines up to the next
-quote.
+An empty field is null, and ``""`` is the empty text. If there is only one column, an empty line is a row with
+a null; otherwise empty lines are skipped. Numbers are decimal. Nested values are JSON, and binary values
+base64. Incorrect quoting is refused, because a wrong guess would swallow the lines up to the next quote.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import pyarrow.types as pat
 from penstock.arrow.coerce import Misfit, match_names
 from penstock.arrow.python_rows import to_table
 from penstock.cli.load.json_lines import JsonLines
-from penstock.cli.load.rows import Record, Refused, RowProblem, not_utf8, wrong_value
+from penstock.cli.load.rows import BlockRefused, Record, RowProblem, not_utf8, wrong_value
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import decode
 from penstock.errors import InvalidInputError, SchemaMismatchError
@@ -41,51 +40,53 @@ class CsvRows:
         self._fields = _columns(header, schema)
         self._delimiter = delimiter
         self._nulls = list(nulls)
-        self._whole = [field.name for field in self._fields if _is_whole(field.type)]
+        self._integer_columns = [field.name for field in self._fields if _is_integer_like(field.type)]
         # An empty line is the only way to write the null of a single column.
         self._skips_blank_lines = len(self._fields) > 1
-        mark = re.escape(delimiter).encode()
-        self._quoted = re.compile(rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (mark, mark))
+        separator = re.escape(delimiter).encode()
+        self._quoted = re.compile(
+            rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (separator, separator)
+        )
 
-    def cut(self, data: bytes) -> int:
-        # A newline ends a row when the quotes up to it are paired.
-        total, after, end = data.count(b'"'), 0, len(data)
-        while (at := data.rfind(b"\n", 0, end)) >= 0:
-            after += data.count(b'"', at, end)
-            if (total - after) % 2 == 0:
-                return at + 1
-            end = at
+    def end_of_rows(self, data: bytes) -> int:
+        # A newline ends a row if the number of quotes before it is even.
+        quotes, quotes_after, end = data.count(b'"'), 0, len(data)
+        while (newline := data.rfind(b"\n", 0, end)) >= 0:
+            quotes_after += data.count(b'"', newline, end)
+            if (quotes - quotes_after) % 2 == 0:
+                return newline + 1
+            end = newline
         return 0
 
     def parse(self, data: bytes) -> pa.Table:
-        return self.parse_ready(data)
+        return self.parse_prepared(data)
 
-    def parse_ready(self, data: bytes) -> pa.Table:
+    def parse_prepared(self, data: bytes) -> pa.Table:
         if not data or (self._skips_blank_lines and not data.strip(b"\r\n")):
             return self._schema.empty_table()
         has_quotes = b'"' in data
         if has_quotes and b'"' in self._quoted.sub(b"", data):
-            raise Refused("a quote is not around a whole field")
+            raise BlockRefused("a quote is not around a whole field")
         try:
             self._refuse_hexadecimal(data, has_quotes)
             texts = self._read(data, has_quotes)
             arrays = {
-                field.name: _decoded(column.combine_chunks(), field)
+                field.name: _decode_column(column.combine_chunks(), field)
                 for field, column in zip(self._fields, texts.columns, strict=True)
             }
             table = to_table(pa.table(arrays), self._schema)
         except (ValueError, pa.ArrowException) as error:
-            raise Refused(str(error)) from error
+            raise BlockRefused(str(error)) from error
         self._refuse_overflow(table, data, has_quotes)
         return table
 
     def _refuse_hexadecimal(self, data: bytes, has_quotes: bool) -> None:
-        """Refuse it because Arrow would read the digits as the bits of an integer: 0xFF as the tinyint -1."""
-        if not self._whole or not _HEXADECIMAL.search(data):
+        """Refuse hexadecimal integers, which Arrow would read as bits: 0xFF as the tinyint -1."""
+        if not self._integer_columns or not _HEXADECIMAL.search(data):
             return
-        for column in self._read(data, has_quotes, as_text=self._whole).columns:
+        for column in self._read(data, has_quotes, as_text=self._integer_columns).columns:
             if pc.any(pc.match_substring(column, "0x", ignore_case=True)).as_py():
-                raise Refused("an integer is in hexadecimal")
+                raise BlockRefused("an integer is in hexadecimal")
 
     def _read(self, data: bytes, has_quotes: bool, *, as_text: Sequence[str] = ()) -> pa.Table:
         types = {field.name: _reader_type(field.type) for field in self._fields}
@@ -110,14 +111,14 @@ class CsvRows:
         )
 
     def _refuse_overflow(self, table: pa.Table, data: bytes, has_quotes: bool) -> None:
-        """Refuse an infinity whose text does not say so: Arrow reads a number that is too large as one."""
+        """Refuse infinities that are not written as such: Arrow reads too large numbers as infinity."""
         floats = [field.name for field in self._fields if pat.is_floating(field.type)]
         infinite = [name for name in floats if pc.any(pc.is_inf(table[name])).as_py()]
         texts = self._read(data, has_quotes, as_text=infinite) if infinite else table
         for name in infinite:
-            written = pc.match_substring(texts[name], "nf", ignore_case=True)
-            if pc.any(pc.and_not(pc.is_inf(table[name]), written)).as_py():
-                raise Refused("a number is too large for 64 bits")
+            is_written_infinity = pc.match_substring(texts[name], "nf", ignore_case=True)
+            if pc.any(pc.and_not(pc.is_inf(table[name]), is_written_infinity)).as_py():
+                raise BlockRefused("a number is too large for 64 bits")
 
     def records(self, data: bytes) -> list[Record]:
         records, position, line = [], 0, 0
@@ -133,7 +134,7 @@ class CsvRows:
         match = _RECORD.match(data, position)
         if match and b'"' not in self._quoted.sub(b"", match[0]):
             return match[0]
-        # A wrong quote spoils its own line, not the lines up to the next quote.
+        # A wrong quote affects only its own line, not the lines up to the next quote.
         line = data.find(b"\n", position) + 1
         return data[position:line] if line else data[position:]
 
@@ -160,17 +161,17 @@ class CsvRows:
         if text in self._nulls:
             return None if field.nullable else RowProblem("takes no nulls", field.name)
         quoted = '"' + text.replace('"', '""') + '"\n'
-        alone = CsvRows(pa.schema([field]), [field.name], delimiter=self._delimiter, nulls=self._nulls)
+        single = CsvRows(pa.schema([field]), [field.name], delimiter=self._delimiter, nulls=self._nulls)
         try:
-            alone.parse_ready(quoted.encode())
-        except Refused as error:
+            single.parse_prepared(quoted.encode())
+        except BlockRefused as error:
             return wrong_value(field, text, error)
         return None
 
 
 def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
     try:
-        places = match_names(list(header), list(schema), "")
+        positions = match_names(list(header), list(schema), "")
     except Misfit as misfit:
         error = misfit.error()
         raise SchemaMismatchError(
@@ -178,22 +179,24 @@ def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
             condition=misfit.condition,
             **error.parameters,
         ) from None
-    by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
-    return [by_place[place] for place in range(len(header))]
+    field_by_position = {
+        position: field for position, field in zip(positions, schema, strict=True) if position is not None
+    }
+    return [field_by_position[position] for position in range(len(header))]
 
 
-def _is_whole(kind: pa.DataType) -> bool:
+def _is_integer_like(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_duration(kind))
 
 
 def _reader_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_float32(kind):
         return pa.float64()
-    as_text = pat.is_binary(kind) or pat.is_nested(kind) or pat.is_decimal(kind)
-    return pa.string() if as_text else kind
+    is_text = pat.is_binary(kind) or pat.is_nested(kind) or pat.is_decimal(kind)
+    return pa.string() if is_text else kind
 
 
-def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
+def _decode_column(array: pa.Array, field: pa.Field) -> pa.Array:
     kind = field.type
     if not pat.is_nested(kind):
         return decode(array, kind)
@@ -212,13 +215,13 @@ def split_record(raw: bytes, delimiter: str) -> list[str]:
 
 
 def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
-    """Take the first record off the source; return its fields and the number of lines up to its end.
+    """Read the first record of the source; return its fields and the number of lines up to its end.
 
     An empty source has no fields.
     """
     data, blank, match = b"", 0, None
-    while not (match and match[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):
-        data += more
+    while not (match and match[0].endswith(b"\n")) and (chunk := source.read(_HEADER_BYTES)):
+        data += chunk
         blank = len(data) - len(data.lstrip(b"\r\n"))
         match = _RECORD.match(data, blank)
     end = match.end() if match else len(data)

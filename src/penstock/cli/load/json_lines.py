@@ -1,4 +1,4 @@
-"""JSON lines: one object in each line."""
+"""Reading JSON lines: one object in each line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.arguments import in_quotes
 from penstock.arrow.arrays import nested_fields
 from penstock.arrow.coerce import DUPLICATE_COLUMN, UNKNOWN_COLUMN, Misfit, match_names
 from penstock.arrow.python_rows import to_table
-from penstock.cli.load.rows import Record, Refused, RowProblem, not_utf8, shortened, wrong_value
+from penstock.cli.load.rows import BlockRefused, Record, RowProblem, not_utf8, shortened, wrong_value
 from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 
-_BLANK = b" \t\r"
+_BLANK_BYTES = b" \t\r"
 _THREAD_BYTES = 1 << 20
 _STRING = re.compile(rb'"(?:[^"\\]|\\.|(?!))*+"')
 
@@ -32,9 +32,9 @@ KindT = TypeVar("KindT")
 class JsonLines:
     """Reader of rows in JSON lines.
 
-    Arrow's reader does the work. Values that are valid but that it cannot read (maps, names in another
-    case, the text "NaN") are first rewritten in Python line by line, and so is every block in which it
-    reports a mistake.
+    Rows are read by Arrow's reader. Valid values that it cannot read (maps, names in another case, the text
+    "NaN") are first rewritten in Python, line by line. The same applies to every block in which it reports an
+    error.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -44,29 +44,29 @@ class JsonLines:
         self._needs_rewriting = any(_has_map(field) for field in schema)
         self._rewrite = _object_rewriter(list(schema))
 
-    def cut(self, data: bytes) -> int:
+    def end_of_rows(self, data: bytes) -> int:
         return data.rfind(b"\n") + 1
 
     def parse(self, data: bytes) -> pa.Table:
         if self._needs_rewriting:
-            raise Refused("Arrow does not read JSON objects as maps")
-        table = self.parse_ready(data)
-        infinities = sum(_infinities(column.combine_chunks()) for column in table.columns)
-        if infinities and infinities != _written_infinities(data):
-            raise Refused("Arrow reads a number that is too large as an infinity")
+            raise BlockRefused("Arrow does not read JSON objects as maps")
+        table = self.parse_prepared(data)
+        infinities = sum(_count_infinities(column.combine_chunks()) for column in table.columns)
+        if infinities and infinities != _count_written_infinities(data):
+            raise BlockRefused("Arrow reads a number that is too large as an infinity")
         return table
 
     def parse_or_rewrite(self, data: bytes) -> pa.Table:
-        """Parse, or else rewrite the rows one by one and parse those."""
+        """Parse rows; if this fails, rewrite the rows one by one, and parse the result."""
         try:
             return self.parse(data)
-        except Refused:
-            ready = [record.ready for record in self.records(data)]
-        if None in ready:
-            raise Refused("a line is not an object that fits")
-        return self.parse_ready(b"".join(line for line in ready if line is not None))
+        except BlockRefused:
+            prepared = [record.prepared for record in self.records(data)]
+        if None in prepared:
+            raise BlockRefused("a line is not an object that fits")
+        return self.parse_prepared(b"".join(line for line in prepared if line is not None))
 
-    def parse_ready(self, data: bytes) -> pa.Table:
+    def parse_prepared(self, data: bytes) -> pa.Table:
         rows = _count_objects(data)
         if rows == 0:
             return self._schema.empty_table()
@@ -75,62 +75,62 @@ class JsonLines:
                 data.decode()
             wire = self._read(data)
             if wire.num_rows != rows:
-                raise Refused("a line holds several values")
+                raise BlockRefused("a line holds several values")
             arrays = [
                 decode(column.combine_chunks(), field.type)
                 for column, field in zip(wire.columns, self._schema, strict=True)
             ]
             return to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
         except (ValueError, pa.ArrowException) as error:
-            raise Refused(str(error)) from error
+            raise BlockRefused(str(error)) from error
 
     def _read(self, data: bytes) -> pa.Table:
-        """Read as the wire types, on all cores unless a row is longer than a thread's share."""
+        """Read the wire types on all cores, unless a row is longer than the block of a thread."""
         try:
-            return self._read_by(_THREAD_BYTES, data)
+            return self._read_blocks(_THREAD_BYTES, data)
         except pa.ArrowInvalid:
             if len(data) <= _THREAD_BYTES:
                 raise
-            return self._read_by(len(data), data)
+            return self._read_blocks(len(data), data)
 
-    def _read_by(self, block_size: int, data: bytes) -> pa.Table:
+    def _read_blocks(self, block_size: int, data: bytes) -> pa.Table:
         return pyarrow.json.read_json(
             pa.BufferReader(data),
             read_options=pyarrow.json.ReadOptions(block_size=block_size),
             parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=self._spelled_as(data), unexpected_field_behavior="error"
+                explicit_schema=self._schema_of_first_row(data), unexpected_field_behavior="error"
             ),
         )
 
-    def _spelled_as(self, data: bytes) -> pa.Schema:
-        """Return the wire types under the names of the first row, which may write them in another case."""
+    def _schema_of_first_row(self, data: bytes) -> pa.Schema:
+        """Return the wire types with the names of the first row, which may use another case."""
         try:
-            written = list(_a(dict, _load(data[: data.find(b"\n") + 1] or data)))
-            places = match_names(written, self._nullable, "")
+            row_names = list(_require_type(dict, _parse_line(data[: data.find(b"\n") + 1] or data)))
+            positions = match_names(row_names, self._nullable, "")
         except (ValueError, TypeError, RecursionError, Misfit):
             return self._wire
         names = [
-            field.name if place is None else written[place]
-            for place, field in zip(places, self._wire, strict=True)
+            field.name if position is None else row_names[position]
+            for position, field in zip(positions, self._wire, strict=True)
         ]
         return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
 
     def records(self, data: bytes) -> list[Record]:
         lines = enumerate(data.split(b"\n"))
-        return [self._record(number, line) for number, line in lines if line.strip(_BLANK)]
+        return [self._record(number, line) for number, line in lines if line.strip(_BLANK_BYTES)]
 
     def _record(self, number: int, line: bytes) -> Record:
         try:
-            return Record(number, line, self._ready(self._rewrite(_load(line))))
+            return Record(number, line, self._prepared(self._rewrite(_parse_line(line))))
         except (ValueError, TypeError, RecursionError, Misfit):
             return Record(number, line, None)
 
-    def _ready(self, value: object) -> bytes:
+    def _prepared(self, value: object) -> bytes:
         return json.dumps(value).encode() + b"\n"
 
     def explain(self, record: Record) -> RowProblem:
         try:
-            value = _load(record.raw)
+            value = _parse_line(record.raw)
         except UnicodeDecodeError as error:
             return not_utf8(error)
         except json.JSONDecodeError as error:
@@ -140,27 +140,27 @@ class JsonLines:
         if not isinstance(value, dict):
             return RowProblem("is not a JSON object", value=shortened(value))
         try:
-            places = match_names(list(value), list(self._schema), "")
+            positions = match_names(list(value), list(self._schema), "")
         except Misfit as misfit:
             return _name_problem(misfit)
         values = list(value.values())
-        for place, field in zip(places, self._schema, strict=True):
-            problem = None if place is None else self._explain_value(field, values[place])
+        for position, field in zip(positions, self._schema, strict=True):
+            problem = None if position is None else self._explain_value(field, values[position])
             if problem is not None:
                 return problem
         return RowProblem("does not fit the queue's schema")
 
     def _explain_value(self, field: pa.Field, value: object) -> RowProblem | None:
-        alone = JsonLines(pa.schema([field]))
+        single = JsonLines(pa.schema([field]))
         try:
-            alone.parse_ready(alone._ready(alone._rewrite({field.name: value})))
-        except (Refused, ValueError, TypeError, RecursionError, Misfit) as error:
+            single.parse_prepared(single._prepared(single._rewrite({field.name: value})))
+        except (BlockRefused, ValueError, TypeError, RecursionError, Misfit) as error:
             return wrong_value(field, value, error)
         return None
 
 
 def _name_problem(misfit: Misfit) -> RowProblem:
-    """Return the problem of a column's name, as what follows ``column 'idd'``."""
+    """Return the problem with a column's name; the reason follows ``column 'idd'``."""
     column = in_quotes(misfit.column)
     reason = misfit.message.rstrip(".")
     if misfit.condition == UNKNOWN_COLUMN:
@@ -171,80 +171,82 @@ def _name_problem(misfit: Misfit) -> RowProblem:
 
 
 def _has_map(field: pa.Field) -> bool:
-    return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
+    return pat.is_map(field.type) or any(_has_map(nested) for nested in nested_fields(field.type))
 
 
-def _infinities(array: pa.Array) -> int:
-    """Count the infinities at any depth, but not in maps, which Arrow does not read."""
+def _count_infinities(array: pa.Array) -> int:
+    """Count infinities at any depth, except in maps, which Arrow does not read."""
     if pat.is_floating(array.type):
         return int(pc.sum(pc.is_inf(array)).as_py() or 0)
     if pat.is_struct(array.type):
-        return sum(map(_infinities, array.flatten()))
-    return _infinities(array.flatten()) if pat.is_list(array.type) else 0
+        return sum(map(_count_infinities, array.flatten()))
+    return _count_infinities(array.flatten()) if pat.is_list(array.type) else 0
 
 
-def _written_infinities(data: bytes) -> int:
-    """Count the infinities that are written as such, outside of strings."""
+def _count_written_infinities(data: bytes) -> int:
+    """Count infinities that are written as such, outside of strings."""
     lines = [line for line in data.split(b"\n") if b"nf" in line]
     return _STRING.sub(b"", b"\n".join(lines)).count(b"nf")
 
 
 def _count_objects(data: bytes) -> int:
-    """Count the lines that are not blank; each must start with an object.
+    """Count non-blank lines; each must start with an object.
 
-    Arrow's reader takes a line with ``null`` for a row, and crashes on a block of nothing else.
+    Arrow's reader treats a line with ``null`` as a row, and crashes if a block has only such lines.
     """
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     starts = data.startswith(b"{") + data.count(b"\n{")
     if starts == lines:
         return lines
-    stripped = [line for line in (line.strip(_BLANK) for line in data.split(b"\n")) if line]
+    stripped = [line for line in (line.strip(_BLANK_BYTES) for line in data.split(b"\n")) if line]
     if not all(line.startswith(b"{") for line in stripped):
-        raise Refused("a line is not an object")
+        raise BlockRefused("a line is not an object")
     return len(stripped)
 
 
-def _load(line: bytes) -> object:
-    value: object = json.loads(line.decode(), object_pairs_hook=_unique, parse_float=Decimal)
+def _parse_line(line: bytes) -> object:
+    value: object = json.loads(line.decode(), object_pairs_hook=_require_unique_keys, parse_float=Decimal)
     return value
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _require_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {in_quotes(doubled)} occurs twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {in_quotes(repeated)} occurs twice")
     return fields
 
 
 def _rewriter(kind: pa.DataType) -> Rewrite | None:
-    """Return a function that makes a parsed value readable for Arrow as the wire type; None for no change."""
+    """Return a function that converts parsed values for Arrow's wire type; None if no change is needed."""
     if pat.is_map(kind):
         return _map_rewriter(kind)
     if pat.is_list(kind):
         element = _rewriter(kind.value_type)
         return (
-            None if element is None else lambda values: [_each(element, value) for value in _a(list, values)]
+            None
+            if element is None
+            else lambda values: [_rewrite_optional(element, value) for value in _require_type(list, values)]
         )
     if pat.is_struct(kind):
         return _object_rewriter(list(kind))
     if pat.is_floating(kind):
-        return _float
+        return _rewrite_float
     return str if pat.is_decimal(kind) else None
 
 
-def _each(rewrite: Rewrite | None, value: object) -> object:
+def _rewrite_optional(rewrite: Rewrite | None, value: object) -> object:
     return value if value is None or rewrite is None else rewrite(value)
 
 
-def _a(kind: type[KindT], value: object) -> KindT:
+def _require_type(kind: type[KindT], value: object) -> KindT:
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value
 
 
-def _float(value: object) -> object:
+def _rewrite_float(value: object) -> object:
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
     if not isinstance(value, Decimal) and type(value) is not int:
@@ -259,16 +261,16 @@ def _object_rewriter(fields: list[pa.Field]) -> Rewrite:
     rewriters = {field.name: _rewriter(field.type) for field in fields}
 
     def rewrite(value: object) -> object:
-        values = _a(dict, value)
+        values = _require_type(dict, value)
         if not values.keys() <= rewriters.keys():
             names = list(values)
-            places = match_names(names, fields, "")
+            positions = match_names(names, fields, "")
             values = {
-                field.name: values[names[place]]
-                for field, place in zip(fields, places, strict=True)
-                if place is not None
+                field.name: values[names[position]]
+                for field, position in zip(fields, positions, strict=True)
+                if position is not None
             }
-        return {name: _each(rewriters[name], inner) for name, inner in values.items()}
+        return {name: _rewrite_optional(rewriters[name], inner) for name, inner in values.items()}
 
     return rewrite
 
@@ -278,11 +280,12 @@ def _map_rewriter(kind: pa.DataType) -> Rewrite:
     key, item = _rewriter(kind.key_type), _rewriter(kind.item_type)
 
     def read_key(text: str) -> object:
-        return text if key_is_text else _each(key, json.loads(text, parse_float=Decimal))
+        return text if key_is_text else _rewrite_optional(key, json.loads(text, parse_float=Decimal))
 
     def rewrite(value: object) -> object:
         return [
-            {"key": read_key(name), "value": _each(item, inner)} for name, inner in _a(dict, value).items()
+            {"key": read_key(name), "value": _rewrite_optional(item, inner)}
+            for name, inner in _require_type(dict, value).items()
         ]
 
     return rewrite

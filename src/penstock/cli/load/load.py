@@ -1,4 +1,4 @@
-"""Load a whole input into one table of the queue's schema, or report the rows that do not fit."""
+"""Loading an input into a table with the queue's schema, or reporting rows that do not fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from penstock.cli.load.csv import CsvRows, read_header
 from penstock.cli.load.json_lines import JsonLines
-from penstock.cli.load.rows import Record, Refused, RowFormat, RowProblem, RowsRejected
+from penstock.cli.load.rows import BlockRefused, Record, RowFormat, RowProblem, RowsRejected
 from penstock.cli.load.source import Source
 
 BLOCK_BYTES = 8 << 20
-COUNTED_ERRORS = 1000
+MAX_COUNTED_ERRORS = 1000
 
 
 def load(
@@ -29,9 +29,9 @@ def load(
     shown_errors: int = 10,
     block_bytes: int = BLOCK_BYTES,
 ) -> pa.Table:
-    """Read all rows of an input; ``nulls`` are the texts that stand for a null in a CSV.
+    """Read all rows of an input; ``nulls`` are the texts that represent null in CSV.
 
-    The table, of the size of the rows in Arrow, is held in memory; the text is held a block at a time.
+    The table is kept in memory. The text is read one block at a time.
     """
     rows: RowFormat
     line = 1
@@ -45,29 +45,29 @@ def load(
         rows, line = CsvRows(schema, header, delimiter=delimiter, nulls=nulls), 1 + lines
     tables: list[pa.Table] = []
     problems: list[RowProblem] = []
-    count = 0
+    error_count = 0
     for data, first_line in _blocks(source, rows, line, block_bytes):
-        table, bad = _sift(rows, data, COUNTED_ERRORS - count)
-        for record in bad[: shown_errors - len(problems)]:
+        table, rejected = _find_rejected(rows, data, MAX_COUNTED_ERRORS - error_count)
+        for record in rejected[: shown_errors - len(problems)]:
             problems.append(replace(rows.explain(record), line=first_line + record.line))
-        count += len(bad)
-        if count == 0:
+        error_count += len(rejected)
+        if error_count == 0:
             tables.append(table)
         on_bytes(len(data))
-        if count == COUNTED_ERRORS:
+        if error_count == MAX_COUNTED_ERRORS:
             break
-    if count:
-        raise RowsRejected.of(queue, problems, count, more=count == COUNTED_ERRORS)
+    if error_count:
+        raise RowsRejected.of(queue, problems, error_count, more=error_count == MAX_COUNTED_ERRORS)
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[tuple[bytes, int]]:
     """Yield blocks of whole rows, each with the 1-based line on which it starts."""
     pending = b""
-    # Read twice as much as long as no row ends, so that a giant row is not copied over and over.
-    while more := source.read(max(size, len(pending))):
-        pending += more
-        end = rows.cut(pending)
+    # Double the amount while no row ends, so that a very long row is not copied repeatedly.
+    while chunk := source.read(max(size, len(pending))):
+        pending += chunk
+        end = rows.end_of_rows(pending)
         if end:
             yield pending[:end], line
             line += pending.count(b"\n", 0, end)
@@ -76,29 +76,28 @@ def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[t
         yield pending, line
 
 
-def _sift(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:
+def _find_rejected(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:
     """Return the rows of a block, or at most ``limit`` records that do not fit.
 
-    Bad rows are found by bisecting with the reader that reads good rows, so that both agree on which rows
-    fit.
+    Rejected rows are found by bisection with the same reader that reads valid rows, so that both agree.
     """
     try:
         return rows.parse(data), []
-    except Refused:
+    except BlockRefused:
         records = rows.records(data)
     table: pa.Table = pa.table({})
-    bad: list[Record] = []
-    todo = [records]
-    while todo and len(bad) < limit:
-        part = todo.pop()
-        ready = [record.ready for record in part if record.ready is not None]
-        with suppress(Refused):
-            if len(ready) == len(part):
-                table = rows.parse_ready(b"".join(ready))
+    rejected: list[Record] = []
+    pending = [records]
+    while pending and len(rejected) < limit:
+        group = pending.pop()
+        prepared = [record.prepared for record in group if record.prepared is not None]
+        with suppress(BlockRefused):
+            if len(prepared) == len(group):
+                table = rows.parse_prepared(b"".join(prepared))
                 continue
-        if len(part) == 1:
-            bad.append(part[0])
+        if len(group) == 1:
+            rejected.append(group[0])
         else:
-            middle = len(part) // 2
-            todo += [part[middle:], part[:middle]]
-    return table, bad
+            middle = len(group) // 2
+            pending += [group[middle:], group[:middle]]
+    return table, rejected

@@ -1,4 +1,4 @@
-"""A file of JSON lines as micro-batches."""
+"""Reading a file of JSON lines as micro-batches."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def micro_batches(
     batch_rows: int | None = None,
     batch_column: str | None = None,
 ) -> list[pa.Table]:
-    """Read a file, or standard input for ``-``, as micro-batches that end at empty lines."""
+    """Read a file (or standard input for ``-``) as micro-batches, which end at empty lines by default."""
     with open_source(path) as source:
         name, data = source.name, b"".join(iter(lambda: source.read(1 << 20), b""))
-    table = _rows(name, data, _schemas(path, ddl, event_time))
+    table = _load_rows(name, data, _candidate_schemas(path, ddl, event_time))
     if table.num_rows == 0:
         raise InvalidInputError(f"{in_quotes(name)} has no rows", file=name)
-    ends = _ends(table, data, batch_rows, batch_column)
+    ends = _batch_ends(table, data, batch_rows, batch_column)
     return [table.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
-def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Schema]:
-    """Return the possible schemas: times may have a time zone or not."""
+def _candidate_schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Schema]:
+    """Return the possible schemas: times with or without a time zone."""
     if ddl is not None:
         return [canonical_schema(parse_ddl(ddl))]
     if path == "-":
@@ -51,19 +51,19 @@ def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Sche
             condition="INVALID_INPUT.UNKNOWN_COLUMN",
             column=event_time,
         )
-    times = {
+    time_columns = {
         field.name
         for field in schema
         if pat.is_timestamp(field.type) or (field.name == event_time and pat.is_string(field.type))
     }
-    kinds = [pa.timestamp("us", "UTC"), pa.timestamp("us")] if times else [None]
+    time_types = [pa.timestamp("us", "UTC"), pa.timestamp("us")] if time_columns else [None]
     return [
-        pa.schema([field.with_type(kind) if field.name in times else field for field in schema])
-        for kind in kinds
+        pa.schema([field.with_type(time_type) if field.name in time_columns else field for field in schema])
+        for time_type in time_types
     ]
 
 
-def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
+def _load_rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
     for schema in schemas:
         try:
             return load(Source(name, io.BytesIO(data), len(data)), name, schema, format="jsonl")
@@ -79,19 +79,19 @@ def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
     )
 
 
-def _ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) -> list[int]:
+def _batch_ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) -> list[int]:
     if rows is not None and column is not None:
         raise InvalidInputError("micro-batches end by --batch-rows or by --batch-column: leave one out")
     if rows is not None:
         return [*range(rows, table.num_rows, rows), table.num_rows]
     if column is not None:
-        return [*_changes(table, column), table.num_rows]
+        return [*_value_changes(table, column), table.num_rows]
     lines = groupby(data.split(b"\n"), lambda line: bool(line.strip()))
     return list(accumulate(len(list(block)) for has_rows, block in lines if has_rows))
 
 
-def _changes(table: pa.Table, name: str) -> list[int]:
-    """Return the rows whose value in a column differs from that of the row before."""
+def _value_changes(table: pa.Table, name: str) -> list[int]:
+    """Return the rows whose value in a column differs from the previous row."""
     if name not in table.column_names:
         raise InvalidInputError(
             f"the rows have no column {in_quotes(name)} for "

@@ -1,4 +1,4 @@
-"""The interface of text formats, and the error for rows that do not fit."""
+"""``RowFormat``: the interface of text formats, and the error for rows that do not fit."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from penstock.cli.ddl import type_ddl
 from penstock.cli.units import counted
 from penstock.errors import SchemaMismatchError
 
-_SHOWN_CHARACTERS = 60
+_MAX_VALUE_CHARACTERS = 60
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
 _ZONE = re.compile(r":\d\d(\.\d+)?\s*(Z|[+-]\d\d(:?\d\d)?)\s*$")
 
 
-class Refused(Exception):
-    """Some of the bytes do not fit the schema."""
+class BlockRefused(Exception):
+    """A block has rows that do not fit the schema."""
 
 
 @dataclass(frozen=True)
 class Record:
     line: int
-    """The 0-based line on which it starts, counted from the start of its block."""
+    """The 0-based line on which the row starts, from the start of its block."""
     raw: bytes
-    ready: bytes | None
-    """The bytes for ``parse_ready``; None when the row is already known not to fit."""
+    prepared: bytes | None
+    """The bytes for ``parse_prepared``; None if the row is already known not to fit."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class RowProblem:
     line: int = 0
     """The 1-based line of the input on which the row starts."""
     condition: str | None = None
-    """The code of the problem, if it has one of its own."""
+    """The problem's own error condition, if it has one."""
 
     def __str__(self) -> str:
         code = "" if self.condition is None else f"[{self.condition}] "
         column = "" if self.column is None else f"column {in_quotes(self.column)}"
         value = self.value or ""
-        about = f"{column}: {value}" if column and value else column or value
-        return f"line {self.line}: {code}{about}{' ' if about else ''}{self.reason}"
+        subject = f"{column}: {value}" if column and value else column or value
+        return f"line {self.line}: {code}{subject}{' ' if subject else ''}{self.reason}"
 
 
 class RowsRejected(SchemaMismatchError):
     """Rows do not fit the queue's schema; none of the input was appended.
 
-    ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the
-    first of them as ``rows`` with line, column, value, reason and condition.
+    ``parameters`` has their ``count``, whether there may be ``more`` that were not counted, and the first of
+    them as ``rows``, with line, column, value, reason and condition.
     """
 
     condition = "ROWS_REJECTED"
@@ -84,26 +84,26 @@ class RowsRejected(SchemaMismatchError):
 class RowFormat(Protocol):
     """A text format that reads rows of one schema."""
 
-    def cut(self, data: bytes) -> int:
-        """Return the end of the last whole row in the data; 0 when there is none."""
+    def end_of_rows(self, data: bytes) -> int:
+        """Return the end of the last complete row in the data; 0 if there is none."""
 
     def parse(self, data: bytes) -> pa.Table:
-        """Return whole rows as a table of the schema; raise Refused where each row has to be looked at."""
+        """Parse complete rows to a table; raise BlockRefused if rows must be examined one by one."""
 
-    def parse_ready(self, data: bytes) -> pa.Table:
-        """Do the same for the ``ready`` bytes of some records."""
+    def parse_prepared(self, data: bytes) -> pa.Table:
+        """Parse the ``prepared`` bytes of records."""
 
     def records(self, data: bytes) -> list[Record]:
         """Return the rows one by one."""
 
     def explain(self, record: Record) -> RowProblem:
-        """Return why this record does not fit; it was refused when it was parsed alone."""
+        """Return why a record does not fit, after it was refused when parsed alone."""
 
 
 def shortened(value: object) -> str:
-    """Return a value's JSON, cut to what fits a line."""
+    """Return a value's JSON, truncated for messages."""
     text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[: _MAX_VALUE_CHARACTERS - 1]}…"
 
 
 def not_utf8(error: UnicodeDecodeError) -> RowProblem:
@@ -111,10 +111,10 @@ def not_utf8(error: UnicodeDecodeError) -> RowProblem:
 
 
 def wrong_value(field: pa.Field, value: object, error: BaseException) -> RowProblem:
-    """Return the problem of one column's value, which ``error`` refused."""
+    """Return the problem with the value of a column, which was refused with ``error``."""
     cause = error.__cause__
     if isinstance(cause, SchemaMismatchError):
-        # The type is right by now, so it is a null in a place that takes none.
+        # The type is correct at this point, so the value is a null in a field that is not nullable.
         return RowProblem("takes no nulls", str(cause.parameters.get("column", field.name)))
     return RowProblem(
         f"is not a valid {type_ddl(field)}{_hint(field.type, value)}", field.name, shortened(value)

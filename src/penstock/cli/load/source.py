@@ -1,4 +1,4 @@
-"""Files of rows, compressed or not, and standard input; and schemas of new queues, from DDL or such files."""
+"""Reading files (compressed or not) and standard input, and schemas of new queues from DDL or such files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.S
         case str(), None, None:
             return canonical_schema(parse_ddl(ddl))
         case None, Path(), None:
-            return _from_file(file)
+            return _schema_from_file(file)
         case None, None, Path():
             return infer_schema(like)
     raise InvalidInputError("a schema comes from one of --schema, --schema-file and --like: give exactly one")
 
 
-def _from_file(path: Path) -> pa.Schema:
-    """Read Spark's schema JSON, or DDL."""
+def _schema_from_file(path: Path) -> pa.Schema:
+    """Read a schema from a file with Spark's schema JSON or DDL."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace").strip()
     if not text.startswith("{"):
         return canonical_schema(parse_ddl(text))
@@ -66,7 +66,7 @@ def unreadable(path: str, error: OSError) -> InvalidInputError:
 def infer_schema(path: Path) -> pa.Schema:
     """Return the canonical schema of a CSV, JSON lines, Parquet or Arrow file.
 
-    Of a text file only the first 16 MB are read; a column without a value there becomes a string. Every
+    For a text file, only the first 16 MB are read; a column without a value there becomes a string. Every
     column is nullable.
     """
     readers = {
@@ -96,18 +96,18 @@ def infer_schema(path: Path) -> pa.Schema:
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
-    return canonical_schema(pa.schema([_with_strings(field) for field in inferred]))
+    return canonical_schema(pa.schema([_unknown_to_string(field) for field in inferred]))
 
 
-def _with_strings(field: pa.Field) -> pa.Field:
-    """Replace types that are unknown for want of values by strings."""
+def _unknown_to_string(field: pa.Field) -> pa.Field:
+    """Replace types that are unknown, because there are no values, with string."""
     kind = field.type
     if pa.types.is_null(kind):
         return field.with_type(pa.string())
     if pa.types.is_list(kind):
-        return field.with_type(pa.list_(_with_strings(kind.value_field)))
+        return field.with_type(pa.list_(_unknown_to_string(kind.value_field)))
     if pa.types.is_struct(kind):
-        return field.with_type(pa.struct([_with_strings(inner) for inner in kind]))
+        return field.with_type(pa.struct([_unknown_to_string(inner) for inner in kind]))
     return field
 
 
@@ -162,28 +162,28 @@ def _arrow_schema(path: Path) -> pa.Schema:
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
-_FIRST_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 
 
 class Source:
-    """Bytes to read once, without their byte order mark; bytes that were read too far can be put back."""
+    """Input that is read once, without its byte order mark. Bytes can be put back."""
 
     def __init__(self, name: str, stream: BinaryIO, size: int | None) -> None:
         self.name = name
         self.size = size
-        """The number of bytes; None when it is not known."""
+        """The number of bytes; None if unknown."""
         self._stream = stream
         self._pending = b""
-        first = self.read(_FIRST_BYTES)
-        self.put_back(first.removeprefix(BOM_UTF8))
-        if first.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        head = self.read(_HEAD_BYTES)
+        self.put_back(head.removeprefix(BOM_UTF8))
+        if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise InvalidInputError(
                 f"{name} is utf-16, not UTF-8: convert it with iconv -f utf-16 -t utf-8",
                 condition="FILE_UNREADABLE",
             )
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes, fewer only at the end."""
+        """Return the next ``size`` bytes; fewer only at the end."""
         data, self._pending = self._pending[:size], self._pending[size:]
         if len(data) < size:
             try:
@@ -195,25 +195,25 @@ class Source:
     def put_back(self, data: bytes) -> None:
         self._pending = data + self._pending
 
-    def format(self, wanted: str) -> str:
-        """Return ``jsonl`` or ``csv``: for ``auto`` by the name's ending, or else by the first byte."""
-        if wanted != "auto":
-            return wanted
-        known = _FORMATS.get(Path(_uncompressed(self.name)).suffix.lower())
-        if known is not None:
-            return known
-        first = self.read(_FIRST_BYTES)
-        self.put_back(first)
-        start = first.lstrip()[:1]
-        if start == b"[":
+    def format(self, requested: str) -> str:
+        """Return ``jsonl`` or ``csv``; for ``auto``, by the file's suffix, or else by the first byte."""
+        if requested != "auto":
+            return requested
+        by_suffix = _FORMATS.get(Path(_uncompressed(self.name)).suffix.lower())
+        if by_suffix is not None:
+            return by_suffix
+        head = self.read(_HEAD_BYTES)
+        self.put_back(head)
+        first_byte = head.lstrip()[:1]
+        if first_byte == b"[":
             raise InvalidInputError(
                 f"{self.name} is a JSON array: write one object in each line, as `jq -c '.[]'` does",
                 value="[",
             )
-        return "jsonl" if start == b"{" else "csv"
+        return "jsonl" if first_byte == b"{" else "csv"
 
     def delimiter(self) -> str:
-        """Return the character between the columns of a CSV, by the name's ending."""
+        """Return the delimiter of a CSV file, by its suffix."""
         return "\t" if _uncompressed(self.name).lower().endswith(".tsv") else ","
 
 
@@ -232,7 +232,7 @@ def open_source(path: str) -> Iterator[Source]:
         return
     compression = _COMPRESSIONS.get(Path(path).suffix.lower())
     with ExitStack() as stack:
-        # Only opening is in the block: errors of the source's users pass.
+        # Only opening is in this block, so that errors of the source's users are not caught.
         try:
             if compression:
                 stream = stack.enter_context(pa.input_stream(path, compression=compression))

@@ -1,9 +1,9 @@
 """Conversion of rows to JSON values and back: ``put`` reads what ``peek --json`` writes.
 
-JSON has fewer types than a queue. Dates, times and timestamps are texts in ISO 8601, decimals are texts
-(numbers are read too), binaries are base64, day-time intervals are whole microseconds, maps are objects,
-and NaN and the infinities are the texts that Spark writes. To read them, an Arrow reader first parses the
-*wire* types, which leave nothing to guess; ``decode`` then casts them strictly.
+JSON has fewer types than a queue. Dates, times and timestamps are ISO 8601 text, decimals are text (numbers
+are also read), binary values are base64, day-time intervals are whole microseconds, maps are objects, and NaN
+and infinities are the texts that Spark writes. To read them, an Arrow reader first parses the *wire* types,
+which are unambiguous, and ``decode`` then casts them strictly.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from penstock.json_text import Json, JsonValue
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-_MOST_DIGITS = 38
-_AS_TEXT = (pat.is_date, pat.is_timestamp, pat.is_time, pat.is_binary)
+_MAX_DIGITS = 38
+_TEXT_TYPES = (pat.is_date, pat.is_timestamp, pat.is_time, pat.is_binary)
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which an Arrow reader reads the JSON values of a canonical type."""
-    if any(test(kind) for test in _AS_TEXT):
+    """Return the type with which an Arrow reader reads JSON values of a canonical type."""
+    if any(test(kind) for test in _TEXT_TYPES):
         return pa.string()
     if pat.is_float32(kind):
         return pa.float64()
     if pat.is_duration(kind):
         return pa.int64()
     if pat.is_null(kind):
-        # Arrow's JSON reader makes an invalid array of a list of nulls.
+        # Arrow's JSON reader creates an invalid array from a list of nulls.
         return pa.bool_()
     if pat.is_decimal(kind):
-        # Arrow's readers check the digits of a text before they add those of the scale, and may then
-        # overflow: 256 bits hold 38 digits and 38 more.
-        return pa.decimal256(_MOST_DIGITS, kind.scale)
+        # Arrow's readers check the digits of text before they add those of the scale, and may then overflow:
+        # 256 bits fit 38 digits and 38 more.
+        return pa.decimal256(_MAX_DIGITS, kind.scale)
     if pat.is_map(kind):
         entry = [("key", wire_type(kind.key_type)), ("value", wire_type(kind.item_type))]
         return pa.list_(pa.struct(entry))
@@ -70,13 +70,13 @@ def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
         # Without children only the mask has the length.
         mask = array.is_null() if array.null_count or not children else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
-    return _decoded_leaf(array, kind)
+    return _decode_leaf(array, kind)
 
 
 def _list_parts(array: pa.Array, child: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the offsets of a list or map, starting at 0, and the part of its child that they refer to."""
+    """Return the offsets of a list or map, starting at 0, and the part of the child to which they refer."""
     first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-    # Arrow accepts no mask with sliced offsets, and offsets that start at 0 can be sliced too.
+    # Arrow does not accept a mask with sliced offsets, and offsets that start at 0 may also be sliced.
     offsets = pc.subtract(array.offsets, first) if first or array.offset else array.offsets
     return offsets, child.slice(first, end - first)
 
@@ -85,9 +85,9 @@ def _mask(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
 
 
-def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _decode_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_binary(kind):
-        # Arrow has no base64, so this is the one type whose values pass through Python.
+        # Arrow has no base64, so this is the only type whose values are converted in Python.
         texts = array.to_pylist()
         return pa.array(
             [None if text is None else base64.b64decode(text, validate=True) for text in texts], kind
@@ -114,28 +114,28 @@ def plain_rows(table: pa.Table) -> list[Json]:
 
 
 def _plain_values(column: pa.ChunkedArray) -> list[object]:
-    values = [value for chunk in column.chunks for value in _encoded(chunk, column.type).to_pylist()]
-    finish = _finisher(column.type)
-    return values if finish is None else [_optional(finish, value) for value in values]
+    values = [value for chunk in column.chunks for value in _encode(chunk, column.type).to_pylist()]
+    encode_value = _value_encoder(column.type)
+    return values if encode_value is None else [_encode_optional(encode_value, value) for value in values]
 
 
-def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert times and decimals to text by Arrow; Python knows only the years 1 to 9999."""
+def _encode(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert times and decimals to text with Arrow, because Python supports only the years 1 to 9999."""
     if pat.is_map(kind):
         entries = map_entries(array)
-        return _encoded(entries, entries.type)
+        return _encode(entries, entries.type)
     if pat.is_list(kind):
         offsets, values = _list_parts(array, array.values)
-        return pa.ListArray.from_arrays(offsets, _encoded(values, kind.value_type), mask=_mask(array))
+        return pa.ListArray.from_arrays(offsets, _encode(values, kind.value_type), mask=_mask(array))
     if pat.is_struct(kind):
-        children = [_encoded(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
+        children = [_encode(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
         fields = [pa.field(field.name, child.type) for field, child in zip(kind, children, strict=True)]
         mask = array.is_null() if array.null_count or not children else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
-    return _encoded_leaf(array, kind)
+    return _encode_leaf(array, kind)
 
 
-def _encoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _encode_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_timestamp(kind):
         texts = array.cast(pa.timestamp("us")).cast(pa.string())
         # Arrow writes a time that is out of its range as "<value out of range: …>", which is kept unchanged.
@@ -159,33 +159,40 @@ def _valid_text(array: pa.Array) -> pa.Array:
     return array
 
 
-Finish = Callable[[Any], JsonValue]
+EncodeValue = Callable[[Any], JsonValue]
 """Makes a JSON value of a Python value, other than None, that an array holds."""
 
 
-def _finisher(kind: pa.DataType) -> Finish | None:
-    """Return the conversion that a type's values still need; None when they need none."""
+def _value_encoder(kind: pa.DataType) -> EncodeValue | None:
+    """Return the conversion that values of a type still require; None if they do not require any."""
     if pat.is_floating(kind):
         return lambda value: value if math.isfinite(value) else _not_finite(value)
     if pat.is_binary(kind):
         return lambda value: base64.b64encode(value).decode()
     if pat.is_map(kind):
-        key, item = _finisher(kind.key_type), _finisher(kind.item_type)
+        key, item = _value_encoder(kind.key_type), _value_encoder(kind.item_type)
         return lambda entries: {
-            _key_text(_optional(key, entry["key"])): _optional(item, entry["value"]) for entry in entries
+            _key_text(_encode_optional(key, entry["key"])): _encode_optional(item, entry["value"])
+            for entry in entries
         }
     if pat.is_list(kind):
-        inner = _finisher(kind.value_type)
-        return None if inner is None else lambda values: [_optional(inner, value) for value in values]
+        element_encoder = _value_encoder(kind.value_type)
+        return (
+            None
+            if element_encoder is None
+            else lambda values: [_encode_optional(element_encoder, value) for value in values]
+        )
     if pat.is_struct(kind):
-        below = {field.name: _finisher(field.type) for field in kind}
-        if any(below.values()):
-            return lambda fields: {name: _optional(below[name], value) for name, value in fields.items()}
+        field_encoders = {field.name: _value_encoder(field.type) for field in kind}
+        if any(field_encoders.values()):
+            return lambda fields: {
+                name: _encode_optional(field_encoders[name], value) for name, value in fields.items()
+            }
     return None
 
 
-def _optional(finish: Finish | None, value: Any) -> JsonValue:
-    return value if value is None or finish is None else finish(value)
+def _encode_optional(encode_value: EncodeValue | None, value: Any) -> JsonValue:
+    return value if value is None or encode_value is None else encode_value(value)
 
 
 def _key_text(key: object) -> str:
