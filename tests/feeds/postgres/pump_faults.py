@@ -109,14 +109,14 @@ PUMP_FAULTS = (
         "a chunk is appended between the parts of a transaction",
         PumpRun,
         "_append_chunk",
-        "position.part_rows or place.part_version",
+        "place.part_version",
     ),
     _without(
         "a chunk comes before held changes that it has",
         PumpRun,
         "_append_chunk",
-        "max(position.version, place.version)",
-        "position.version",
+        "max(appender.place.version, place.version)",
+        "appender.place.version",
     ),
     _without(
         "a chunk in another form is appended",
@@ -128,7 +128,7 @@ PUMP_FAULTS = (
         "a backfill begins while transactions are open",
         ChunkReader,
         "_wait",
-        "visible.oldest < first_transaction",
+        "latest_snapshot.oldest < first_transaction",
     ),
     _without(
         "rows that are read again replace newer ones", Backfill, "_not_superseded", "not self._held", "True"

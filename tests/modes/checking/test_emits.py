@@ -28,10 +28,10 @@ from penstock.modes.checking.emits import (
     NO_STATE,
     ONE_SIDE,
     ONLY_MATCHED,
-    OWN,
     REPLACE_ALL,
     REPLACE_BY_KEY,
     SUBTOTALS,
+    UNTIL_REMOVED,
     UNTIL_WATERMARK,
     Emits,
 )
@@ -167,7 +167,7 @@ _STATE: dict[str, _Holds] = {
     ONE_SIDE: _keeps_one_side,
     SUBTOTALS: lambda found, _: _gives_up_all_but(found, 1),
     FOREVER: _keeps,
-    OWN: lambda found, _: True,
+    UNTIL_REMOVED: lambda found, _: True,
 }
 
 
