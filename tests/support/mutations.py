@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import penstock
-from penstock.arrow.segments import decode, decode_each, encode, kept_table
+from penstock.arrow.segments import decode, decode_each, encode, read_stored_table
 from penstock.errors import PenstockError, StoreError
 from tests.support import mutated_stores
 from tests.support.mutated_values import TEXTS, mutated
@@ -70,7 +70,7 @@ def damage_segments(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
             (lambda data=damaged, schema=schema: decode(data, schema), StoreError),
             (lambda data=damaged, schema=schema: decode(data, schema, schema.names[:1]), StoreError),
             (lambda data=damaged, schema=schema: next(decode_each([data], schema)), StoreError),
-            (lambda data=stream: kept_table(data), ValueError),
+            (lambda data=stream: read_stored_table(data), ValueError),
         ):
             try:
                 _values(read())

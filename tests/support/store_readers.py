@@ -14,7 +14,7 @@ import penstock
 from penstock.cli.app import run as run_command
 from penstock.errors import PenstockError
 from penstock.ui.metrics import exposition
-from penstock.ui.snapshots import Collector, TakenSnapshot
+from penstock.ui.snapshots import Collector, EncodedSnapshot
 
 MOST_PAGE = 400_000
 """The most bytes of a snapshot or its metrics, of a store with few rows."""
@@ -88,7 +88,7 @@ def read_page(url: str, checkpoints: Sequence[str] = (), *, answers: bool = Fals
     try:
         for _ in range(2):
             snapshot = collector.collect()
-            text = TakenSnapshot.of(snapshot).text
+            text = EncodedSnapshot.of(snapshot).text
             json.loads(text, parse_constant=_refuse)
             metrics = exposition(snapshot)
             if max(len(text), len(metrics)) > MOST_PAGE:

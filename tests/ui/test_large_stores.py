@@ -106,7 +106,7 @@ def peak():
 
 from penstock.cli import main
 from penstock.ui.metrics import exposition
-from penstock.ui.snapshots import Collector, TakenSnapshot
+from penstock.ui.snapshots import Collector, EncodedSnapshot
 what, url = sys.argv[1:]
 collector = Collector(url)
 main(["queue", "list", "--url", url])
@@ -114,7 +114,7 @@ before = peak()
 if what == "page":
     for _ in range(2):
         snapshot = collector.collect()
-        TakenSnapshot.of(snapshot)
+        EncodedSnapshot.of(snapshot)
         exposition(snapshot)
     assert snapshot["store"]["error"] is None
 else:

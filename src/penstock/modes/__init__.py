@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.modes.previewing.preview import preview as preview
     from penstock.modes.previewing.result import Preview as Preview
 
-_MODULES = {
+_HOMES = {
     "ModeReport": "penstock.modes.checking.report",
     "Preview": "penstock.modes.previewing.result",
     "Problem": "penstock.modes.checking.report",
@@ -28,4 +28,4 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 if not TYPE_CHECKING:
     # Hidden, so that type checkers report unknown names.
-    __getattr__ = lazy_names(__name__, _MODULES)
+    __getattr__ = lazy_names(__name__, _HOMES)
