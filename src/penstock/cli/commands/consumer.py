@@ -166,7 +166,7 @@ def list_consumers(run: Run) -> None:
     the last to commit with the consumer, if that query's sink is in this store: the query id that `penstock
     checkpoint show` prints. The list has the first 5,000 rows by name, and a note says how many are left out.
     """
-    from penstock.store.records.consumers import summarize_registrations, owner_lock_name
+    from penstock.store.records.consumers import owner_lock_name, summarize_registrations
     from penstock.ui.unreadable import UnreadableRecords
 
     with run.connect() as store:

@@ -74,7 +74,9 @@ def lag(
         if consumer is not None:
             rows = lags.lags_of_consumer(consumer)
         else:
-            registrations = store.database.run(lambda tx: summarize_registrations(tx, MAX_LISTED), write=False)
+            registrations = store.database.run(
+                lambda tx: summarize_registrations(tx, MAX_LISTED), write=False
+            )
             rows, omitted_for_partitions = lags.lags_of_registrations(registrations)
             omitted = omitted_registrations(registrations) + omitted_for_partitions
     note_missing(run.output, unreadable, omitted, "consumers", "the first ones by name")

@@ -40,7 +40,9 @@ OBJECT_BYTES = 8 << 20
 """The payloads of an append are divided into objects of about this size."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has recorded is deleted."""
-_OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED_SUFFIX)})?", re.ASCII)
+_OBJECT_NAME = re.compile(
+    rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED_SUFFIX)})?", re.ASCII
+)
 _REREADS = 2
 
 
@@ -115,7 +117,9 @@ def write_segments_to_objects(
     def put(group: Sequence[Segment]) -> None:
         parts, places = pack(
             [
-                PackedPayload(segment.partition, segment.rows, segment.columns_id, memoryview(segment.payload))
+                PackedPayload(
+                    segment.partition, segment.rows, segment.columns_id, memoryview(segment.payload)
+                )
                 for segment in group
             ]
         )

@@ -59,7 +59,8 @@ class TaskSegments:
         data = [] if stored else [memoryview(segment.payload) for segment in segments]
         ends = accumulate(map(len, data), initial=0)
         places = [payload.place for payload in stored] or [
-            PayloadRange(offset, len(payload_bytes), 0) for offset, payload_bytes in zip(ends, data, strict=False)
+            PayloadRange(offset, len(payload_bytes), 0)
+            for offset, payload_bytes in zip(ends, data, strict=False)
         ]
         columns = (
             [segment.partition for segment in segments],
