@@ -106,7 +106,7 @@ def test_refused_credentials_are_reported_and_not_shown(tmp_path: Path, storage:
 
         def check(ask: Callable[[], object], where: str) -> None:
             with pytest.raises(
-                FeedUnavailableError, match=f"refuses access.* give others in .*{where}"
+                FeedUnavailableError, match=f"refuses access.* set valid ones in .*{where}"
             ) as error:
                 ask()
             assert error.value.condition == "FEED_UNAVAILABLE.ACCESS_DENIED"

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TableRefusedError
 from penstock.export.table import exported_schema
-from penstock.lake.parquet import Piece, completed, fitted, read_piece
+from penstock.lake.parquet import FileSplit, align_to_schema, cast_to_schema, read_split
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.schemas import to_struct
@@ -68,8 +68,8 @@ class ReadFiles:
         for paths in batches:
             for path in paths.column(0).to_pylist():
                 with self.place.translating_errors(), self.place.files().open_input_file(path) as file:
-                    for rows in read_piece(file, Piece(), self.schema.names):
-                        yield completed(fitted(rows, self.schema, self._refuse), self.schema)
+                    for rows in read_split(file, FileSplit(), self.schema.names):
+                        yield align_to_schema(cast_to_schema(rows, self.schema, self._refuse), self.schema)
 
     def _refuse(self, reason: str) -> Exception:
         return TableRefusedError(

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, exported_schema, rolled_back
-from penstock.lake.parquet import completed
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.parquet import align_to_schema
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.parallel import ahead
 from penstock.tables.delta.restores import KeptCommits
 from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
@@ -104,7 +104,7 @@ class DeltaExportTable:
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         versions = {self._queue_app: self._queue.generation}
         versions |= {self._partition_app(part): end for part, end in ends.items()}
-        deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
+        deltalake, conflict = import_deltalake("deltalake"), import_deltalake("deltalake.exceptions").CommitFailedError
         table_schema = exported_schema(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _CompletedRows(rows, table_schema)
         try:
@@ -134,7 +134,7 @@ class DeltaExportTable:
             raise source.error from None
 
     def compact_small_files(self) -> None:
-        conflict = library("deltalake.exceptions").CommitFailedError
+        conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         with suppress(conflict), self._place.translating_errors(beside=(conflict,)):
             if sum(size < self._file_bytes // 4 for size in self._file_sizes()) >= MIN_SMALL_FILES:
                 self._loaded.optimize.compact(target_size=self._file_bytes)
@@ -154,7 +154,7 @@ class _CompletedRows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._rows:
-                yield completed(batch, self._schema)
+                yield align_to_schema(batch, self._schema)
         except Exception as error:
             self.error = error
             raise

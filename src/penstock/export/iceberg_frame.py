@@ -12,7 +12,7 @@ from pyiceberg.table import FileScanTask
 
 from penstock.errors import TableRefusedError
 from penstock.export.table import exported_schema
-from penstock.lake.parquet import fitted
+from penstock.lake.parquet import cast_to_schema
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.data_files import FileTarget
@@ -56,7 +56,7 @@ class ReadFiles:
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 file = StoredFile(io, metadata, self.files[number])
                 for rows in file.live_rows(metadata.schema()):
-                    yield fitted(rows, self.schema, self._refuse)
+                    yield cast_to_schema(rows, self.schema, self._refuse)
         except TableRefusedError:
             raise
         except Exception as error:

@@ -13,7 +13,7 @@ from pyiceberg.manifest import DataFile
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, rolled_back
-from penstock.lake.parquet import completed
+from penstock.lake.parquet import align_to_schema
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
 from penstock.tables.iceberg.compaction import merge, small_files
@@ -131,7 +131,7 @@ class IcebergExportTable:
 
         def table_groups() -> Iterator[pa.Table]:
             for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
-                group_rows = pa.Table.from_batches([completed(batch, row_layout.schema) for batch in group])
+                group_rows = pa.Table.from_batches([align_to_schema(batch, row_layout.schema) for batch in group])
                 yield in_schema(target, layout.values(group_rows))
 
         return written(target, table_groups())

@@ -22,7 +22,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE
 from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenFeed, change_rows
 from penstock.json_text import parse_json
-from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece
+from penstock.lake.parquet import FileSplit, cast_to_schema, count_rows, read_split, split_file
 from penstock.parallel import in_parallel
 
 _BYTES_PER_ROW = 32
@@ -150,7 +150,7 @@ class Slice:
     file: DataFile
     change_type: str | None
     """None if the file has a column with the change type of each row."""
-    piece: Piece
+    split: FileSplit
 
 
 Task: TypeAlias = tuple[Slice, ...]
@@ -167,9 +167,9 @@ def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
             without_files = replace(commit, files=())
             for kind, file in commit.files:
                 rows = estimate.rows(file)
-                cuts = pieces(rows, rows_per_task)
-                for piece in cuts:
-                    yield Slice(without_files, file, kind, piece), rows // len(cuts)
+                cuts = split_file(rows, rows_per_task)
+                for split in cuts:
+                    yield Slice(without_files, file, kind, split), rows // len(cuts)
 
     return list(grouped(slices(), rows_per_task))
 
@@ -252,8 +252,8 @@ class FileFeed(OpenFeed):
         stored = [name for name in schema.names if name not in constants and name not in METADATA_NAMES]
         wanted = [*stored, CHANGE_TYPE] if part.change_type is None else stored
         with self._open_file(part.file, part.commit.version) as file:
-            for batch in read_piece(file, part.piece, wanted):
-                data = fitted(batch, schema, lambda reason: self._refused(part, reason))
+            for batch in read_split(file, part.split, wanted):
+                data = cast_to_schema(batch, schema, lambda reason: self._refused(part, reason))
                 for name, value in constants.items():
                     data = data.append_column(name, pa.repeat(value, data.num_rows))
                 yield change_rows(

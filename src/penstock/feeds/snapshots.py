@@ -27,8 +27,8 @@ from penstock.feeds.protocol import (
     has_no_key,
 )
 from penstock.feeds.urls import FeedUrl, pairs, row_id_forms
-from penstock.lake.parquet import nullable, readable
-from penstock.lake.storage import absolute, is_url, shown_path
+from penstock.lake.parquet import nullable, translating_read_errors
+from penstock.lake.storage import absolute_path, is_url, path_for_messages
 
 _UNFINISHED = "_temporary"
 _MAX_DIGITS = 18
@@ -75,7 +75,7 @@ class SnapshotFeed:
                 f"{row_id_forms('snapshots', 'path', 'SnapshotFeed')}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
-        convert_fields(self, path=absolute(self.path), row_id=ChangeContract(self.row_id).row_id)
+        convert_fields(self, path=absolute_path(self.path), row_id=ChangeContract(self.row_id).row_id)
 
     @classmethod
     def from_url(cls, url: str) -> SnapshotFeed:
@@ -100,7 +100,7 @@ class SnapshotFeed:
     @property
     def name(self) -> str:
         """The folder for messages, without secrets."""
-        return shown_path(self.path)
+        return path_for_messages(self.path)
 
     def open(self, planned: PlannedRead | None = None) -> OpenSnapshotFeed:
         """Open the feed in this process."""
@@ -310,7 +310,7 @@ class Folder:
         """Translate errors: a missing file means lost data, an unreadable file a feed that is unavailable."""
         what = f"{path} of {self._shown}"
         try:
-            with readable(what):
+            with translating_read_errors(what):
                 yield
         except FileNotFoundError:
             of = "" if version is None else f", which version {version} needs"

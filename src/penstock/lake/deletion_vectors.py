@@ -1,7 +1,7 @@
 """Deletion vectors of Delta tables, which list the positions of a data file's deleted rows.
 
-By Delta's protocol (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vector Format"), a
-vector is either in the log, as text, or in a file whose name and offset are in the log.
+In Delta's protocol (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Deletion Vector Format"), a
+vector is either stored inline in the log, as text, or in a file that the log names, with an offset.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from penstock.extras import load
 Positions = NDArray[np.int64]
 
 _MAGIC = 1681511377
-"""The magic number of an array of bitmaps in the portable format of 64-bit Roaring bitmaps."""
+"""Magic number of a 64-bit Roaring bitmap array in the portable format."""
 _VERSION = b"\x01"
-_SIZE, _CHECKSUM, _HEAD = struct.Struct(">i"), struct.Struct(">I"), struct.Struct("<iQ")
-_KEY = struct.Struct("<I")
+_SIZE, _CHECKSUM, _HEADER = struct.Struct(">i"), struct.Struct(">I"), struct.Struct("<iQ")
+_BITMAP_KEY = struct.Struct("<I")
 _ENCODED_UUID = 20
-_INLINE, _RELATIVE = "i", "u"
+_INLINE, _IN_FILE = "i", "u"
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)
 
 
-class DamagedVector(ValueError):
-    """The bytes of a vector do not match the log, or have a form that is not supported here."""
+class CorruptDeletionVector(ValueError):
+    """The bytes of a vector do not match the log, or have an unsupported format."""
 
 
 @dataclass(frozen=True)
 class DeletionVector:
-    """The location of a vector, as in an action of the log."""
+    """Descriptor of a deletion vector: where it is stored, as an action of the log describes it."""
 
     storage: str
-    """``i`` for a vector in the log, ``u`` for one in a file of the table's folder."""
-    place: str
+    """``i`` for an inline vector, ``u`` for a vector in a file of the table's folder."""
+    path_or_inline: str
     size: int
-    rows: int
+    cardinality: int
     """The number of deleted rows."""
     offset: int | None = None
 
     @classmethod
     def of(cls, action: dict[str, Any]) -> DeletionVector:
-        """Return the vector in an action's field ``deletionVector``."""
+        """Parse the field ``deletionVector`` of an action."""
         return cls(
             action["storageType"],
             action["pathOrInlineDv"],
@@ -62,14 +62,17 @@ class DeletionVector:
         )
 
     @classmethod
-    def inline(cls, data: bytes, rows: int) -> DeletionVector:
-        """Return a vector that is stored in the log."""
-        return cls(_INLINE, _encoded(data), len(data), rows)
+    def inline(cls, data: bytes, cardinality: int) -> DeletionVector:
+        """Return the descriptor of an inline vector."""
+        return cls(_INLINE, _z85_encode(data), len(data), cardinality)
 
     @classmethod
-    def in_file(cls, folder: str, name: uuid.UUID, data: bytes, rows: int) -> DeletionVector:
-        """Return the only vector of a file in a subfolder of the table, with the content :func:`file_of`."""
-        return cls(_RELATIVE, folder + _encoded(name.bytes), len(data), rows, len(_VERSION))
+    def in_file(cls, folder: str, name: uuid.UUID, data: bytes, cardinality: int) -> DeletionVector:
+        """Return the descriptor of a vector in its own file, with the content of :func:`vector_file_content`.
+
+        ``folder`` is a subfolder of the table's folder.
+        """
+        return cls(_IN_FILE, folder + _z85_encode(name.bytes), len(data), cardinality, len(_VERSION))
 
     @property
     def action(self) -> dict[str, Any]:
@@ -77,86 +80,95 @@ class DeletionVector:
         offset = {} if self.offset is None else {"offset": self.offset}
         return {
             "storageType": self.storage,
-            "pathOrInlineDv": self.place,
+            "pathOrInlineDv": self.path_or_inline,
             **offset,
             "sizeInBytes": self.size,
-            "cardinality": self.rows,
+            "cardinality": self.cardinality,
         }
 
     @property
     def path(self) -> str | None:
-        """The path of the vector's file in the table's folder; None for a vector in the log."""
+        """The path of the vector's file in the table's folder; None for an inline vector."""
         if self.storage == _INLINE:
             return None
-        if self.storage != _RELATIVE or len(self.place) < _ENCODED_UUID:
-            raise DamagedVector(f"a deletion vector of the storage type {self.storage!r} is not read")
-        folder, name = self.place[:-_ENCODED_UUID], self.place[-_ENCODED_UUID:]
-        return path_of(folder, uuid.UUID(bytes=_decoded(name, 16)))
+        if self.storage != _IN_FILE or len(self.path_or_inline) < _ENCODED_UUID:
+            raise CorruptDeletionVector(
+                f"deletion vectors of storage type {self.storage!r} are not supported"
+            )
+        folder, name = self.path_or_inline[:-_ENCODED_UUID], self.path_or_inline[-_ENCODED_UUID:]
+        return vector_file_path(folder, uuid.UUID(bytes=_z85_decode(name, 16)))
 
     def positions(self, files: FileSystem) -> Positions:
-        """Return the positions of the deleted rows, in ascending order; ``files`` has the table's folder."""
+        """Return the positions of the deleted rows, in ascending order.
+
+        ``files`` is a file system with the table's folder as its root.
+        """
         path = self.path
-        found = decode(_decoded(self.place, self.size) if path is None else self._read(files, path))
-        if len(found) != self.rows:
-            raise DamagedVector(f"a deletion vector has {len(found)} rows instead of {self.rows}")
-        return found
+        deleted = decode(
+            _z85_decode(self.path_or_inline, self.size) if path is None else self._read(files, path)
+        )
+        if len(deleted) != self.cardinality:
+            raise CorruptDeletionVector(
+                f"a deletion vector lists {len(deleted)} rows instead of {self.cardinality}"
+            )
+        return deleted
 
     def _read(self, files: FileSystem, path: str) -> bytes:
         with files.open_input_file(path) as file:
             data = file.read_at(_SIZE.size + self.size + _CHECKSUM.size, self.offset or 0)
         if len(data) != _SIZE.size + self.size + _CHECKSUM.size:
-            raise DamagedVector(f"the deletion vector in {path} ends too early")
+            raise CorruptDeletionVector(f"the deletion vector in {path} ends too early")
         vector = data[_SIZE.size : -_CHECKSUM.size]
-        is_whole = _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] == zlib.crc32(vector)
-        if not is_whole or _SIZE.unpack_from(data)[0] != self.size:
-            raise DamagedVector(f"the deletion vector in {path} is damaged")
+        checksum_matches = _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] == zlib.crc32(vector)
+        if not checksum_matches or _SIZE.unpack_from(data)[0] != self.size:
+            raise CorruptDeletionVector(f"the deletion vector in {path} is damaged")
         return bytes(vector)
 
 
-def path_of(folder: str, name: uuid.UUID) -> str:
-    """Return the path of a vector file in a subfolder of the table's folder, or in the folder itself."""
+def vector_file_path(folder: str, name: uuid.UUID) -> str:
+    """Return the path of a vector file; an empty ``folder`` is the table's own folder."""
     return f"{folder}{'/' if folder else ''}deletion_vector_{name}.bin"
 
 
-def file_of(data: bytes) -> bytes:
-    """Return the content of a file that has one vector."""
+def vector_file_content(data: bytes) -> bytes:
+    """Return the content of a file with a single vector."""
     return b"".join((_VERSION, _SIZE.pack(len(data)), data, _CHECKSUM.pack(zlib.crc32(data))))
 
 
 def encode(positions: Positions) -> bytes:
-    """Return the bytes of a vector; positions are below 2**32, as no data file is larger."""
-    bitmap = _bitmap(positions.astype(np.uint32))
+    """Serialize a vector; positions must be below 2**32, which holds for every data file."""
+    bitmap = _roaring_bitmap(positions.astype(np.uint32))
     bitmap.run_optimize()
     data: bytes = bitmap.serialize()
-    return _HEAD.pack(_MAGIC, 1) + _KEY.pack(0) + data
+    return _HEADER.pack(_MAGIC, 1) + _BITMAP_KEY.pack(0) + data
 
 
 def decode(data: bytes) -> Positions:
-    """Return the positions in the bytes of a vector, in ascending order."""
-    if len(data) < _HEAD.size or _HEAD.unpack_from(data)[0] != _MAGIC:
-        raise DamagedVector("the bytes of a deletion vector are not in the portable format")
+    """Deserialize a vector, and return its positions in ascending order."""
+    if len(data) < _HEADER.size or _HEADER.unpack_from(data)[0] != _MAGIC:
+        raise CorruptDeletionVector("the bytes of a deletion vector are not in the portable format")
     treemap = load("pyroaring", "BitMap64", "a Delta table with deletion vectors")
     try:
-        found = treemap.deserialize(data[_KEY.size :])
+        bitmap = treemap.deserialize(data[_BITMAP_KEY.size :])
     except ValueError as error:
-        raise DamagedVector(f"the bytes of a deletion vector are damaged ({error})") from None
-    return np.frombuffer(found.to_array(), np.uint64).astype(np.int64)
+        raise CorruptDeletionVector(f"the bytes of a deletion vector are damaged ({error})") from None
+    return np.frombuffer(bitmap.to_array(), np.uint64).astype(np.int64)
 
 
-def _bitmap(positions: NDArray[np.uint32]) -> Any:
+def _roaring_bitmap(positions: NDArray[np.uint32]) -> Any:
     return load("pyroaring", "BitMap", "a Delta table with deletion vectors")(positions)
 
 
-def _encoded(data: bytes) -> str:
+def _z85_encode(data: bytes) -> str:
     padded = data + bytes(-len(data) % 4)
     return base64.b85encode(padded).translate(_TO_Z85).decode()
 
 
-def _decoded(text: str, size: int) -> bytes:
+def _z85_decode(encoded: str, size: int) -> bytes:
     try:
-        data = base64.b85decode(text.encode().translate(_FROM_Z85))
+        data = base64.b85decode(encoded.encode().translate(_FROM_Z85))
     except (ValueError, binascii.Error) as error:
-        raise DamagedVector(f"the text of a deletion vector is damaged ({error})") from None
+        raise CorruptDeletionVector(f"the text of a deletion vector is damaged ({error})") from None
     if not size <= len(data) < size + 4:
-        raise DamagedVector("the text of a deletion vector has another length than the log says")
+        raise CorruptDeletionVector("the text of a deletion vector has another length than the log says")
     return data[:size]

@@ -16,90 +16,90 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 
 def current_column(
-    batch: pa.RecordBatch, stored: NestedField | None, wanted: NestedField, constants: Mapping[int, object]
+    batch: pa.RecordBatch, stored: NestedField | None, current: NestedField, constants: Mapping[int, object]
 ) -> pa.Array:
-    """Return the values of a column, whose field in the file is ``stored``; None if the file lacks it.
+    """Return the values of a column in its current type.
 
-    ``constants`` are the partition's values of columns that the file may lack, by field id; dates and times
-    are numbers.
+    ``stored`` is the column's field in the file, or None if the file lacks the column. ``constants`` has
+    partition values by field id, for columns that the file may lack; dates and times are integers.
 
     Raises
     ------
     ValueError
-        When the file lacks a column that takes no null and has no default.
+        When the file lacks a required column without a default.
     """
     if stored is not None:
-        return projected(batch.column(stored.name), stored.field_type, wanted.field_type)
-    value = constants.get(wanted.field_id)
+        return convert(batch.column(stored.name), stored.field_type, current.field_type)
+    value = constants.get(current.field_id)
     if value is None:
-        return _missing(wanted, batch.num_rows)
-    kind = _arrow(wanted.field_type)
+        return _default_values(current, batch.num_rows)
+    kind = _arrow_type(current.field_type)
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    physical = pa.scalar(value, _integer(kind)) if is_number else pa.scalar(value)
-    return pa.repeat(physical.cast(kind), batch.num_rows)
+    stored_value = pa.scalar(value, _integer_type(kind)) if is_number else pa.scalar(value)
+    return pa.repeat(stored_value.cast(kind), batch.num_rows)
 
 
-def _missing(field: NestedField, rows: int) -> pa.Array:
-    """Return the values of a field in rows from before it was added."""
-    kind = _arrow(field.field_type)
+def _default_values(field: NestedField, rows: int) -> pa.Array:
+    """Return the values of a field for rows that were written before it was added."""
+    kind = _arrow_type(field.field_type)
     if field.initial_default is not None:
         return pa.repeat(pa.scalar(field.initial_default, kind), rows)
     if field.required:
-        raise ValueError(f"the file lacks the field {field.name!r}, which takes no null")
+        raise ValueError(f"the file lacks the required field {field.name!r}")
     return pa.nulls(rows, kind)
 
 
-def _arrow(kind: IcebergType) -> pa.DataType:
-    found: pa.DataType = schema_to_pyarrow(kind, include_field_ids=False)
-    return found
+def _arrow_type(kind: IcebergType) -> pa.DataType:
+    arrow_type: pa.DataType = schema_to_pyarrow(kind, include_field_ids=False)
+    return arrow_type
 
 
-def _integer(kind: pa.DataType) -> pa.DataType:
+def _integer_type(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if kind.bit_width == 32 else pa.int64()
 
 
-def projected(array: pa.Array, stored: IcebergType, wanted: IcebergType) -> pa.Array:
-    """Convert values to the current type of their column; nested fields are matched by their ids."""
-    if isinstance(stored, StructType) and isinstance(wanted, StructType):
-        return _struct(array, stored, wanted)
-    if isinstance(stored, ListType) and isinstance(wanted, ListType):
+def convert(array: pa.Array, stored: IcebergType, current: IcebergType) -> pa.Array:
+    """Convert values to the current type of their column, matching nested fields by id."""
+    if isinstance(stored, StructType) and isinstance(current, StructType):
+        return _convert_struct(array, stored, current)
+    if isinstance(stored, ListType) and isinstance(current, ListType):
         offsets, start, length = _offsets(array)
-        values = projected(array.values.slice(start, length), stored.element_type, wanted.element_type)
-        field = pa.field("element", values.type, not wanted.element_required)
+        values = convert(array.values.slice(start, length), stored.element_type, current.element_type)
+        field = pa.field("element", values.type, not current.element_required)
         return pa.LargeListArray.from_arrays(
             offsets.cast(pa.int64()), values, type=pa.large_list(field), mask=array.is_null()
         )
-    if isinstance(stored, MapType) and isinstance(wanted, MapType):
+    if isinstance(stored, MapType) and isinstance(current, MapType):
         offsets, start, length = _offsets(array)
-        keys = projected(array.keys.slice(start, length), stored.key_type, wanted.key_type)
-        items = projected(array.items.slice(start, length), stored.value_type, wanted.value_type)
+        keys = convert(array.keys.slice(start, length), stored.key_type, current.key_type)
+        items = convert(array.items.slice(start, length), stored.value_type, current.value_type)
         kind = pa.map_(
             pa.field("key", keys.type, nullable=False),
-            pa.field("value", items.type, not wanted.value_required),
+            pa.field("value", items.type, not current.value_required),
         )
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
-    kind = _arrow(wanted)
-    # Another engine may have written nanoseconds; the table has microseconds.
+    kind = _arrow_type(current)
+    # Other engines may write nanoseconds, and the table has microseconds.
     return array if array.type == kind else array.cast(kind, safe=not pa.types.is_timestamp(array.type))
 
 
-def _struct(array: pa.StructArray, stored: StructType, wanted: StructType) -> pa.StructArray:
+def _convert_struct(array: pa.StructArray, stored: StructType, current: StructType) -> pa.StructArray:
     children = {
-        field.field_id: (array.field(place), field.field_type) for place, field in enumerate(stored.fields)
+        field.field_id: (array.field(index), field.field_type) for index, field in enumerate(stored.fields)
     }
     arrays, fields = [], []
-    for field in wanted.fields:
+    for field in current.fields:
         if field.field_id in children:
-            values = projected(*children[field.field_id], field.field_type)
+            values = convert(*children[field.field_id], field.field_type)
         else:
-            values = _missing(field, len(array))
+            values = _default_values(field, len(array))
         arrays.append(values)
         fields.append(pa.field(field.name, values.type, not field.required))
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=array.is_null())
 
 
 def _offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """Return the offsets of lists or maps from 0, and the start and number of their values."""
+    """Return the offsets of lists or maps shifted to 0, and the start and length of their values."""
     offsets = array.offsets
     start = offsets[0].as_py()
     return pc.subtract(offsets, offsets[0]), start, offsets[-1].as_py() - start

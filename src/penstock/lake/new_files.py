@@ -1,7 +1,7 @@
-"""Atomic creation of a table's files, which fails if a file already exists.
+"""Atomic put-if-absent of a table's files, such as Delta commits.
 
-A Delta commit is such a file. In a local folder, a file gets its name by a link after its bytes are on the
-disk; in an object store, it is created with a conditional put.
+In a local folder, a file is synced to disk under a temporary name and then hard-linked to its own name. In an
+object store, it is created with a conditional put.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from penstock.lake.storage import DeltaPlace, is_url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_REFUSED = ("locking_provider", "allow_unsafe_rename", "copy_if_not_exists")
-"""Parts of the names of settings that coordinate writers in another way, incompatible with this one."""
-_CONDITIONAL = "conditional_put"
-_REPEATING = ("max_retries", "retry_timeout", "backoff_config")
-"""Settings that only affect deltalake, and are ignored here."""
-_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "connect_timeout", "proxy_url")
+_CONFLICTING_OPTIONS = ("locking_provider", "allow_unsafe_rename", "copy_if_not_exists")
+"""Parts of the names of options that coordinate writers in another way, so they exclude conditional puts."""
+_CONDITIONAL_PUT_OPTION = "conditional_put"
+_RETRY_OPTIONS = ("max_retries", "retry_timeout", "backoff_config")
+"""Options for deltalake's retries, which do not apply to obstore and are ignored."""
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "timeout", "connect_timeout", "proxy_url")
 _CLIENT_PREFIXES = ("aws_", "azure_", "google_")
 
-_ASKED = "_delta_log/_last_checkpoint"
-_BRIEF = {"retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}}
+_PROBED_PATH = "_delta_log/_last_checkpoint"
+_SHORT_RETRIES = {"retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}}
 
 
 class NoConditionalPut(Exception):
-    """The storage of a table, or its settings, do not support creating a file only if it does not exist."""
+    """The storage of a table, or its settings, do not support put-if-absent."""
 
 
-def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
-    """Create a file in a table's folder; return False if it already exists with other bytes.
+def create_if_absent(place: DeltaPlace, path: str, data: bytes) -> bool:
+    """Create a file in a table's folder; return False if it already exists with other content.
 
-    If the storage's answer is lost, the file is read and compared, so its bytes must be unique.
+    If the storage's reply is lost, the file is read and compared, so its content must be unique.
 
     Raises
     ------
@@ -47,37 +47,37 @@ def create_file(place: DeltaPlace, path: str, data: bytes) -> bool:
         When the storage failed, and the file did not exist afterwards.
     """
     if not is_url(place.path):
-        return _link(os.path.join(place.path, path), data)
-    store = _store(place)
+        return _create_local_file(os.path.join(place.path, path), data)
+    store = _object_store(place)
     import obstore
 
     try:
         obstore.put(store, path, data, mode="create", use_multipart=False)
     except NotImplementedError:
-        # The library raises this for a store without conditional writes.
+        # obstore raises this for a store without conditional writes.
         raise NoConditionalPut from None
     except Exception as error:
-        # The library repeats requests by itself, so the file that exists may be this one.
-        found = _found(store, path)
-        if found is None:
+        # obstore retries requests by itself, so an existing file may be the one from an earlier try.
+        existing = _read_if_exists(store, path)
+        if existing is None:
             raise OSError(place.message(error)) from None
-        return found == data
+        return existing == data
     return True
 
 
-def can_create(place: DeltaPlace) -> bool:
-    """Whether :func:`create_file` can work with a table's storage and settings.
+def supports_conditional_put(place: DeltaPlace) -> bool:
+    """Whether :func:`create_if_absent` works with a table's storage and settings.
 
-    This sends a request to an object store, because deltalake finds credentials in places where this library
-    does not look for them, such as a profile of the AWS command line.
+    This sends a request to an object store, because deltalake finds credentials in places where obstore does
+    not look for them, such as a profile of the AWS command line.
     """
     if not is_url(place.path):
         return True
     try:
-        store = _store(place, **_BRIEF)
+        store = _object_store(place, **_SHORT_RETRIES)
         import obstore
 
-        obstore.head(store, _ASKED)
+        obstore.head(store, _PROBED_PATH)
     except FileNotFoundError:
         return True
     except Exception:
@@ -85,32 +85,32 @@ def can_create(place: DeltaPlace) -> bool:
     return True
 
 
-def _link(path: str, data: bytes) -> bool:
+def _create_local_file(path: str, data: bytes) -> bool:
     folder = os.path.dirname(path)
-    unfinished = os.path.join(folder, f"_commit_{secrets.token_hex(16)}.json.tmp")
+    temporary_path = os.path.join(folder, f"_commit_{secrets.token_hex(16)}.json.tmp")
     try:
-        with open(unfinished, "xb") as file:
+        with open(temporary_path, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(unfinished, path)
+            os.link(temporary_path, path)
         except FileExistsError:
-            # A network file system may have created the link and lost the answer.
+            # A network file system may have created the link and lost the reply.
             with open(path, "rb") as file:
                 return file.read() == data
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(unfinished)
-    opened = os.open(folder, os.O_RDONLY)
+            os.unlink(temporary_path)
+    directory = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(directory)
     finally:
-        os.close(opened)
+        os.close(directory)
     return True
 
 
-def _found(store: ObjectStore, path: str) -> bytes | None:
+def _read_if_exists(store: ObjectStore, path: str) -> bytes | None:
     import obstore
 
     try:
@@ -118,41 +118,44 @@ def _found(store: ObjectStore, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except Exception as error:
-        raise OSError(f"it is not known whether {path} was written ({type(error).__name__})") from None
+        raise OSError(f"it is unknown whether {path} was written ({type(error).__name__})") from None
 
 
-def _store(place: DeltaPlace, **more: Any) -> ObjectStore:
-    """Return the object store of a table, with deltalake's storage options."""
+def _object_store(place: DeltaPlace, **options: Any) -> ObjectStore:
+    """Open the object store of a table with deltalake's storage options."""
     try:
         from_url = load("obstore.store", "from_url", "a Delta table with deletion vectors in an object store")
     except Exception:
         raise NoConditionalPut from None
-    config, client = _settings(place.options)
+    config, client = _store_config(place.options)
     try:
-        store: ObjectStore = from_url(place.path, config=config, client_options=client, **more)
+        store: ObjectStore = from_url(place.path, config=config, client_options=client, **options)
     except BaseException as error:
-        # The library panics on some settings, and its message may contain their values.
+        # obstore panics on some settings, and its message may contain their values.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise NoConditionalPut from None
         raise
     return store
 
 
-def _settings(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Split deltalake's storage options into the settings of a bucket and of its HTTP client."""
-    everywhere = {name.lower() for name in os.environ}
-    if any(part in name.lower() for name in (*options, *everywhere) for part in _REFUSED):
+def _store_config(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split deltalake's storage options into the config of a bucket and the options of its HTTP client."""
+    environment = {name.lower() for name in os.environ}
+    if any(part in name.lower() for name in (*options, *environment) for part in _CONFLICTING_OPTIONS):
         raise NoConditionalPut
     config, client = {}, {}
     for name, value in options.items():
-        plain = name.lower()
-        if plain.endswith(_CONDITIONAL):
+        lower_name = name.lower()
+        if lower_name.endswith(_CONDITIONAL_PUT_OPTION):
             if value.lower() not in ("etag", "true"):
                 raise NoConditionalPut
             continue
-        short = next((plain.removeprefix(each) for each in _CLIENT_PREFIXES if plain.startswith(each)), plain)
-        if short in _CLIENT:
-            client[short] = value
-        elif not short.startswith(_REPEATING):
-            config[plain] = value
+        short_name = next(
+            (lower_name.removeprefix(prefix) for prefix in _CLIENT_PREFIXES if lower_name.startswith(prefix)),
+            lower_name,
+        )
+        if short_name in _CLIENT_OPTIONS:
+            client[short_name] = value
+        elif not short_name.startswith(_RETRY_OPTIONS):
+            config[lower_name] = value
     return config, client

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SCHEME = "delta:"
-_NOT_IN_NAMES = re.compile(r"[/\\%\0]")
+_FORBIDDEN_IN_NAMES = re.compile(r"[/\\%\0]")
 _PATHS_PER_CALL = 64
 _MAX_CHARACTERS = 500
 _DENIED = re.compile(
@@ -42,16 +42,16 @@ _DENIED = re.compile(
     r"|unrecognized.?client|invalid.?signature",
     re.IGNORECASE,
 )
-_NAMES = re.compile(
-    # Paths and URLs; elements of a reply in XML.
+_USER_CHOSEN_TEXT = re.compile(
+    # Paths and URLs; elements of an XML reply.
     r"""[^\s<>"'(),;=]*/[^\s<>"']*|<(?:Bucket|BucketName|Container|Endpoint|Key|Prefix|Resource)>[^<]*"""
-    # What is quoted, but not the reason in a reply in JSON.
+    # Quoted text, except the reason in a JSON reply.
     r"""|(["'](?:__type|code|error|error_description|message|reason|status|title|type)["']\s*:\s*"[^"]*")"""
     r"""|(?<!\w)"[^"]*"(?!\w)|(?<!\w)'[^']*'(?!\w)"""
 )
-"""Where a message has names that anybody may have chosen, such as that of a bucket."""
-_REQUEST = re.compile(r"Error performing [A-Z]+ ")
-"""The message in which an object store's client reports a failed request."""
+"""Parts of a message with names that users choose, such as a bucket's, which are no evidence of its cause."""
+_FAILED_REQUEST = re.compile(r"Error performing [A-Z]+ ")
+"""The start of the message with which an object store's client reports a failed request."""
 
 
 def is_url(path: str) -> bool:
@@ -60,14 +60,14 @@ def is_url(path: str) -> bool:
 
 
 def prefixed_parameters(query: str, prefix: str, owner: str, meaning: str) -> dict[str, str]:
-    """Return the parameters in the query of a URL, without the prefix that each must have.
+    """Return the parameters in a URL's query string, without their required prefix.
 
     Raises
     ------
     InvalidUrlError
         When a parameter lacks the prefix. The message does not show the URL, which may contain a password.
     """
-    found = {}
+    parameters = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         if not key.startswith(prefix):
             raise InvalidUrlError(
@@ -75,18 +75,18 @@ def prefixed_parameters(query: str, prefix: str, owner: str, meaning: str) -> di
                 condition="INVALID_URL.UNKNOWN_PARAMETER",
                 parameter=key,
             )
-        found[key.removeprefix(prefix)] = value
-    return found
+        parameters[key.removeprefix(prefix)] = value
+    return parameters
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
-    """Return a location that is valid in every process, since executors have other working directories."""
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return a path or URL that is valid in every process, since executors have other working directories."""
     location = path_text("path", path)
     return location if is_url(location) else os.path.abspath(os.path.expanduser(location))
 
 
-def shown_path(path: str) -> str:
-    """Return a location for messages, without a password or a signature."""
+def path_for_messages(path: str) -> str:
+    """Return a path or URL for messages, without a password or a signature."""
     if "://" not in path:
         return path
     parts = urlsplit(path)
@@ -94,7 +94,7 @@ def shown_path(path: str) -> str:
     return f"{parts.scheme}://{user.partition(':')[0]}{at}{host}{parts.path}"
 
 
-def library(name: str) -> Any:
+def import_deltalake(name: str) -> Any:
     """Import a module of deltalake; raise :class:`MissingDependencyError` when it is not installed."""
     return deltalake(name, "a Delta table")
 
@@ -121,7 +121,7 @@ class DeltaPlace:
         options = prefixed_parameters(
             query, "storage.", "a folder of Delta tables", "deltalake's storage options"
         )
-        if _NOT_IN_NAMES.search(name) or name.startswith((".", "_")):
+        if _FORBIDDEN_IN_NAMES.search(name) or name.startswith((".", "_")):
             raise InvalidNameError(
                 f"{in_quotes(name)} cannot be the folder of a Delta table: use a name without a slash or a "
                 "percent sign that does not begin with a dot or an underscore",
@@ -129,29 +129,29 @@ class DeltaPlace:
             )
         if is_url(target):
             return cls(f"{target.rstrip('/')}/{quote(name)}", options)
-        return cls(os.path.join(_local(target), name), options)
+        return cls(os.path.join(_local_path(target), name), options)
 
     @property
     def shown(self) -> str:
         """The path for messages, without a password."""
-        return shown_path(self.path)
+        return path_for_messages(self.path)
 
     def open(self, version: int | None = None) -> DeltaTable:
         """Load a version, by default the current one."""
         with self.translating_errors():
-            table: DeltaTable = library("deltalake").DeltaTable(
+            table: DeltaTable = import_deltalake("deltalake").DeltaTable(
                 self.path, version=version, storage_options=self.options or None
             )
         return table
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> DeltaTable:
         """Create the table, unless another process creates it at the same time, and load it."""
-        deltalake = library("deltalake")
+        deltalake = import_deltalake("deltalake")
         with self.translating_errors():
-            wanted = deltalake.Schema.from_arrow(schema)
+            delta_schema = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(
                 self.path,
-                wanted,
+                delta_schema,
                 mode="ignore",
                 configuration=properties,
                 storage_options=self.options or None,
@@ -167,28 +167,32 @@ class DeltaPlace:
         except PenstockError:
             if self._exists():
                 raise
-            # It was deleted in the meantime.
+            # The table was deleted in the meantime.
             return None
 
     def _exists(self) -> bool:
         with self.translating_errors():
-            found: bool = library("deltalake").DeltaTable.is_deltatable(self.path, self.options or None)
-        return found
+            exists: bool = import_deltalake("deltalake").DeltaTable.is_deltatable(
+                self.path, self.options or None
+            )
+        return exists
 
     def app_version(self, table: DeltaTable, app: str) -> int | None:
         """Return the version of an app transaction in a loaded table; None if there is none.
 
-        deltalake reads the version from the log only in this call, which may fail if the table was deleted,
-        or its log cleaned up, since it was loaded.
+        deltalake reads the log in this call, not when it loads the table, so the call may fail if the table
+        was deleted or its log was cleaned up in the meantime.
         """
         with self.translating_errors():
             version: int | None = table.transaction_version(app)
         return version
 
     def files(self) -> PyFileSystem:
-        """Return the file system of the table's folder."""
+        """Return a file system with the table's folder as its root."""
         with self.translating_errors():
-            return PyFileSystem(library("deltalake.fs").DeltaStorageHandler(self.path, self.options or None))
+            return PyFileSystem(
+                import_deltalake("deltalake.fs").DeltaStorageHandler(self.path, self.options or None)
+            )
 
     @contextmanager
     def translating_errors(self, *, beside: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -202,7 +206,7 @@ class DeltaPlace:
         except beside:
             raise
         except Exception as error:
-            if _is_of_storage(error):
+            if _is_storage_error(error):
                 raise self._storage_failed(error) from None
             raise TableRefusedError(
                 f"the Delta table {self.shown} refused the operation: {self.message(error)}",
@@ -211,39 +215,35 @@ class DeltaPlace:
             ) from None
 
     def _storage_failed(self, error: Exception) -> StoreUnavailableError:
-        what, reason = f"the storage of the Delta table {self.shown}", self.message(error)
+        storage, reason = f"the storage of the Delta table {self.shown}", self.message(error)
         if is_denied(error):
-            remedy = (
-                "credentials are wrong, have expired, or may not do this: give others in the storage options"
-            )
+            remedy = "credentials are wrong, expired or lack permission: set others in the storage options"
             if not is_url(self.path):
-                remedy = (
-                    "user of this process may not do this: give it the rights to the folder and its files"
-                )
+                remedy = "user of this process lacks permission: grant it access to the folder and its files"
             return StoreUnavailableError(
-                f"{what} refuses access: {reason}. The {remedy}",
+                f"{storage} refuses access: {reason}. The {remedy}",
                 condition="STORE_UNAVAILABLE.ACCESS_DENIED",
                 table=self.shown,
             )
         return StoreUnavailableError(
-            f"{what} failed: {reason}. Check the path and the storage options, and whether the storage runs",
+            f"{storage} failed: {reason}. Check the path and the storage options, and that the storage is up",
             condition="STORE_UNAVAILABLE.TABLE_STORAGE",
             table=self.shown,
         )
 
     def message(self, error: Exception) -> str:
-        """Return the first cause in an error message of deltalake, on one line."""
+        """Return the first cause in an error message of deltalake, on one line and without secrets."""
         return one_line(re.split(r"\n\s*\d+: ", str(error))[0], self.options)
 
 
-def _is_of_storage(error: Exception) -> bool:
+def _is_storage_error(error: Exception) -> bool:
     """Whether an error is about the storage of a table, rather than about its rows."""
-    # Arrow's file systems also raise these; an object store's client raises the latter for unknown answers.
+    # Arrow's file systems also raise these; an object store's client raises the latter for unknown replies.
     # deltalake reports some failed requests as its own errors.
-    return isinstance(error, OSError | NotImplementedError) or _REQUEST.search(str(error)) is not None
+    return isinstance(error, OSError | NotImplementedError) or _FAILED_REQUEST.search(str(error)) is not None
 
 
-def _local(target: str) -> str:
+def _local_path(target: str) -> str:
     path = unquote(target)
     if path.startswith("//"):
         # The host is empty, as in delta:///folder.
@@ -273,7 +273,7 @@ def not_a_table(shown: str) -> FeedUnavailableError:
 
 
 class Storage:
-    """Files of a table by their path in its folder; a missing file raises FileNotFoundError."""
+    """Files of a Delta table, by their path in its folder; a missing file raises FileNotFoundError."""
 
     def __init__(self, path: str, options: Mapping[str, str], shown: str) -> None:
         self._path = path
@@ -283,8 +283,8 @@ class Storage:
 
     @cached_property
     def _files(self) -> PyFileSystem:
-        handler = library("deltalake.fs").DeltaStorageHandler
-        missing = library("deltalake.exceptions").TableNotFoundError
+        handler = import_deltalake("deltalake.fs").DeltaStorageHandler
+        missing = import_deltalake("deltalake.exceptions").TableNotFoundError
         with self._translating((Exception,)):
             try:
                 return PyFileSystem(handler(self._path, self._options or None))
@@ -304,20 +304,20 @@ class Storage:
         with self._translating(), self._files.open_input_file(path) as file:
             return bytes(file.readall())
 
-    def info(self, *paths: str) -> list[FileInfo]:
+    def file_infos(self, *paths: str) -> list[FileInfo]:
         """Return the metadata of files; the type of a missing one is FileType.NotFound."""
         with self._translating():
             return list(self._files.get_file_info(list(paths)))
 
-    def listed(self, folder: str) -> list[FileInfo]:
+    def list_files(self, folder: str) -> list[FileInfo]:
         """List the files of a folder."""
         with self._translating():
             return list(self._files.get_file_info(FileSelector(folder, allow_not_found=True)))
 
-    def missing(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths without a file."""
-        parts = [paths[first : first + _PATHS_PER_CALL] for first in range(0, len(paths), _PATHS_PER_CALL)]
-        infos = chain.from_iterable(in_parallel(lambda part: self.info(*part), parts))
+    def missing_files(self, paths: Sequence[str]) -> list[str]:
+        """Return those of the paths that have no file."""
+        chunks = [paths[start : start + _PATHS_PER_CALL] for start in range(0, len(paths), _PATHS_PER_CALL)]
+        infos = chain.from_iterable(in_parallel(lambda chunk: self.file_infos(*chunk), chunks))
         return [path for path, info in zip(paths, infos, strict=True) if info.type != FileType.File]
 
     @contextmanager
@@ -345,19 +345,19 @@ class Storage:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether an error is about credentials, which libraries report only in their message."""
-    reason = _NAMES.sub(lambda name: name[1] or " ", str(error))
+    """Whether an error reports denied access, which libraries only say in their message."""
+    reason = _USER_CHOSEN_TEXT.sub(lambda name: name[1] or " ", str(error))
     return _DENIED.search(f"{type(error).__name__} {reason}") is not None
 
 
 def access_denied(what: str, reason: str, where: str) -> FeedUnavailableError:
-    """Return the error for credentials, configured ``where``, that are wrong or lack permission.
+    """Return the error for denied access; ``where`` says where the credentials are configured.
 
     The reason is the library's message, without secrets.
     """
     return FeedUnavailableError(
-        f"{what} refuses access: {reason.rstrip('.')}. The credentials are wrong, have expired, or may not "
-        f"read there: give others in {where}",
+        f"{what} refuses access: {reason.rstrip('.')}. The credentials are wrong, have expired, or lack "
+        f"permission to read: set valid ones in {where}",
         condition="FEED_UNAVAILABLE.ACCESS_DENIED",
     )
 
@@ -365,30 +365,30 @@ def access_denied(what: str, reason: str, where: str) -> FeedUnavailableError:
 def without_secrets(error: BaseException, *properties: Mapping[str, object]) -> str:
     """Return the first line of an error message without the values of a catalog's properties."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    secrets = [secret for values in properties for secret in _texts(values)]
-    # Cut last: half of a secret would not be recognised.
-    return redact(_masked(text, secrets))[:_MAX_CHARACTERS]
+    secrets = [secret for values in properties for secret in _secret_values(values)]
+    # Truncate last: a truncated secret would not be masked.
+    return redact(_mask(text, secrets))[:_MAX_CHARACTERS]
 
 
-def _texts(properties: Mapping[str, object]) -> Iterator[str]:
+def _secret_values(properties: Mapping[str, object]) -> Iterator[str]:
     """Yield the values of properties, including nested ones."""
     for name, value in properties.items():
         if isinstance(value, Mapping):
-            yield from _texts(value)
+            yield from _secret_values(value)
         elif name not in ("type", "warehouse"):
             yield str(value)
-            # The name of a client, and its password.
+            # A credential is the client's id and its secret.
             yield str(value).partition(":")[2] if name == "credential" else ""
 
 
 def one_line(text: str, options: Mapping[str, str]) -> str:
     """Return an error message of deltalake on one line, without the values of storage options."""
     # An XML body repeats what the text before it says.
-    words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", text.partition("<?xml")[0]).split())
-    return _masked(words, options.values())[:_MAX_CHARACTERS].rstrip(".")
+    line = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", text.partition("<?xml")[0]).split())
+    return _mask(line, options.values())[:_MAX_CHARACTERS].rstrip(".")
 
 
-def _masked(text: str, secrets: Iterable[str]) -> str:
+def _mask(text: str, secrets: Iterable[str]) -> str:
     # Longest first, since a secret may contain another one.
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:

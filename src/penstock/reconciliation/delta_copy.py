@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import CommitRefusedError, TableRefusedError
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.reconciliation.copies import SourceRows, has_history, require_columns
 from penstock.reconciliation.rows import Key, key_table, keys_of, stale_keys
 from penstock.reconciliation.values import convert_columns, single_array
@@ -106,7 +106,7 @@ class DeltaCopy:
         return sum(self._repair_keys(part, source_rows) for part in parts)
 
     def _repair_keys(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
-        conflict = library("deltalake.exceptions").CommitFailedError
+        conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         for _ in range(_ATTEMPTS):
             table = self.place.open()
             copied = self._rows_with_keys(table, keys)
@@ -132,7 +132,7 @@ class DeltaCopy:
         names = [self.names[name] for name in self.schema.names]
         changes = repair_rows(rows, stale, self.key).rename_columns([*names, PRESENT])
         require_partition_values(changes, partition_columns(table), self.shown)
-        properties = library("deltalake").CommitProperties(max_commit_retries=0)
+        properties = import_deltalake("deltalake").CommitProperties(max_commit_retries=0)
         is_write, is_delete = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, changes, [self.names[name] for name in self.key], properties)
         columns = source_columns(names)

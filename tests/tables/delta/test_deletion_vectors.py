@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from penstock.lake.deletion_vectors import DamagedVector, DeletionVector, decode, encode, file_of
+from penstock.lake.deletion_vectors import (
+    CorruptDeletionVector,
+    DeletionVector,
+    decode,
+    encode,
+    vector_file_content,
+)
 from tests.tables.delta.vectors import added, create, give_vector, live
 
 ROWS = 200_000
@@ -37,7 +43,7 @@ def stored(folder: Path, positions: list[int], subfolder: str) -> DeletionVector
     vector = DeletionVector.in_file(subfolder, uuid.uuid4(), data, len(positions))
     assert vector.path is not None
     (folder / subfolder).mkdir(exist_ok=True)
-    (folder / vector.path).write_bytes(file_of(data))
+    (folder / vector.path).write_bytes(vector_file_content(data))
     return vector
 
 
@@ -93,20 +99,20 @@ def test_damaged_vectors_are_refused(tmp_path: Path, cut: str) -> None:
     elif cut == "size":
         data[4] ^= 1
     else:
-        data = bytearray(file_of(encode(array([1, 2, 70_001]))[:-1] + b"\0"))
-        vector = DeletionVector(vector.storage, vector.place, vector.size, 4, vector.offset)
+        data = bytearray(vector_file_content(encode(array([1, 2, 70_001]))[:-1] + b"\0"))
+        vector = DeletionVector(vector.storage, vector.path_or_inline, vector.size, 4, vector.offset)
     path.write_bytes(data)
-    with pytest.raises(DamagedVector):
+    with pytest.raises(CorruptDeletionVector):
         vector.positions(SubTreeFileSystem(str(tmp_path), LocalFileSystem()))
 
 
 def test_vectors_of_unknown_kinds_are_refused() -> None:
     files = LocalFileSystem()
-    with pytest.raises(DamagedVector, match="'p'"):
+    with pytest.raises(CorruptDeletionVector, match="'p'"):
         DeletionVector("p", "file:///t/deletion_vector.bin", 10, 1, 1).positions(files)
-    with pytest.raises(DamagedVector, match="portable"):
+    with pytest.raises(CorruptDeletionVector, match="portable"):
         decode(b"\x00" * 40)
-    with pytest.raises(DamagedVector, match="text"):
+    with pytest.raises(CorruptDeletionVector, match="text"):
         DeletionVector("i", "~~~~~", 4, 1).positions(files)
-    with pytest.raises(DamagedVector, match="length"):
+    with pytest.raises(CorruptDeletionVector, match="length"):
         DeletionVector("i", "00000", 40, 1).positions(files)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.lake.deletion_vectors import DeletionVector, encode
-from penstock.lake.parquet import Piece
+from penstock.lake.parquet import FileSplit
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.delta import stored_rows
@@ -57,7 +57,7 @@ def test_live_rows_of_keys_are_found_in_one_piece_each(
     found = [
         (position, *row.values())
         for number in range(count)
-        for positions, batch in rows.with_keys(wanted, SCHEMA, Piece(number, count))
+        for positions, batch in rows.with_keys(wanted, SCHEMA, FileSplit(number, count))
         for position, row in zip(positions.tolist(), batch.to_pylist(), strict=True)
     ]
     expected = [n for n in range(ROWS) if n // 2 in keys and n not in deleted]
@@ -86,7 +86,7 @@ def test_only_row_groups_that_may_have_a_wanted_row_are_read(
     assert read == [([group], SCHEMA.names) for group in (0, 3, 5)]
     read.clear()
     wanted = WantedKeys(pa.table({"k": pa.array([-1, 4, 16, 99], pa.int64())}))
-    list(stored(folder, 7, set()).with_keys(wanted, SCHEMA, Piece()))
+    list(stored(folder, 7, set()).with_keys(wanted, SCHEMA, FileSplit()))
     assert read == [([group], SCHEMA.names) for group in (1, 4)]
 
 

@@ -41,9 +41,9 @@ def test_a_few_rows_of_a_file_get_a_vector(
     (before,) = query.own_files()
     query.write(1, table_of({(3, "new"): 1, (999, "new"): 1}))
     assert before in query.own_files()
-    assert vectors_of(tmp_path)[before].rows == 1
+    assert vectors_of(tmp_path)[before].cardinality == 1
     query.write(2, table_of({(3, "again"): 2, (5, "again"): 2}))
-    assert vectors_of(tmp_path)[before].rows == 2
+    assert vectors_of(tmp_path)[before].cardinality == 2
     assert {vector.path is None for vector in vectors_of(tmp_path).values()} == {bool(inline)}
     kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 5)]
     assert live(tmp_path) == sorted([*kept, (3, "again", 2), (5, "again", 2), (999, "new", 1)], key=repr)
@@ -173,7 +173,7 @@ def test_checkpoints_are_written_and_keep_vectors_and_transactions(tmp_path: Pat
         (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
     query.write(3, table_of({(3, "other"): 0}))
     query.write(4, table_of({(4, "new"): 4}))
-    assert sorted(vector.rows for vector in vectors_of(tmp_path).values()) == [2]
+    assert sorted(vector.cardinality for vector in vectors_of(tmp_path).values()) == [2]
     kept = [(n, "x", 0) for n in range(MANY) if n not in (3, 4)]
     assert live(tmp_path) == sorted([*kept, (3, "new", 3), (4, "new", 4)], key=repr)
 

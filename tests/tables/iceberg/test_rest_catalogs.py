@@ -119,7 +119,7 @@ def test_a_refused_login_is_reported_at_once(server: RestCatalogServer, operatio
 def test_a_catalog_that_does_not_answer_at_first_is_asked_again(
     server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.lake.catalogs.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.lake.catalogs.REPLY_TIMEOUT_SECONDS", 0.2)
     server.fail("token", lambda _: time.sleep(1))
     server.fail("config", lambda _: time.sleep(1))
     assert IcebergPlace("lake", ("other", "t"), server.properties).find() is None
@@ -151,8 +151,8 @@ def test_a_signed_request_that_fails_is_repeated(server: RestCatalogServer, tmp_
 def test_a_catalog_that_fails_at_random_loses_and_repeats_nothing(
     server: RestCatalogServer, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.lake.catalogs._FIRST_WAIT", 0.01)
-    monkeypatch.setattr("penstock.lake.catalogs._REPEATS", 1)
+    monkeypatch.setattr("penstock.lake.catalogs._MIN_BACKOFF", 0.01)
+    monkeypatch.setattr("penstock.lake.catalogs._MAX_RETRIES", 1)
     chance = random.Random(seed)
     faults = [refused(503), refused(409), hung_up, lost_reply(500), lost_reply(503), no_reply, refused(419)]
     server.fault_at_random = lambda: chance.choice(faults) if chance.random() < 0.3 else None
@@ -201,7 +201,7 @@ def test_a_catalog_that_stays_away_fails_the_micro_batch_and_the_next_run_writes
 def test_a_catalog_that_does_not_answer_is_left_in_time(
     server: RestCatalogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.lake.catalogs.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.lake.catalogs.REPLY_TIMEOUT_SECONDS", 0.2)
     driver = writing(server, tmp_path)
 
     def slow(work: object) -> None:

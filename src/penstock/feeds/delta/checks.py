@@ -17,7 +17,7 @@ from penstock.feeds.delta.log import CommitFile, TableState
 from penstock.feeds.protocol import check_reserved
 from penstock.feeds.urls import row_id_forms
 from penstock.lake.parquet import nullable
-from penstock.lake.storage import library, shown_path
+from penstock.lake.storage import import_deltalake, path_for_messages
 
 _READER = 3
 """The newest reader version of the Delta protocol."""
@@ -89,14 +89,14 @@ def check_files(commit: CommitFile, before: TableState | None, table: TableState
         if owner is not None and not known.issuperset(owner.metadata.partition_columns):
             raise FeedUnavailableError(
                 f"{where} removes a file whose partition values are missing from the log: begin after that "
-                f"version (file {shown_path(action.path)})",
+                f"version (file {path_for_messages(action.path)})",
                 condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
             )
         if action.is_outside_table:
             raise FeedUnavailableError(
                 f"{where} has a file outside the table's folder, as in a shallow clone: read the original "
-                f"table, or begin after that version (file {shown_path(action.path)})",
+                f"table, or begin after that version (file {path_for_messages(action.path)})",
                 condition="FEED_UNAVAILABLE.FILES_ELSEWHERE",
                 version=commit.version,
             )
@@ -140,7 +140,7 @@ def ranges(versions: Sequence[int]) -> str:
 @lru_cache(maxsize=64)
 def data_schema(delta: str, shown: str) -> pa.Schema:
     """Return the columns of a Delta schema, all nullable, because older rows may have NULL."""
-    schema = library("deltalake").Schema
+    schema = import_deltalake("deltalake").Schema
     try:
         data = canonical_schema(pa.schema(schema.from_json(delta).to_arrow()))
     except PenstockError:

@@ -35,8 +35,8 @@ from penstock.feeds.protocol import (
     history_changed,
 )
 from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
-from penstock.lake.parquet import readable
-from penstock.lake.storage import Storage, absolute, library, shown_path
+from penstock.lake.parquet import translating_read_errors
+from penstock.lake.storage import Storage, absolute_path, import_deltalake, path_for_messages
 
 log = logging.getLogger("penstock.feeds")
 
@@ -81,7 +81,7 @@ class DeltaFeed:
         options = {str(name): str(value) for name, value in self.storage_options.items()}
         convert_fields(
             self,
-            path=absolute(self.path),
+            path=absolute_path(self.path),
             row_id=column_names("row_id", self.row_id or ()) or None,
             storage_options={name: value for name, value in options.items() if value},
         )
@@ -110,7 +110,7 @@ class DeltaFeed:
     @property
     def name(self) -> str:
         """The table's path for messages, without secrets."""
-        return shown_path(self.path)
+        return path_for_messages(self.path)
 
     def open(self, planned: PlannedRead | None = None) -> OpenDeltaFeed:
         """Open the feed in this process."""
@@ -131,7 +131,7 @@ class OpenDeltaFeed(FileFeed):
         self._logged_version: int | None = None
 
     def describe(self, after: int | None = None) -> Description:
-        library("deltalake")
+        import_deltalake("deltalake")
         self._opened = None
         newest = self._log.newest()
         state = self._log.state(newest)
@@ -243,7 +243,7 @@ class OpenDeltaFeed(FileFeed):
                 extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
             )
         needed = [(commit.version, file.path) for commit in commits for _, file in commit.files]
-        missing = set(self._storage.missing([path for _, path in needed]))
+        missing = set(self._storage.missing_files([path for _, path in needed]))
         if missing:
             raise self._log.horizon.lost(
                 *next((version, path) for version, path in needed if path in missing)
@@ -307,7 +307,7 @@ class OpenDeltaFeed(FileFeed):
         path = file.path
         try:
             with (
-                readable(f"{path} of {self.name}", self._storage.message),
+                translating_read_errors(f"{path} of {self.name}", self._storage.message),
                 self._storage.open(path) as opened,
             ):
                 yield opened

@@ -16,7 +16,7 @@ from pyarrow.fs import FileInfo, FileType
 from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.file_commits import DataFile
 from penstock.json_text import Json, parse_json, parse_json_object
-from penstock.lake.parquet import readable
+from penstock.lake.parquet import translating_read_errors
 from penstock.lake.storage import Storage, not_a_table
 from penstock.parallel import in_parallel
 
@@ -138,7 +138,7 @@ class Log:
     def _list(self) -> None:
         self._checkpoints: dict[int, list[str]] = {}
         commits: dict[int, FileInfo] = {}
-        for info in self._storage.listed("_delta_log"):
+        for info in self._storage.list_files("_delta_log"):
             name = info.base_name
             if match := _COMMIT.fullmatch(name):
                 commits[int(match[1])] = info
@@ -178,7 +178,7 @@ class Log:
 
     def newest(self) -> int:
         for _ in range(_PROBES):
-            current, following = self._storage.info(_file(self.seen), _file(self.seen + 1))
+            current, following = self._storage.file_infos(_file(self.seen), _file(self.seen + 1))
             if current.type != FileType.File or (current.size, current.mtime_ns) != self._newest_file:
                 raise FeedUnavailableError(
                     f"version {self.seen} of the Delta table {self._storage.shown} has changed: the table "
@@ -226,7 +226,7 @@ class Log:
                 elif kind == "commitInfo":
                     timestamp_ms = action.get("inCommitTimestamp") or action.get("timestamp")
         if timestamp_ms is None:
-            timestamp = self._storage.info(_file(version))[0].mtime_ns // 1000
+            timestamp = self._storage.file_infos(_file(version))[0].mtime_ns // 1000
         else:
             timestamp = int(timestamp_ms) * 1000
         return CommitFile(
@@ -358,7 +358,7 @@ class Log:
         if name.endswith(".json"):
             yield from map(parse_json_object, self._storage.read(name).splitlines())
             return
-        with readable(name, self._storage.message), self._storage.open(name) as file:
+        with translating_read_errors(name, self._storage.message), self._storage.open(name) as file:
             parquet = pq.ParquetFile(file)
             wanted = [kind for kind in ("metaData", "protocol") if kind in parquet.schema_arrow.names]
             for batch in parquet.iter_batches(columns=wanted):
@@ -385,7 +385,7 @@ class RetentionHorizon:
         if (
             self._oldest is None
             or self._oldest < self._log.readable - 1
-            or self._storage.missing(self._probe)
+            or self._storage.missing_files(self._probe)
         ):
             self._search(refused)
         assert self._oldest is not None
@@ -403,7 +403,7 @@ class RetentionHorizon:
                 if (kind != "insert" or action.path in removed) and not action.is_outside_table
             ]
             unreadable = commit.version in refused or commit.version < self._log.readable
-            if unreadable or self._storage.missing(obsolete):
+            if unreadable or self._storage.missing_files(obsolete):
                 self._oldest = commit.version
                 return
             self._probe = tuple(obsolete) or self._probe

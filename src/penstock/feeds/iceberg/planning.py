@@ -23,7 +23,7 @@ from penstock.feeds.iceberg.history import Change, Entry, File, Manifest, entrie
 from penstock.feeds.iceberg.scan import DeleteFile, FileRows, ReadTask, TableView, columns_of
 from penstock.feeds.urls import row_id_forms
 from penstock.lake.iceberg_deletes import only_data_file, path_bounds
-from penstock.lake.parquet import Piece, pieces
+from penstock.lake.parquet import FileSplit, split_file
 
 
 class _DeleteFiles:
@@ -73,8 +73,8 @@ class Planner:
 
     def _parts(self, change: Change) -> Iterator[tuple[FileRows, int]]:
         for rows in self._files(change):
-            for piece in pieces(rows.records, self._rows_per_task):
-                yield replace(rows, piece=piece), -(-rows.records // piece.of)
+            for split in split_file(rows.records, self._rows_per_task):
+                yield replace(rows, split=split), -(-rows.records // split.count)
 
     def _files(self, change: Change) -> Iterator[FileRows]:
         """Yield the files with rows that the snapshot inserted or deleted."""
@@ -214,7 +214,7 @@ class Planner:
             change_type=change_type,
             path=file.file_path,
             records=file.record_count,
-            piece=Piece(),
+            split=FileSplit(),
             constants=self._partition_constants(file),
             exclude=exclude,
             only=only,

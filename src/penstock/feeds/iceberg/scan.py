@@ -30,7 +30,7 @@ from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.feeds.file_commits import Column, Planned
 from penstock.feeds.protocol import METADATA_NAMES, change_rows
 from penstock.lake.iceberg_columns import current_column
-from penstock.lake.parquet import BATCH_ROWS, Piece
+from penstock.lake.parquet import BATCH_ROWS, FileSplit
 from penstock.lake.storage import access_denied, is_denied, without_secrets
 
 Positions = NDArray[np.int64]
@@ -101,7 +101,7 @@ class FileRows:
     change_type: str
     path: str
     records: int
-    piece: Piece
+    split: FileSplit
     constants: tuple[tuple[int, object], ...]
     """Values of columns that the file may not store, by field id."""
     exclude: tuple[DeleteFile, ...]
@@ -275,7 +275,7 @@ def _part_batches(
     file: pq.ParquetFile, part: FileRows, columns: list[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield batches of a part's row groups, each with the position of its first row in the file."""
-    groups = part.piece.row_groups(file.metadata)
+    groups = part.split.row_groups(file.metadata)
     if not groups:
         return
     start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0]))

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
-from penstock.lake.new_files import can_create
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.new_files import supports_conditional_put
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.delta.log_commit import CLEANUP
@@ -83,9 +83,12 @@ class AppliedTable:
         """Create the applied-events table if it does not exist, and name its version in the data table."""
         # Only Penstock reads it, so it may have vectors. A commit does not clean up its log, since the
         # previous version is needed until the data table names the new one.
-        vectors = {PROPERTY: "true"} if can_create(self.place) else {}
+        vectors = {PROPERTY: "true"} if supports_conditional_put(self.place) else {}
         applied = self.place.create(self.schema, {CLEANUP: "false", **vectors})
-        now, before = _types(library("deltalake").Schema.from_arrow(self.schema)), _types(applied.schema())
+        now, before = (
+            _types(import_deltalake("deltalake").Schema.from_arrow(self.schema)),
+            _types(applied.schema()),
+        )
         if now != before:
             raise SchemaMismatchError(
                 f"earlier changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
@@ -95,7 +98,7 @@ class AppliedTable:
                 table=self.of,
             )
         if self.place.app_version(table, self.transaction) is None and applied.version() == 0:
-            with suppress(library("deltalake.exceptions").CommitFailedError):
+            with suppress(import_deltalake("deltalake.exceptions").CommitFailedError):
                 # Another process may do so at the same time.
                 self.name_in(table, 0)
 
@@ -103,7 +106,9 @@ class AppliedTable:
         """Name a version in the data table, in a commit without rows but with other app transactions."""
         no_rows = pa.schema(table.schema().to_arrow()).empty_table()
         properties = commit_properties({**(others or {}), self.transaction: version})
-        library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
+        import_deltalake("deltalake").write_deltalake(
+            table, no_rows, mode="append", commit_properties=properties
+        )
 
     def vacuum(self, version: int) -> None:
         """Delete old commits, and files of old versions, unless a newer version exists than the data table
@@ -150,14 +155,16 @@ class AppliedTable:
 
     def _merged(self, table: DeltaTable, events: pa.Table, token: int) -> int:
         if self.history:
-            library("deltalake").write_deltalake(
+            import_deltalake("deltalake").write_deltalake(
                 table, events, mode="append", commit_properties=_written_by(token)
             )
         else:
             merge = merge_by_keys(table, events, self.keys, _written_by(token))
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
         if self.place.app_version(table, _WRITER) != token:
-            raise library("deltalake.exceptions").CommitFailedError("another writer has recorded events")
+            raise import_deltalake("deltalake.exceptions").CommitFailedError(
+                "another writer has recorded events"
+            )
         return int(table.version())
 
 
@@ -186,7 +193,7 @@ def rows_with_keys(
 
 def stored_rows(table: DeltaTable, query: str, *, small: bool) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a query on the relation ``stored``, in ``small`` batches if rows may be wide."""
-    builder = library("deltalake").QueryBuilder().register("stored", table)
+    builder = import_deltalake("deltalake").QueryBuilder().register("stored", table)
     if small:
         list(builder.execute(f"SET datafusion.execution.batch_size = {_SMALL_ROWS}"))
     return (pa.record_batch(batch) for batch in builder.execute(query))

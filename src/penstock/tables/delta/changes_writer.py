@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.lake.parquet import completed
+from penstock.lake.parquet import align_to_schema
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.changes import merge_plan
 from penstock.tables.changes.events import (
@@ -211,7 +211,7 @@ class ChangesWriter(DeltaWriter):
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
         if plan.changed is not None:
-            yield from (completed(batch, schema) for batch in plan.changed.to_batches())
+            yield from (align_to_schema(batch, schema) for batch in plan.changed.to_batches())
         at = ended = 0
         for batch in stage.batches(files, self.events.staged):
             taken = batch.filter(plan.taken.slice(at, batch.num_rows))

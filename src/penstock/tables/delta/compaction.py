@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.compaction import TableCompaction, given_up, not_found
 from penstock.tables.delta.schema import require_partitioning
 from penstock.tables.delta.transactions import committing
@@ -12,7 +12,7 @@ _ATTEMPTS = 10
 
 def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
     """Compact the small files of each partition, until at most one is left."""
-    conflict = library("deltalake.exceptions").CommitFailedError
+    conflict = import_deltalake("deltalake.exceptions").CommitFailedError
     last = ""
     for _ in range(_ATTEMPTS):
         table = place.find()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from penstock.lake.deletion_vectors import DeletionVector
-from penstock.lake.new_files import can_create
+from penstock.lake.new_files import supports_conditional_put
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.leaving_rows import Leaving, LeavingRows
@@ -111,7 +111,7 @@ class CopyOnWrite:
         files = leaving.files(stored)
         with place.translating_errors():
             marks = gets_vectors(stored.table, place)
-        if any(file.vector for file in files) and not can_create(place):
+        if any(file.vector for file in files) and not supports_conditional_put(place):
             raise UnreadableFile
         self._rewrite([file for file in files if (file.identity, marks) not in self.known], leaving, marks)
         changes = ((file, self.known[file.identity, marks]) for file in files)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.delta.statistics import FileStatistics
 
 BATCH_ROWS = 65_536
@@ -46,7 +46,7 @@ class DataFile:
 
     def add_action(self) -> Any:
         """Return deltalake's ``AddAction``."""
-        return library("deltalake.transaction").AddAction(
+        return import_deltalake("deltalake.transaction").AddAction(
             path=self.path,
             size=self.size,
             partition_values={},

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
-from penstock.lake.storage import library
+from penstock.lake.storage import import_deltalake
 from penstock.tables.delta.schema import DeltaLayout, plain_type
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _other_columns(columns: Mapping[str, Any], mode: str, layout: DeltaLayout) -
     """Yield how the columns differ from those of the rows; output mode complete replaces the columns."""
     if mode == "complete":
         return
-    rows = json.loads(library("deltalake").Schema.from_arrow(layout.schema).to_json())["fields"]
+    rows = json.loads(import_deltalake("deltalake").Schema.from_arrow(layout.schema).to_json())["fields"]
     for column in rows:
         stored = columns.get(column["name"])
         if stored is None or plain_type(column["type"]) != plain_type(stored["type"]):

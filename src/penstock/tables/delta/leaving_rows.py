@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.lake.deletion_vectors import Positions
-from penstock.lake.parquet import Piece
+from penstock.lake.parquet import FileSplit
 from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.stage import DeltaStage
@@ -62,7 +62,7 @@ class RowsOfKeys(LeavingRows):
         return stored.near(self.keys, self.bounds)
 
     def of(self, rows: StoredRows) -> Leaving:
-        found = [positions for positions, _ in rows.with_keys(self.wanted, self.keys, Piece())]
+        found = [positions for positions, _ in rows.with_keys(self.wanted, self.keys, FileSplit())]
         return Leaving(np.concatenate([np.empty(0, np.int64), *found]))
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyarrow.fs import FileType
 
 from penstock.errors import PenstockError, condition_of
-from penstock.lake.new_files import NoConditionalPut, create_file
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.new_files import NoConditionalPut, create_if_absent
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.delta.log_files import checkpoint_path, commit_path
 from penstock.tables.delta.unneeded_vectors import delete_unneeded_vectors
 
@@ -39,12 +39,14 @@ def commit_actions(
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
     _require_in_log(place, table.version())
     try:
-        created = create_file(place, commit_path(version), data)
+        created = create_if_absent(place, commit_path(version), data)
     except NoConditionalPut:
         # Not reached after asking `can_create`; otherwise the place translates the error.
         raise NotImplementedError("its storage does not create a file only if there is none") from None
     if not created:
-        raise library("deltalake.exceptions").CommitFailedError(f"another writer committed version {version}")
+        raise import_deltalake("deltalake.exceptions").CommitFailedError(
+            f"another writer committed version {version}"
+        )
     # The driver may also have been suspended just before the write.
     _require_in_log(place, table.version())
     _checkpoint_at(place, version, table.metadata().configuration)
@@ -58,7 +60,9 @@ def _require_in_log(place: DeltaPlace, version: int) -> None:
     """
     infos = place.files().get_file_info([commit_path(version), checkpoint_path(version)])
     if all(info.type != FileType.File for info in infos):
-        raise library("deltalake.exceptions").CommitFailedError(f"the log no longer has version {version}")
+        raise import_deltalake("deltalake.exceptions").CommitFailedError(
+            f"the log no longer has version {version}"
+        )
 
 
 def _commit_info(read: int, now: int) -> Action:

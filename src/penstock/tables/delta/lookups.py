@@ -9,7 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from penstock.lake.parquet import Piece, pieces
+from penstock.lake.parquet import FileSplit, split_file
 from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
@@ -61,9 +61,9 @@ class Lookup:
             return
         # Large pieces first, so that all tasks end at about the same time.
         parts = [
-            (file, piece)
+            (file, split)
             for file in sorted(files, key=lambda file: -file.size)
-            for piece in pieces(file.size, _PIECE_BYTES)
+            for split in split_file(file.size, _PIECE_BYTES)
         ]
         task = LookupTask(self.stage, parts, self.keys, self.schema)
         if sum(file.size for file in files) <= _FEW_BYTES:
@@ -85,7 +85,7 @@ class LookupTask(FileTask):
     """Task that takes the numbers of parts of files, and returns their rows with one of the keys."""
 
     stage: DeltaStage = field(repr=False)
-    parts: Sequence[tuple[Stored, Piece]] = field(repr=False)
+    parts: Sequence[tuple[Stored, FileSplit]] = field(repr=False)
     keys: pa.Table = field(repr=False)
     schema: pa.Schema
 
@@ -102,7 +102,7 @@ class LookupTask(FileTask):
 
     def lines(self, number: int) -> pa.Table:
         """Return the live rows of a part that have one of the keys, with their positions."""
-        file, piece = self.parts[number]
-        found = StoredRows(self.stage.place, file).with_keys(self._wanted, self.schema, piece)
+        file, split = self.parts[number]
+        found = StoredRows(self.stage.place, file).with_keys(self._wanted, self.schema, split)
         lines = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in found]
         return pa.Table.from_batches(lines, self.schema.append(pa.field(POSITION, pa.int64())))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from penstock.lake.parquet import completed
-from penstock.lake.storage import library
+from penstock.lake.parquet import align_to_schema
+from penstock.lake.storage import import_deltalake
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
@@ -79,7 +79,7 @@ class RowsCommit:
 
     @property
     def _delta_schema(self) -> Any:
-        return library("deltalake").Schema.from_arrow(self.stage.layout.schema)
+        return import_deltalake("deltalake").Schema.from_arrow(self.stage.layout.schema)
 
     def _commit_rows(self, table: DeltaTable, versions: Mapping[str, int]) -> None:
         """Pass the rows to deltalake, which writes its own files."""
@@ -90,7 +90,7 @@ class RowsCommit:
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
             return
         complete = self.mode == "complete"
-        library("deltalake").write_deltalake(
+        import_deltalake("deltalake").write_deltalake(
             table,
             rows if complete else _with_all_columns(rows, table),
             mode="overwrite" if complete else "append",
@@ -103,4 +103,4 @@ def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.Recor
     """Return the rows with all columns of the table, in its order; columns that the rows lack are null."""
     existing, own = pa.schema(table.schema().to_arrow()), rows.schema
     schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
-    return pa.RecordBatchReader.from_batches(schema, (completed(batch, schema) for batch in rows))
+    return pa.RecordBatchReader.from_batches(schema, (align_to_schema(batch, schema) for batch in rows))

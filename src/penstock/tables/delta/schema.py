@@ -17,7 +17,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError, UnsupportedTypeError
 from penstock.json_text import Json
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -74,7 +74,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
     """Return the layout with the table's names for its columns."""
     existing = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     with place.translating_errors():
-        rows = library("deltalake").Schema.from_arrow(layout.schema)
+        rows = import_deltalake("deltalake").Schema.from_arrow(layout.schema)
     names, differences = [], []
     for field in json.loads(rows.to_json())["fields"]:
         name = _match(field["name"], existing)
@@ -157,7 +157,10 @@ def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
 
 def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
     """Add the columns of the rows that the table lacks, except keys, in one commit."""
-    deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
+    deltalake, conflict = (
+        import_deltalake("deltalake"),
+        import_deltalake("deltalake.exceptions").CommitFailedError,
+    )
     for _ in range(_ATTEMPTS):
         table = place.find()
         names = [name for name in new_columns(layout, table) if name not in layout.keys]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.lake.deletion_vectors import DeletionVector
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import Actions, adds_in_log
 from penstock.tables.delta.vectors import may_have_vectors, vector_of
@@ -47,7 +47,7 @@ class Stored:
 
     def remove_action(self) -> Any:
         """Return deltalake's ``RemoveAction``."""
-        return library("deltalake.transaction").RemoveAction(
+        return import_deltalake("deltalake.transaction").RemoveAction(
             path=self.path,
             data_change=True,
             deletion_timestamp=time.time_ns() // 1_000_000,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from penstock.lake.deletion_vectors import DamagedVector, Positions
-from penstock.lake.parquet import Piece, completed, fitted, open_parquet, read_row_groups
+from penstock.lake.deletion_vectors import CorruptDeletionVector, Positions
+from penstock.lake.parquet import FileSplit, align_to_schema, cast_to_schema, open_parquet, read_row_groups
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.changes.wanted_keys import WantedKeys
 from penstock.tables.delta.data_files import UnreadableFile
@@ -38,20 +38,20 @@ class StoredRows:
             return np.empty(0, np.int64)
         try:
             found = self.file.vector.positions(self.place.files())
-        except DamagedVector:
+        except CorruptDeletionVector:
             raise UnreadableFile from None
         if len(found) and found[-1] >= self.count:
             raise UnreadableFile
         return found
 
     def with_keys(
-        self, wanted: WantedKeys, schema: pa.Schema, piece: Piece
+        self, wanted: WantedKeys, schema: pa.Schema, split: FileSplit
     ) -> Iterator[tuple[Positions, pa.RecordBatch]]:
         """Yield the live rows of a piece that have a wanted key, and their positions.
 
         ``schema`` has the columns to read, with the keys first.
         """
-        for group in piece.row_groups(self._metadata):
+        for group in split.row_groups(self._metadata):
             if not wanted.any_between(*self._bounds(group, schema.names[0])):
                 continue
             for places, rows in wanted.rows_in(self._batches(group, schema)):
@@ -78,7 +78,7 @@ class StoredRows:
     def _batches(self, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self.place.files().open_input_file(self.file.path) as source:
             for batch in read_row_groups(open_parquet(source, self._metadata), [group], schema.names):
-                yield completed(fitted(batch, schema, UnreadableFile), schema)
+                yield align_to_schema(cast_to_schema(batch, schema, UnreadableFile), schema)
 
     def _bounds(self, group: int, name: str) -> tuple[object, object]:
         """Return the smallest and largest value of a column in a row group; None for unknown ones."""

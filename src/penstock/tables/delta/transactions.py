@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.committed import has_batch, input_digest
 from penstock.tables.names import quoted
@@ -47,7 +47,7 @@ def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -
     """
     if not versions and not as_loaded:
         return None
-    deltalake = library("deltalake")
+    deltalake = import_deltalake("deltalake")
     transactions = [deltalake.Transaction(*version) for version in versions.items()]
     properties: CommitProperties = deltalake.CommitProperties(
         max_commit_retries=0 if as_loaded else None, app_transactions=transactions or None
@@ -58,7 +58,7 @@ def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -
 @contextmanager
 def committing(place: DeltaPlace) -> Iterator[None]:
     """Translate deltalake's errors, except the conflict after which a commit is retried."""
-    with place.translating_errors(beside=(library("deltalake.exceptions").CommitFailedError,)):
+    with place.translating_errors(beside=(import_deltalake("deltalake.exceptions").CommitFailedError,)):
         yield
 
 

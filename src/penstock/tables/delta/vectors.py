@@ -13,8 +13,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from penstock.json_text import parse_json_object
-from penstock.lake.deletion_vectors import DeletionVector, Positions, encode, file_of
-from penstock.lake.new_files import can_create
+from penstock.lake.deletion_vectors import DeletionVector, Positions, encode, vector_file_content
+from penstock.lake.new_files import supports_conditional_put
 from penstock.lake.storage import DeltaPlace
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def gets_vectors(table: DeltaTable, place: DeltaPlace) -> bool:
     wanted = any(
         name.lower() == PROPERTY.lower() and (value or "").lower() == "true" for name, value in properties
     )
-    return wanted and may_have_vectors(table) and can_create(place)
+    return wanted and may_have_vectors(table) and supports_conditional_put(place)
 
 
 def is_worth_a_vector(add: dict[str, Any] | None, rows: int, gone: int) -> bool:
@@ -59,7 +59,7 @@ def written_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
         return DeletionVector.inline(data, len(positions))
     vector = DeletionVector.in_file(FOLDER, uuid.uuid4(), data, len(positions))
     assert vector.path is not None
-    content = file_of(data)
+    content = vector_file_content(data)
     # Content that exceeds the buffer reaches deltalake in a type that it does not accept.
     with place.files().open_output_stream(vector.path, buffer_size=len(content) + 1) as out:
         out.write(content)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError
-from penstock.lake.storage import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
@@ -187,7 +187,7 @@ class DeltaWriter:
             return
         publish = self._publisher(stage, files, spark)
         versions = {} if transaction is None else transaction.versions
-        conflict = library("deltalake.exceptions").CommitFailedError
+        conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         last_conflict = ""
         for attempt in range(_ATTEMPTS):
             table = self.place.open()

@@ -17,7 +17,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask
 
 from penstock.feeds.iceberg.scan import Positions
-from penstock.lake.iceberg_deletes import PATH_FIELD, only_data_file
+from penstock.lake.iceberg_deletes import FILE_PATH_FIELD_ID, only_data_file
 from penstock.tables.iceberg.data_files import FileTarget
 
 MODE = "write.merge.mode"
@@ -38,7 +38,7 @@ def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 _SCHEMA = pa.schema(
     [
         # As a dictionary, the path is in memory only once, and not for each row.
-        _column("file_path", pa.dictionary(pa.int32(), pa.string()), PATH_FIELD),
+        _column("file_path", pa.dictionary(pa.int32(), pa.string()), FILE_PATH_FIELD_ID),
         _column("pos", pa.int64(), _POSITION_FIELD),
     ]
 )
@@ -55,7 +55,7 @@ class PositionDeletes:
     def of(self, file: DataFile) -> DataFile:
         """Return the delete file as a snapshot lists it; ``file`` is the data file."""
         # Equal bounds mean that it deletes rows of no other data file.
-        bounds = {PATH_FIELD: file.file_path.encode()}
+        bounds = {FILE_PATH_FIELD_ID: file.file_path.encode()}
         deletes = DataFile.from_args(
             content=DataFileContent.POSITION_DELETES,
             file_path=self.path,
