@@ -166,7 +166,7 @@ def test_staged_rows_of_dead_runs_are_removed_when_the_next_one_starts(filled: F
     chunk = pa.RecordBatch.from_pydict({"c0": [7], "c1": ["dead"]}, schema=columns)
     for number in (1, 1000):
         stage = SegmentStage.of(layout, columns, running.id, number)
-        stage.add(filled.store.database, Attempt(running.id, number, 0, f"dead {number}"), chunk, 0)
+        stage.stage_chunk(filled.store.database, Attempt(running.id, number, 0, f"dead {number}"), chunk, 0)
     assert filled.staged() == 2
     running = filled.start()
     assert filled.staged() == 0

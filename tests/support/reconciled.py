@@ -173,9 +173,9 @@ def write_rows(url: str, name: str, rows: pa.Table, keys: Sequence[str] | None) 
         layout = layout_of(resolve(tx, name), rows.schema, keys or (), tx.dialect)
         if keys is not None:
             ddl.create_table(tx, layout)
-        columns = staging.relation_columns(layout)
-        upsert.insert(tx, layout, staging.load(tx, columns, _encoded(rows, layout)))
-        staging.clear(tx, columns)
+        columns = staging.column_definitions(layout)
+        upsert.insert(tx, layout, staging.load_chunks(tx, columns, _encoded(rows, layout)))
+        staging.drop_loaded(tx, columns)
 
     with closing(penstock.connect(url)) as store:
         store.database.run(write)

@@ -39,11 +39,13 @@ class Table:
         def work(tx: Any) -> Layout:
             schema = SCHEMA if self.CHANGES is None else CHANGE_SCHEMA
             called = resolve(tx, named(url, name))
-            layout = layout_of(called, schema, keys, tx.dialect, changes=self.CHANGES, history=self.HISTORY)
+            layout = layout_of(
+                called, schema, keys, tx.dialect, sequence_by=self.CHANGES, history=self.HISTORY
+            )
             if self.CHANGES is None:
                 ddl.ensure_table(tx, layout, complete=False)
             else:
-                apply.prepare(tx, layout)
+                apply.prepare_tables(tx, layout)
             return layout
 
         self.layout = self.database.run(work)
@@ -64,7 +66,7 @@ class Table:
             [pa.array(values, kind) for values, kind in columns], schema=shaped
         )
         chunks = iter([to_database_types(batch, stage.columns)])
-        return stage.put(self.database, self._attempts, self._attempts, chunks)
+        return stage.write_chunks(self.database, self._attempts, self._attempts, chunks)
 
     def write(self, stage: Stage, mode: str, attempts: dict[str, int]) -> int:
         target = TableTarget(self.layout, self.name, mode, stage)

@@ -253,7 +253,7 @@ def test_waiting_for_a_lock_held_by_another_role_times_out(
     """Any role that may connect can hold an advisory lock."""
     monkeypatch.setattr(exactly_once, "DEFAULT_LOCK_WAIT", 0.3)
     with psycopg.connect(pg_url, autocommit=True) as stranger, psycopg.connect(pg_url) as own:
-        stranger.execute("select pg_advisory_lock(%s)", [exactly_once.LOCK])
+        stranger.execute("select pg_advisory_lock(%s)", [exactly_once.CREATION_LOCK])
         own.execute("create schema held")
         own.execute("set local search_path to held")
         with penstock.exactly_once(own, "t", "app", 0) as batch:
@@ -313,7 +313,7 @@ def test_a_ledger_that_a_stranger_creates_while_the_app_waits_is_refused(pg_url:
     with shared_database(pg_url, "app", "stranger") as database:
         database.run("grant all on schema public to public")
         with psycopg.connect(database.as_role("stranger"), autocommit=True) as stranger:
-            stranger.execute("select pg_advisory_lock(%s)", [exactly_once.LOCK])
+            stranger.execute("select pg_advisory_lock(%s)", [exactly_once.CREATION_LOCK])
             entering = threading.Thread(target=enter)
             entering.start()
             waiting = "select count(*) from pg_stat_activity where query like '%pg_try_advisory_xact_lock(%'"

@@ -22,7 +22,7 @@ from penstock.errors import (
     UnsupportedTypeError,
 )
 from penstock.store.url import parse_url
-from penstock.tables.sql.staging import load, refusing_unstorable_text
+from penstock.tables.sql.staging import load_chunks, refusing_unstorable_text
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, named, query, rows, sql_name
 
@@ -190,9 +190,9 @@ def test_a_character_that_the_database_has_not_is_refused(pg_url: str) -> None:
     try:
         with penstock.connect(url, create=True) as store:
             texts = pa.record_batch({"c0": ["é", "€"]})
-            store.database.run(lambda tx: load(tx, ["c0 text"], [texts[:1]]))
+            store.database.run(lambda tx: load_chunks(tx, ["c0 text"], [texts[:1]]))
             with pytest.raises(TableRefusedError, match="LATIN1") as caught, refusing_unstorable_text():
-                store.database.run(lambda tx: load(tx, ["c0 text"], [texts]))
+                store.database.run(lambda tx: load_chunks(tx, ["c0 text"], [texts]))
         assert caught.value.condition == "TABLE_REFUSED.ENCODING"
     finally:
         query(pg_url, "drop database western with (force)")

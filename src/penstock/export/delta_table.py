@@ -13,7 +13,7 @@ from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, e
 from penstock.lake.parquet import align_to_schema
 from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.parallel import ahead
-from penstock.tables.delta.restores import KeptCommits
+from penstock.tables.delta.restores import RequiredCommits
 from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
 from penstock.tables.delta.transactions import commit_properties
 
@@ -33,7 +33,7 @@ class DeltaExportTable:
 
     def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
         self._place, self._queue, self._file_bytes = place, queue, file_bytes
-        self._kept_commits = KeptCommits(place)
+        self._kept_commits = RequiredCommits(place)
         self._table: DeltaTable | None = None
 
     @property
@@ -97,7 +97,7 @@ class DeltaExportTable:
 
     def refuse_rollback(self) -> None:
         with self._reading_log():
-            lost_version = self._kept_commits.lost(self._loaded, [self._queue_app])
+            lost_version = self._kept_commits.last_lost_commit(self._loaded, [self._queue_app])
         if lost_version is not None:
             raise rolled_back(self, self._queue, f"version {lost_version}")
 

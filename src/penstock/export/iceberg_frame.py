@@ -18,7 +18,7 @@ from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import all_files
 from penstock.tables.iceberg.numbered_tasks import task_count
-from penstock.tables.iceberg.place import IcebergPlace, translated
+from penstock.tables.iceberg.place import IcebergPlace, translate_error
 from penstock.tables.iceberg.reading import StoredFile
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class ReadFiles:
         except TableRefusedError:
             raise
         except Exception as error:
-            raise translated(error, self.source.table, "a data file cannot be read", io.properties) from None
+            raise translate_error(
+                error, self.source.table, "a data file cannot be read", io.properties
+            ) from None
 
     def _refuse(self, reason: str) -> Exception:
         return TableRefusedError(

@@ -15,13 +15,13 @@ from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, rolled_back
 from penstock.lake.parquet import align_to_schema
 from penstock.spark.schemas import to_struct
-from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
-from penstock.tables.iceberg.compaction import merge, small_files
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, reason_not_to_commit
+from penstock.tables.iceberg.compaction import merge_files, small_files
+from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.schema import RowLayout, evolve, match_table, rows_layout, table_schema
-from penstock.tables.iceberg.transactions import CommitConflict, commit_once
+from penstock.tables.iceberg.transactions import CommitConflict, disable_commit_retries
 from penstock.tables.iceberg.writer import require_writable
 from penstock.tables.names import digest
 
@@ -111,16 +111,16 @@ class IcebergExportTable:
             raise rolled_back(self, self._queue, f"snapshot {record['snapshot']}")
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
-        attempt = Attempt.alone()
-        attempt.begin(self._place, self._loaded)
+        attempt = Attempt.standalone()
+        attempt.write_pending_file(self._place, self._loaded)
         try:
             files = self._write_files(_layout(schema), rows, attempt.token)
         except BaseException:
             # _written has deleted its files.
-            attempt.end(self._place, self._loaded)
+            attempt.delete_pending_file(self._place, self._loaded)
             raise
         self._commit(files, ends, attempt)
-        attempt.end(self._place, self._loaded)
+        attempt.delete_pending_file(self._place, self._loaded)
 
     def _write_files(
         self, row_layout: RowLayout, batches: Iterator[pa.RecordBatch], token: str
@@ -132,9 +132,9 @@ class IcebergExportTable:
         def table_groups() -> Iterator[pa.Table]:
             for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
                 group_rows = pa.Table.from_batches([align_to_schema(batch, row_layout.schema) for batch in group])
-                yield in_schema(target, layout.values(group_rows))
+                yield cast_to_file_schema(target, layout.values(group_rows))
 
-        return written(target, table_groups())
+        return write_data_files(target, table_groups())
 
     def _file_target(self, table: Table, token: str) -> FileTarget:
         properties = {_TARGET_SIZE: str(self._file_bytes), **table.metadata.properties}
@@ -170,7 +170,7 @@ class IcebergExportTable:
                 # This attempt may have been committed before, if its reply was lost.
                 raise TableChangedError("another process has exported rows of the queue")
             self._refuse_rollback(table)
-            if reason := spoiled(self._place, attempt, files, self._loaded, table):
+            if reason := reason_not_to_commit(self._place, attempt, files, self._loaded, table):
                 raise TableChangedError(reason)
             try:
                 self._try_commit(table, files, record)
@@ -197,7 +197,7 @@ class IcebergExportTable:
     @contextmanager
     def _transaction(self, table: Table) -> Iterator[Transaction]:
         """Yield a transaction, and commit it without retries."""
-        commit_once(table)
+        disable_commit_retries(table)
         with self._place.translating_errors("the commit failed", beside=(CommitConflict,)):
             transaction = table.transaction()
             yield transaction
@@ -215,7 +215,7 @@ class IcebergExportTable:
         )
         if files:
             with suppress(CommitConflict):
-                merge(self._place, self._loaded, files, self._file_bytes)
+                merge_files(self._place, self._loaded, files, self._file_bytes)
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

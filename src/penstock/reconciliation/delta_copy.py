@@ -67,7 +67,7 @@ class DeltaCopy:
         where = f" WHERE {quoted(VALID_TO)} IS NULL" if self.history else ""
         table = self.place.open()
         with self.place.translating_errors():
-            batches = stored_rows(table, f"SELECT {columns} FROM stored{where}", small=True)
+            batches = stored_rows(table, f"SELECT {columns} FROM stored{where}", small_batches=True)
             for group in grouped(batches, rows, _PAGE_BYTES):
                 yield self._typed(pa.Table.from_batches(group))
 

@@ -93,9 +93,9 @@ class SqlCopy(ABC):
         writes = rows.filter(pa.array([key in to_repair for key in source_keys], pa.bool_()))
         if writes.num_rows:
             layout = layout_of(self.name, self.schema, self.key, tx.dialect)
-            columns = staging.relation_columns(layout)
-            upsert.upsert(tx, layout, staging.load(tx, columns, [_encode(writes, layout)]))
-            staging.clear(tx, columns)
+            columns = staging.column_definitions(layout)
+            upsert.upsert(tx, layout, staging.load_chunks(tx, columns, [_encode(writes, layout)]))
+            staging.drop_loaded(tx, columns)
         return len(stale)
 
 

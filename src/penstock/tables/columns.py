@@ -19,8 +19,8 @@ from penstock.arrow.spark_json import spark_struct_kind
 from penstock.errors import InvalidInputError, UnsupportedTypeError
 from penstock.feeds.contract import CHANGE_COLUMNS
 from penstock.tables.names import TableName, quoted
-from penstock.tables.row_checks import require_change_columns, shown_key
-from penstock.tables.unchanged_values import UNKNOWN, UnchangedValues
+from penstock.tables.row_checks import key_for_messages, require_change_columns
+from penstock.tables.unchanged_values import MISSING_COLUMNS, UnchangedValues
 
 VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
 
@@ -59,7 +59,7 @@ class Column:
     """The canonical Arrow type of the DataFrame's column."""
     sql_type: str
     key: bool = False
-    ordered: bool = False
+    orders_rows: bool = False
     """Whether rows are ordered by it."""
 
     @property
@@ -67,9 +67,9 @@ class Column:
         return quoted(self.name)
 
     @property
-    def declared(self) -> str:
+    def ddl_type(self) -> str:
         """The type in CREATE TABLE; text that orders rows collates by bytes, as in Spark and SQLite."""
-        return 'text collate "C"' if self.ordered and self.sql_type == "text" else self.sql_type
+        return 'text collate "C"' if self.orders_rows and self.sql_type == "text" else self.sql_type
 
     @property
     def is_json(self) -> bool:
@@ -92,7 +92,7 @@ class Layout:
     unchanged: UnchangedValues | None = None
     """For change rows that may leave values out."""
 
-    ties: tuple[Column, ...] = ()
+    tie_breakers: tuple[Column, ...] = ()
     """For change rows: the columns that order changes with the same key and sequence."""
 
     @property
@@ -100,20 +100,20 @@ class Layout:
         return tuple(column for column in self.columns if column.key)
 
     @property
-    def staged(self) -> dict[str, Column]:
+    def staged_columns(self) -> dict[str, Column]:
         """The columns of staged rows, by their names in the staged relation."""
         columns = {f"c{n}": column for n, column in enumerate(self.columns)}
         if self.sequence is not None:
             columns |= {"sequence": self.sequence, "present": Column("present", pa.int32(), "integer")}
-        columns |= {f"t{n}": tie for n, tie in enumerate(self.ties)}
+        columns |= {f"t{n}": tie for n, tie in enumerate(self.tie_breakers)}
         if self.unchanged is not None:
-            columns[UNKNOWN] = Column(UNKNOWN, pa.string(), "text")
+            columns[MISSING_COLUMNS] = Column(MISSING_COLUMNS, pa.string(), "text")
         return columns
 
     @property
-    def order(self) -> list[str]:
+    def staged_order(self) -> list[str]:
         """The staged columns that order the changes of a key; inserts and updates sort after deletes."""
-        return staged_order(self.ties)
+        return staged_order_columns(self.tie_breakers)
 
     @property
     def staged_keys(self) -> list[str]:
@@ -137,10 +137,10 @@ class Layout:
 
     def shown_key(self, values: Sequence[object]) -> str:
         """Return a key for messages."""
-        return shown_key({key.name: value for key, value in zip(self.keys, values, strict=True)})
+        return key_for_messages({key.name: value for key, value in zip(self.keys, values, strict=True)})
 
     @property
-    def stored(self) -> Layout:
+    def stored_layout(self) -> Layout:
         """The table in the database; with history, a version's key includes its first sequence."""
         if self.sequence is None or not self.history:
             return self
@@ -154,20 +154,20 @@ def layout_of(
     keys: Sequence[str],
     dialect: str,
     *,
-    changes: str | None = None,
+    sequence_by: str | None = None,
     history: bool = False,
     unchanged: UnchangedValues | None = None,
-    ties: Sequence[str] = (),
+    tie_breakers: Sequence[str] = (),
 ) -> Layout:
     """Return the layout of the table for a DataFrame's schema.
 
-    Change rows have a column ``changes`` that orders the changes of a key, and columns ``ties`` that order
-    changes with the same value in it.
+    For change rows, ``sequence_by`` is the column that orders the changes of a key, and ``tie_breakers`` are
+    the columns that order changes with the same sequence.
     """
     fields = list(canonical_schema(schema))
-    sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
-    if changes is not None:
-        sequence = sequence_of(fields, changes, dialect)
+    sequence, tie_columns = None, [sequence_column_of(fields, name, dialect) for name in tie_breakers]
+    if sequence_by is not None:
+        sequence = sequence_column_of(fields, sequence_by, dialect)
         metadata = metadata_columns(unchanged)
         fields = [field for field in fields if field.name not in metadata]
     names = [field.name for field in fields]
@@ -190,15 +190,15 @@ def layout_of(
                 condition="INVALID_INPUT.COLUMN_TYPE",
                 parameter="keys",
             )
-    clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
-    if history and clashing:
+    reserved = [name for name in (VALID_FROM, VALID_TO) if name in names]
+    if history and reserved:
         raise InvalidInputError(
             f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
-            f"{clashing[0]}: rename it",
+            f"{reserved[0]}: rename it",
             condition="INVALID_INPUT.COLUMN_NAME",
             parameter="scd_type",
         )
-    return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
+    return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tie_columns))
 
 
 def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:
@@ -206,12 +206,12 @@ def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:
     return CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
 
 
-def staged_order(ties: Sequence[object]) -> list[str]:
+def staged_order_columns(tie_breakers: Sequence[object]) -> list[str]:
     """Return the staged columns that order the changes of a key; ``t0`` and so on are tie breakers."""
-    return ["sequence", *(f"t{n}" for n in range(len(ties))), "present"]
+    return ["sequence", *(f"t{n}" for n in range(len(tie_breakers))), "present"]
 
 
-def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
+def sequence_column_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
     """Return the column that orders the changes of a key."""
     by_name = {field.name: field for field in fields}
     require_change_columns(by_name, name)
@@ -224,19 +224,19 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
             condition="INVALID_INPUT.COLUMN_TYPE",
             parameter="sequence_by",
         )
-    return Column(name, kind, sql_type(by_name[name], dialect), ordered=True)
+    return Column(name, kind, sql_type(by_name[name], dialect), orders_rows=True)
 
 
 def sql_type(field: pa.Field, dialect: str) -> str:
     """Return the native SQL type of a canonical field."""
     kind = field.type
-    mark = spark_struct_kind(kind) if pat.is_struct(kind) else None
-    if mark is not None and mark[0] != "variant":
+    special_type = spark_struct_kind(kind) if pat.is_struct(kind) else None
+    if special_type is not None and special_type[0] != "variant":
         raise UnsupportedTypeError(
-            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: convert it "
+            f"column {in_quotes(field.name)} is a {special_type[0]}, which has no SQL type: convert it "
             "with st_asbinary(column)",
             column=field.name,
-            found=mark[0],
+            found=special_type[0],
         )
     if dialect == "sqlite":
         return _SQLITE.get(kind, "TEXT")

@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
 from penstock.spark.checkpoint import Checkpoint
 
-Input = TypeVar("Input", int, str)
+Digest = TypeVar("Digest", int, str)
 
 
 def input_digest(checkpoint: Checkpoint, batch_id: int) -> bytes:
@@ -19,7 +19,12 @@ def input_digest(checkpoint: Checkpoint, batch_id: int) -> bytes:
 
 
 def has_batch(
-    table: str, app_id: str, batch_id: int, batch_input: Input, last: int | None, last_input: Input | None
+    table: str,
+    app_id: str,
+    batch_id: int,
+    input_digest_value: Digest,
+    last: int | None,
+    last_input: Digest | None,
 ) -> bool:
     """Return whether a table has a micro-batch.
 
@@ -50,7 +55,7 @@ def has_batch(
             batch_id=batch_id,
             last=last,
         )
-    if last_input != batch_input:
+    if last_input != input_digest_value:
         raise CheckpointMismatchError(
             f"app {app_id!r} has committed micro-batch {batch_id} to {table} with other input: the "
             "checkpoint is an old copy or a new one. Use the newest checkpoint, or a new app_id with "

@@ -10,7 +10,7 @@ from penstock.extras import load
 from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 
-_FEWEST = 5
+_MIN_SMALL_FILES = 5
 """The number of small files from which a partition's files are merged, even if they do not fill a file."""
 
 
@@ -65,7 +65,7 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
         iceberg: Callable[..., TableCompaction] = load(
             "penstock.tables.iceberg.compaction", "compact", "an Iceberg table"
         )
-        return iceberg(IcebergPlace.of(url or name, name), file_bytes, _FEWEST)
+        return iceberg(IcebergPlace.of(url or name, name), file_bytes, _MIN_SMALL_FILES)
     if url is not None and is_delta(url):
         delta: Callable[..., TableCompaction] = load(
             "penstock.tables.delta.compaction", "compact", "a Delta table"
@@ -78,7 +78,7 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
     )
 
 
-def not_found(kind: str, table: str) -> TableRefusedError:
+def table_not_found_error(kind: str, table: str) -> TableRefusedError:
     return TableRefusedError(
         f"there is no {kind}: check the name and the URL",
         condition="TABLE_REFUSED.NOT_FOUND",
@@ -86,7 +86,7 @@ def not_found(kind: str, table: str) -> TableRefusedError:
     )
 
 
-def given_up(kind: str, table: str, attempts: int, reason: str) -> CommitRefusedError:
+def attempts_exhausted_error(kind: str, table: str, attempts: int, reason: str) -> CommitRefusedError:
     return CommitRefusedError(
         f"other writers changed {kind} at each of {attempts} attempts to merge files ({reason}). No row is "
         "lost or repeated: compact it when it is written less",

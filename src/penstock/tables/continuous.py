@@ -23,7 +23,7 @@ from penstock.spark.internals.python_workers import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
-from penstock.tables.row_encoding import CHUNK_BYTES, CHUNK_ROWS, chunked, project_rows
+from penstock.tables.row_encoding import CHUNK_BYTES, CHUNK_ROWS, in_chunks, project_rows
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts, refusing_unstorable_text
 from penstock.tables.sql.write_task import RowEncoder, insert_chunk
@@ -58,7 +58,7 @@ class TableInsertWriter(SinkWriter):
         self._database = open_store(sink.url).database
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        for chunk in chunked(iter(rows)):
+        for chunk in in_chunks(iter(rows)):
             insert_chunk(self._database, self._encoder.layout, self._encoder.encode(chunk), upsert.insert)
 
     def end(self, epoch: int) -> dict[str, int]:
@@ -77,11 +77,11 @@ class TableStagingWriter(StagingWriter):
         self._database = open_store(sink.url).database
 
     def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
-        encoder, before = self._encoder, staged
-        stage = SegmentStage.of(encoder.layout, encoder.columns, attempt.app_id, attempt.batch_id)
-        for chunk in chunked(iter(rows)):
-            staged += stage.add(self._database, attempt, encoder.encode(chunk), staged, durable=False)
-        return staged - before
+        encoder, already_staged = self._encoder, staged
+        stage = SegmentStage.of(encoder.layout, encoder.encoded_schema, attempt.app_id, attempt.batch_id)
+        for chunk in in_chunks(iter(rows)):
+            staged += stage.stage_chunk(self._database, attempt, encoder.encode(chunk), staged, durable=False)
+        return staged - already_staged
 
     def close(self) -> None:
         """Do nothing: staged rows that are never promoted are deleted with the next epoch."""
@@ -116,14 +116,16 @@ class TableSinkDriver(SinkDriver):
 
     def clear(self) -> None:
         if self.exactly_once:
-            name = self._known.layout.name.ledger_name
+            name = self._checked_encoder.layout.name.ledger_name
             drop_earlier_attempts(open_store(self.url).database, name, self.commits.app_id)
 
     def writers(self) -> TableWriterFactory:
         """Check that the table still exists, and return the factory of its writers."""
-        layout = self._known.layout
+        layout = self._checked_encoder.layout
         open_store(self.url).database.run(lambda tx: ddl.require_compatible(tx, layout), write=False)
-        return TableWriterFactory(self.url, self._known, self.commits.app_id if self.exactly_once else None)
+        return TableWriterFactory(
+            self.url, self._checked_encoder, self.commits.app_id if self.exactly_once else None
+        )
 
     def newest(self) -> SinkEpoch:
         database = open_store(self.url).database
@@ -135,7 +137,7 @@ class TableSinkDriver(SinkDriver):
         return self.commits.new_sink
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        layout, columns = self._known.layout, self._known.columns
+        layout, columns = self._checked_encoder.layout, self._checked_encoder.encoded_schema
         if not self.exactly_once:
             self.commits.note(layout.name.ledger_name, epoch, offset)
             return
@@ -144,6 +146,6 @@ class TableSinkDriver(SinkDriver):
             self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)
 
     @property
-    def _known(self) -> RowEncoder:
+    def _checked_encoder(self) -> RowEncoder:
         assert self._encoder is not None, "check() runs first"
         return self._encoder

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     import sqlalchemy
     from sqlalchemy import CursorResult
 
-_LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
-_KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
+_SET_SEARCH_PATH = "select pg_catalog.set_config('search_path', :path, true)"
+_SUPPORTED_CONNECTIONS = (
+    "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
+)
 LEDGER = "penstock_exactly_once"
 # Serialises creation, since one of two concurrent CREATE TABLEs fails.
-LOCK = 7235416081274634
-_PAUSE_SECONDS = 0.05
+CREATION_LOCK = 7235416081274634
+_LOCK_RETRY_SECONDS = 0.05
 # One row for each sink and app, with its newest micro-batch: replays never repeat an earlier one.
 CREATE = """
 create table if not exists {ledger} (
@@ -51,21 +53,23 @@ create table if not exists {ledger} (
 )
 """
 # Looks up, by the caller's search path, the existing ledger and the schema in which it would be created.
-_LOCATE = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
-_SCHEMA_OF = (
+_LOCATE_LEDGER = (
+    f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
+)
+_SELECT_LEDGER_SCHEMA = (
     "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace "
     "where c.oid = cast(:oid as oid)"
 )
-_OF_APP = "sink = :sink and app_id = :app_id"
-_NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP}"
-_FIRST = (
+_SAME_APP = "sink = :sink and app_id = :app_id"
+_SELECT_NEWEST = f"select batch_id, query_id from {{ledger}} where {_SAME_APP}"
+_INSERT_FIRST = (
     "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
 )
 # A compare-and-set, which waits for another driver of the query and then sees its commit.
-_NEXT = (
+_UPDATE_TO_NEXT = (
     "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), "
-    f"committed_at = current_timestamp where {_OF_APP} and batch_id = :newest"
+    f"committed_at = current_timestamp where {_SAME_APP} and batch_id = :newest"
 )
 
 
@@ -160,25 +164,27 @@ def exactly_once(
         check_name("owner", ledger_owner)
     if type(batch_id) is not int or batch_id < 0:
         raise refusal("batch_id", batch_id, "the number of a micro-batch, from 0")
-    adapted = wrap_connection(connection)
-    with adapted.transaction():
+    wrapped = wrap_connection(connection)
+    with wrapped.transaction():
         entry = _Entry(sink, app_id, batch_id, query_id)
-        new = _enter(adapted, entry, new_sink=new_sink, ledger_owner=ledger_owner)
+        new = _record_batch(wrapped, entry, new_sink=new_sink, ledger_owner=ledger_owner)
         yield Batch(sink, app_id, batch_id, new)
 
 
-def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledger_owner: str | None) -> bool:
+def _record_batch(
+    connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledger_owner: str | None
+) -> bool:
     """Enter the micro-batch in the ledger; return False if it is already the newest one."""
-    located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
+    ledger_location = connection.row(_LOCATE_LEDGER) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
-        if located is None:
+        if ledger_location is None:
             ledger = Ledger(connection, LEDGER)
             ledger.create()
         else:
-            oid, first = located
-            schema = _schema_of(connection, oid, first)
+            oid, current_schema = ledger_location
+            schema = _ledger_schema(connection, oid, current_schema)
             _require_trusted_owner(connection, schema, ledger_owner)
-            ledger = Ledger(connection, _qualified(schema))
+            ledger = Ledger(connection, _qualified_ledger_name(schema))
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
@@ -187,10 +193,10 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledge
         return ledger.enter(entry, new_sink=new_sink)
 
 
-def _schema_of(connection: CallerConnection, oid: int | None, first: str | None) -> str:
+def _ledger_schema(connection: CallerConnection, oid: int | None, current_schema: str | None) -> str:
     """Return the ledger's schema, by default the first one of the search path."""
-    row = None if oid is None else connection.row(_SCHEMA_OF, oid=oid)
-    schema = first if row is None else str(row[0])
+    row = None if oid is None else connection.row(_SELECT_LEDGER_SCHEMA, oid=oid)
+    schema = current_schema if row is None else str(row[0])
     if schema is None:
         raise InvalidNameError(
             "the connection's search path has no schema for the ledger of exactly_once: set one, as in "
@@ -213,7 +219,7 @@ def _require_trusted_owner(connection: CallerConnection, schema: str, ledger_own
         )
 
 
-def _qualified(schema: str) -> str:
+def _qualified_ledger_name(schema: str) -> str:
     if ":" not in schema:
         return f"{quoted(schema)}.{LEDGER}"
     # A colon would be read as a parameter.
@@ -225,10 +231,10 @@ def _wait_for_other_creators(connection: CallerConnection) -> None:
     """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
     deadline = time.monotonic() + DEFAULT_LOCK_WAIT
     while time.monotonic() < deadline:
-        row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=LOCK)
+        row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=CREATION_LOCK)
         if row is not None and row[0]:
             return
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_LOCK_RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -246,27 +252,27 @@ class Ledger:
             newest = self.newest(entry)
             if newest is None:
                 if entry.batch_id and not new_sink:
-                    raise _nothing_before(entry)
-                entered = self._change(_FIRST, **vars(entry))
+                    raise _batches_missing_error(entry)
+                changed_rows = self._change(_INSERT_FIRST, **vars(entry))
             else:
                 _require_next(entry, *newest)
                 if newest[0] == entry.batch_id:
                     return False
-                entered = self._change(_NEXT, newest=newest[0], **vars(entry))
+                changed_rows = self._change(_UPDATE_TO_NEXT, newest=newest[0], **vars(entry))
             # If nothing was entered, another driver of the query was faster: read its entry.
-            if entered:
+            if changed_rows:
                 return True
 
     def newest(self, entry: _Entry) -> tuple[int, str | None] | None:
         """Return the newest micro-batch of the sink and app, and its query."""
-        row = self.connection.row(_NEWEST.format(ledger=self.name), **entry.app())
+        row = self.connection.row(_SELECT_NEWEST.format(ledger=self.name), **entry.app())
         return None if row is None else (row[0], row[1])
 
     def _change(self, text: str, **parameters: object) -> int:
         return self.connection.change(text.format(ledger=self.name), **parameters)
 
 
-def _nothing_before(entry: _Entry) -> CheckpointMismatchError:
+def _batches_missing_error(entry: _Entry) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"app {entry.app_id!r} has no micro-batches in {entry.sink}, and its checkpoint is at "
         f"{entry.batch_id}: was only the database restored? If the query uses this app_id for the first "
@@ -330,9 +336,9 @@ class CallerConnection(ABC):
             return
         row = self.row("select pg_catalog.current_setting('search_path')")
         assert row is not None
-        self.row(_LOOK_UP, path=SEARCH_PATH)
+        self.row(_SET_SEARCH_PATH, path=SEARCH_PATH)
         yield
-        self.row(_LOOK_UP, path=row[0])
+        self.row(_SET_SEARCH_PATH, path=row[0])
 
 
 def wrap_connection(connection: object) -> CallerConnection:
@@ -343,8 +349,8 @@ def wrap_connection(connection: object) -> CallerConnection:
         return _Psycopg(connection)
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is not None and isinstance(connection, alchemy.Connection):
-        return _Alchemy(connection)
-    raise refusal("connection", connection, _KINDS)
+        return _SqlAlchemy(connection)
+    raise refusal("connection", connection, _SUPPORTED_CONNECTIONS)
 
 
 class _Sqlite(CallerConnection):
@@ -369,10 +375,10 @@ class _Sqlite(CallerConnection):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        inner = self._connection.in_transaction
-        begin, end, undo = (
+        is_nested = self._connection.in_transaction
+        begin, end, rollback = (
             ("savepoint exactly_once", "release exactly_once", "rollback to exactly_once")
-            if inner
+            if is_nested
             else ("begin immediate", "commit", "rollback")
         )
         self._connection.execute(begin)
@@ -381,8 +387,8 @@ class _Sqlite(CallerConnection):
         except BaseException:
             # An error may already have ended the whole transaction.
             if self._connection.in_transaction:
-                self._connection.execute(undo)
-                if inner:
+                self._connection.execute(rollback)
+                if is_nested:
                     self._connection.execute(end)
             raise
         self._connection.execute(end)
@@ -409,7 +415,7 @@ class _Psycopg(CallerConnection):
         return self._connection.transaction()
 
 
-class _Alchemy(CallerConnection):
+class _SqlAlchemy(CallerConnection):
     def __init__(self, connection: sqlalchemy.Connection) -> None:
         names = {"postgresql": "postgres", "sqlite": "sqlite"}
         if connection.dialect.name not in names:
@@ -432,5 +438,5 @@ class _Alchemy(CallerConnection):
         return self._connection.execute(sys.modules["sqlalchemy"].text(text), parameters)
 
     def transaction(self) -> AbstractContextManager[object]:
-        nested = self._connection.in_transaction()
-        return self._connection.begin_nested() if nested else self._connection.begin()
+        is_nested = self._connection.in_transaction()
+        return self._connection.begin_nested() if is_nested else self._connection.begin()

@@ -13,44 +13,44 @@ from penstock.errors import InvalidOptionError
 from penstock.extras import instead
 from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.tables.changes.events import EventLayout
-from penstock.tables.delta.changes_writer import accepted_changes, changes_layout, changes_writer
+from penstock.tables.delta.changes_writer import change_event_layout, changes_layout, changes_writer
 from penstock.tables.delta.schema import DeltaLayout, add_columns, new_columns
-from penstock.tables.delta.writer import accepted_rows, delta_writer
+from penstock.tables.delta.writer import delta_writer, row_layout
 from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 
 if TYPE_CHECKING:
-    from penstock.tables.iceberg.changes_writer import Changes as IcebergChanges
+    from penstock.tables.iceberg.changes_writer import ChangeLayout as IcebergChangeLayout
     from penstock.tables.iceberg.schema import RowLayout
 
 BatchWriter = Callable[[DataFrame, int], None]
 """A ``foreachBatch`` function."""
 Place = TypeVar("Place")
 Layout = TypeVar("Layout")
-Changes = TypeVar("Changes")
+ChangeLayout = TypeVar("ChangeLayout")
 
 
 @dataclass(frozen=True)
-class LakeFormat(Generic[Place, Layout, Changes]):
+class LakeFormat(Generic[Place, Layout, ChangeLayout]):
     """The differences between Delta and Iceberg tables."""
 
-    kind: str
+    description: str
     """The kind of table, for messages."""
-    rows: Callable[[StructType, Sequence[str], str], Layout]
+    row_layout: Callable[[StructType, Sequence[str], str], Layout]
     """Returns the columns that a table must have for rows; refuses rows that no table takes."""
-    changes: Callable[[StructType, Place, Sequence[str], str, int], Changes]
+    change_layout: Callable[[StructType, Place, Sequence[str], str, int], ChangeLayout]
     """Returns how change rows are applied; refuses change rows that no table takes."""
-    columns_for: Callable[[Changes], Layout]
+    table_layout: Callable[[ChangeLayout], Layout]
     new_columns: Callable[[Layout, Place], list[str]]
     evolve: Callable[[Place, Layout], None]
     rows_writer: Callable[[Place, Layout, str, str, str, str | None], BatchWriter]
-    changes_writer: Callable[[Place, Changes, str, str, str | None], BatchWriter]
+    changes_writer: Callable[[Place, ChangeLayout, str, str, str | None], BatchWriter]
 
 
 @dataclass(frozen=True)
-class LakeTable(Generic[Place, Layout, Changes]):
+class LakeTable(Generic[Place, Layout, ChangeLayout]):
     """A table in a folder or a catalog, with the settings of a sink."""
 
-    format: LakeFormat[Place, Layout, Changes]
+    format: LakeFormat[Place, Layout, ChangeLayout]
     place: Place
     keys: Sequence[str]
     sequence_by: str | None
@@ -60,7 +60,7 @@ class LakeTable(Generic[Place, Layout, Changes]):
     def layout(self, schema: StructType, output_mode: str) -> Layout:
         """Return the columns that the table must have; refuse rows that no table of this kind takes."""
         changes = self._changes(schema)
-        return self._rows(schema, output_mode) if changes is None else self.format.columns_for(changes)
+        return self._rows(schema, output_mode) if changes is None else self.format.table_layout(changes)
 
     def new_columns(self, schema: StructType, output_mode: str) -> list[str]:
         """Return the columns of the rows that the table lacks; an empty list if the table does not exist."""
@@ -88,21 +88,23 @@ class LakeTable(Generic[Place, Layout, Changes]):
     def _rows(self, schema: StructType, output_mode: str) -> Layout:
         if output_mode == "append" and self.keys:
             raise InvalidOptionError(
-                f"{self.format.kind} has no unique keys, so output mode append cannot refuse an existing "
-                "key: leave keys out, or use output mode update, which replaces the row with the same key",
+                f"{self.format.description} has no unique keys, so output mode append cannot refuse an "
+                "existing key: leave keys out, or use output mode update, which replaces the row with the "
+                "same key",
                 condition="INVALID_OPTION.CONFLICT",
                 option="keys",
             )
-        return self.format.rows(schema, self.keys, output_mode)
+        return self.format.row_layout(schema, self.keys, output_mode)
 
-    def _changes(self, schema: StructType) -> Changes | None:
+    def _changes(self, schema: StructType) -> ChangeLayout | None:
         if self.sequence_by is None:
             return None
-        return self.format.changes(schema, self.place, self.keys, self.sequence_by, self.scd_type)
+        return self.format.change_layout(schema, self.place, self.keys, self.sequence_by, self.scd_type)
 
 
 AnyLakeTable: TypeAlias = (
-    "LakeTable[DeltaPlace, DeltaLayout, EventLayout] | LakeTable[IcebergPlace, RowLayout, IcebergChanges]"
+    "LakeTable[DeltaPlace, DeltaLayout, EventLayout]"
+    " | LakeTable[IcebergPlace, RowLayout, IcebergChangeLayout]"
 )
 
 
@@ -118,10 +120,10 @@ def lake_table(
 
 
 _DELTA = LakeFormat(
-    kind="a Delta table",
-    rows=accepted_rows,
-    changes=accepted_changes,
-    columns_for=changes_layout,
+    description="a Delta table",
+    row_layout=row_layout,
+    change_layout=change_event_layout,
+    table_layout=changes_layout,
     new_columns=lambda layout, place: new_columns(layout, place.find()),
     evolve=add_columns,
     rows_writer=delta_writer,
@@ -129,17 +131,17 @@ _DELTA = LakeFormat(
 )
 
 
-def _iceberg() -> LakeFormat[IcebergPlace, RowLayout, IcebergChanges]:
+def _iceberg() -> LakeFormat[IcebergPlace, RowLayout, IcebergChangeLayout]:
     try:
         from penstock.tables.iceberg import changes_writer as changes
         from penstock.tables.iceberg import schema, writer
     except ModuleNotFoundError as error:
         raise instead(error, "an Iceberg table") from None
     return LakeFormat(
-        kind="an Iceberg table",
-        rows=lambda rows, keys, _: schema.rows_layout(rows, keys),
-        changes=changes.accepted_changes,
-        columns_for=lambda accepted: accepted.table,
+        description="an Iceberg table",
+        row_layout=lambda rows, keys, _: schema.rows_layout(rows, keys),
+        change_layout=changes.change_layout,
+        table_layout=lambda changes_layout: changes_layout.table_layout,
         new_columns=lambda layout, place: schema.new_columns(layout, place.find()),
         evolve=schema.evolve,
         rows_writer=writer.iceberg_writer,

@@ -13,8 +13,8 @@ from penstock.store.database import Transaction
 from penstock.store.postgres.staging_relations import NAME_PREFIX
 from penstock.store.statements import store_relations
 
-_PART = r'"(?:[^"]|"")+"|[^".][^.]*'
-_QUALIFIED = re.compile(rf"(?:({_PART})\.)?({_PART})", re.DOTALL)
+_NAME_PART = r'"(?:[^"]|"")+"|[^".][^.]*'
+_QUALIFIED = re.compile(rf"(?:({_NAME_PART})\.)?({_NAME_PART})", re.DOTALL)
 POSTGRES_BYTES = 63
 """The longest name that PostgreSQL does not cut off."""
 
@@ -90,8 +90,8 @@ def _postgres(tx: Transaction, name: str) -> TableName:
                 f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
             )
     resolved = TableName(str(schema), str(table))
-    is_own = resolved.table in store_relations() or resolved.table.startswith((NAME_PREFIX, "applied_"))
-    if quoted(resolved.schema) == tx.schema and is_own:
+    is_reserved = resolved.table in store_relations() or resolved.table.startswith((NAME_PREFIX, "applied_"))
+    if quoted(resolved.schema) == tx.schema and is_reserved:
         raise InvalidNameError(f"{in_quotes(name)} is one of the store's own tables: choose another name")
     return resolved
 

@@ -19,7 +19,7 @@ from penstock.spark.schemas import is_split, required_sequence, row_id_columns, 
 _DAY = 86_400_000_000
 _FIRST_DAYS = {"postgres": (1, -719_162), "sqlite": (-32767, -12_687_428)}
 """The first years that can be written, and their first days since 1970. PostgreSQL cannot read signs."""
-_END = 11_248_738
+_END_DAY = 11_248_738
 """The first day of the year 32768, which Arrow does not write as text."""
 
 
@@ -29,19 +29,19 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
 
     They are needed if a commit may change a row more than once; most feeds have no such columns.
     """
-    step, needed = sequence_column(schema), required_sequence(schema)
-    if step == sequence_by:
+    order_in_commit, required_column = sequence_column(schema), required_sequence(schema)
+    if order_in_commit == sequence_by:
         raise InvalidOptionError(
-            f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later "
-            "commits would be dropped as old: leave sequence_by out, which orders by commit and then by that "
-            "column",
+            f"sequence_by={in_quotes(order_in_commit)} orders changes only inside one commit, so changes of "
+            "later commits would be dropped as old: leave sequence_by out, which orders by commit and then "
+            "by that column",
             condition="INVALID_OPTION.LOSES_CHANGES",
             option="sequence_by",
         )
-    if step is None and needed is not None:
+    if order_in_commit is None and required_column is not None:
         raise InvalidInputError(
             "a commit of this feed may change a row several times, and the column that orders its changes, "
-            f"{in_quotes(needed)}, is not among the rows: select it too, or read net changes "
+            f"{in_quotes(required_column)}, is not among the rows: select it too, or read net changes "
             "(deduplication_mode='netChanges', net_window='commit')",
             condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
             parameter="apply_changes",
@@ -54,9 +54,9 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
             condition="INVALID_OPTION.LOSES_CHANGES",
             option="sequence_by",
         )
-    if step is None or COMMIT_VERSION not in schema.names:
+    if order_in_commit is None or COMMIT_VERSION not in schema.names:
         return ()
-    return (step,) if sequence_by == COMMIT_VERSION else (COMMIT_VERSION, step)
+    return (order_in_commit,) if sequence_by == COMMIT_VERSION else (COMMIT_VERSION, order_in_commit)
 
 
 def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
@@ -75,21 +75,24 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
 
 def require_change_columns(names: Collection[str], sequence_by: str) -> None:
     """Refuse rows that are not change rows."""
-    for wanted in (CHANGE_TYPE, sequence_by):
-        if wanted not in names:
+    for required in (CHANGE_TYPE, sequence_by):
+        if required not in names:
             raise InvalidInputError(
                 f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and "
-                f"these have no {wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
+                f"these have no {required}.{did_you_mean(required, names)} They have {', '.join(names)}",
                 condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
                 parameter="apply_changes",
             )
 
 
-def present() -> Column:
+def present_column() -> Column:
     """Return the column ``present``: 0 for a delete, 1 for an insert or update, null for an unknown type."""
-    kind = F.col(CHANGE_TYPE)
-    removes, sets = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
-    return F.when(removes, 0).when(sets, 1).cast("int").alias("present")
+    change_type = F.col(CHANGE_TYPE)
+    is_delete, is_upsert = (
+        change_type.isin("delete", "update_preimage"),
+        change_type.isin("insert", "update_postimage"),
+    )
+    return F.when(is_delete, 0).when(is_upsert, 1).cast("int").alias("present")
 
 
 def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
@@ -111,13 +114,13 @@ def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
 
 def first_repeated_key(keys: pa.Table) -> dict[str, object] | None:
     """Return a key that several rows have; None if all keys are distinct."""
-    counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
-    repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
+    counts = keys.group_by(keys.column_names).aggregate([([], "count_all")])
+    repeated = counts.filter(pc.greater(counts["count_all"], 1)).select(keys.column_names)
     first: dict[str, object] | None = next(iter(repeated.slice(0, 1).to_pylist()), None)
     return first
 
 
-def shown_key(key: Mapping[str, object]) -> str:
+def key_for_messages(key: Mapping[str, object]) -> str:
     """Return a key for messages."""
     return brief(", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in key.items()))
 
@@ -152,17 +155,17 @@ def require_writable_times(array: pa.Array, column: str, table: str, dialect: st
     Arrow writes some of them as wrong dates, without an error.
     """
     if pat.is_date(array.type):
-        numbers, per_day, unit = array.view(pa.int32()), 1, "days"
+        values, units_per_day, unit = array.view(pa.int32()), 1, "days"
     elif pat.is_timestamp(array.type):
-        numbers, per_day, unit = array.view(pa.int64()), _DAY, "microseconds"
+        values, units_per_day, unit = array.view(pa.int64()), _DAY, "microseconds"
     else:
         return
     first_year, first_day = _FIRST_DAYS[dialect]
-    least, most = pc.min_max(numbers).as_py().values()
-    if least is None:
+    minimum, maximum = pc.min_max(values).as_py().values()
+    if minimum is None:
         return
-    for value in (least, most):
-        if not first_day * per_day <= value < _END * per_day:
+    for value in (minimum, maximum):
+        if not first_day * units_per_day <= value < _END_DAY * units_per_day:
             raise TableRefusedError(
                 f"{in_quotes(column)} has a date outside the years {first_year} to 32767, which cannot be "
                 f"written to {table} ({value} {unit} since 1970-01-01): correct it, or replace it with NULL, "
@@ -172,7 +175,7 @@ def require_writable_times(array: pa.Array, column: str, table: str, dialect: st
             )
 
 
-def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError:
+def ambiguous_order_error(key: str, table: str, sequence_by: str) -> TableRefusedError:
     """Return the error for different changes of a key with the same position in the order."""
     return TableRefusedError(
         f"the key {key} of {table} has several changes with the same {in_quotes(sequence_by)}, so none of "
@@ -183,7 +186,7 @@ def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError
     )
 
 
-def rows_with_one_key(key: str, table: str) -> TableRefusedError:
+def duplicate_keys_error(key: str, table: str) -> TableRefusedError:
     """Return the error for different rows of a micro-batch with the same key, in output mode update."""
     return TableRefusedError(
         f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: "

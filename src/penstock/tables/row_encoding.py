@@ -1,10 +1,10 @@
-"""Encoding of rows for a table: the projection that Spark computes, the chunks that tasks gather, and their
-conversion for a database.
+"""Encoding of rows for a SQL table: the projection in Spark, the chunks that tasks write, and the conversion
+to the types of the database.
 
-Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in
-PostgreSQL's text form. Change rows also have ``sequence``; ``present``, which is 0 for a delete, 1 for an
-insert or update, and null for an unknown change type; ``t0`` and so on for tie breakers; and ``unknown`` if
-changes may leave values out.
+Projected rows have the columns ``c0``, ``c1`` and so on, with nested values as JSON text, and binary values
+in PostgreSQL's text format. Change rows also have ``sequence``; ``present``, which is 0 for a delete, 1 for
+an insert or update, and null for an unknown change type; ``t0`` and so on for tie breakers; and ``unknown``
+if changes may leave values out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.arrow.arrays import grouped
 from penstock.spark.schemas import quote_column
 from penstock.tables.columns import Column, Layout
-from penstock.tables.row_checks import present
-from penstock.tables.unchanged_values import UNKNOWN
+from penstock.tables.row_checks import present_column
+from penstock.tables.unchanged_values import MISSING_COLUMNS
 
 if TYPE_CHECKING:
     from penstock.continuous.dataframe import ContinuousFrame
 
 Frame = TypeVar("Frame", DataFrame, "ContinuousFrame")
 
-JSON = {
+JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -46,24 +46,24 @@ _DAY, _SECOND = 86_400_000_000, 1_000_000
 def project_rows(frame: Frame, layout: Layout) -> Frame:
     """Select the columns that tasks write."""
     selected: Frame = frame.select(
-        *(_projected(name, column, layout) for name, column in layout.staged.items())
+        *(_projection(name, column, layout) for name, column in layout.staged_columns.items())
     )
     return selected
 
 
-def chunked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def in_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Concatenate batches to chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`, except for the last one."""
     return (pa.concat_batches(group) for group in grouped(batches, CHUNK_ROWS, CHUNK_BYTES))
 
 
-def _projected(name: str, column: Column, layout: Layout) -> SparkColumn:
+def _projection(name: str, column: Column, layout: Layout) -> SparkColumn:
     if name == "present":
-        return present()
-    if name == UNKNOWN and layout.unchanged is not None:
-        return layout.unchanged.unknown()
+        return present_column()
+    if name == MISSING_COLUMNS and layout.unchanged is not None:
+        return layout.unchanged.missing_columns()
     value = F.col(quote_column(column.name))
     if column.is_json:
-        value = F.to_json(value, JSON)
+        value = F.to_json(value, JSON_OPTIONS)
     elif layout.dialect == "postgres" and pat.is_binary(column.type):
         value = F.concat(F.lit("\\x"), F.hex(value))
     return value.alias(name)
@@ -72,7 +72,7 @@ def _projected(name: str, column: Column, layout: Layout) -> SparkColumn:
 def projected_schema(layout: Layout) -> pa.Schema:
     """Return the Arrow schema of projected rows."""
     return pa.schema(
-        [(name, _projected_type(column, layout.dialect)) for name, column in layout.staged.items()]
+        [(name, _projected_type(column, layout.dialect)) for name, column in layout.staged_columns.items()]
     )
 
 
@@ -88,7 +88,7 @@ def database_schema(projected: pa.Schema, dialect: str) -> pa.Schema:
 
 def to_database_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Convert projected rows to a `database_schema`."""
-    arrays = [_converted(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    arrays = [_convert_array(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -105,22 +105,22 @@ def _database_type(kind: pa.DataType, dialect: str) -> pa.DataType:
     return pa.string()
 
 
-def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if array.type.equals(wanted):
+def _convert_array(array: pa.Array, target_type: pa.DataType) -> pa.Array:
+    if array.type.equals(target_type):
         return array
-    if pat.is_duration(array.type) and pat.is_string(wanted):
-        return _interval(array.cast(pa.int64()))
+    if pat.is_duration(array.type) and pat.is_string(target_type):
+        return _format_intervals(array.cast(pa.int64()))
     if pat.is_time(array.type):
         array = array.cast(pa.time64("us"))
-    return array.cast(wanted)
+    return array.cast(target_type)
 
 
-def _interval(micros: pa.Array) -> pa.Array:
+def _format_intervals(micros: pa.Array) -> pa.Array:
     """Format intervals with integers, which PostgreSQL 13 also reads; all parts have the same sign."""
     days = pc.divide(micros, _DAY)
-    rest = pc.subtract(micros, pc.multiply(days, _DAY))
-    seconds = pc.divide(rest, _SECOND)
-    parts = (days, seconds, pc.subtract(rest, pc.multiply(seconds, _SECOND)))
+    remainder = pc.subtract(micros, pc.multiply(days, _DAY))
+    seconds = pc.divide(remainder, _SECOND)
+    parts = (days, seconds, pc.subtract(remainder, pc.multiply(seconds, _SECOND)))
     texts = [part.cast(pa.string()) for part in parts]
     units = ("days", "seconds", "microseconds")
     return pc.binary_join_element_wise(*(x for pair in zip(texts, units, strict=True) for x in pair), " ")

@@ -142,13 +142,13 @@ class TableSink(Sink, ContinuousSink):
                 condition="INVALID_OPTION.VALUE",
                 option="scd_type",
             )
-        for option, is_set, what in (
+        for option, is_set, purpose in (
             ("scd_type", self.scd_type == 2, "scd_type=2 says how change rows are applied"),
             ("sequence_by", self.sequence_by is not None, "sequence_by orders change rows"),
         ):
             if is_set and not self.apply_changes:
                 raise InvalidOptionError(
-                    f"{what}: set apply_changes=True with it",
+                    f"{purpose}: set apply_changes=True with it",
                     condition="INVALID_OPTION.MISSING",
                     option=option,
                 )
@@ -212,9 +212,9 @@ class TableSink(Sink, ContinuousSink):
     def _check_idempotent(self, output_mode: str) -> None:
         """Refuse anything other than appends: rows are identified by the coordinates of their source."""
         if output_mode != "append" or self.apply_changes:
-            wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
+            setting = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
             raise InvalidOptionError(
-                f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use "
+                f"guarantee=idempotent only appends rows, in output mode append, and this is {setting}: use "
                 "guarantee=exactly_once",
                 condition="INVALID_OPTION.CONFLICT",
                 option="guarantee",
@@ -247,8 +247,8 @@ class TableSink(Sink, ContinuousSink):
         if lake is not None:
             if guarantee == "idempotent":
                 raise InvalidOptionError(
-                    f"guarantee=idempotent needs unique keys, which {lake.format.kind} does not enforce: use "
-                    "guarantee=exactly_once",
+                    f"guarantee=idempotent needs unique keys, which {lake.format.description} does not "
+                    "enforce: use guarantee=exactly_once",
                     condition="INVALID_OPTION.CONFLICT",
                     option="guarantee",
                 )
@@ -285,16 +285,16 @@ class TableSink(Sink, ContinuousSink):
         if lake is not None:
             return lake.new_columns(rows.schema, output_mode)
 
-        def found(tx: Transaction) -> list[str]:
+        def read_new_columns(tx: Transaction) -> list[str]:
             layout = self._layout(resolve(tx, self.name), rows.schema, self.keys, tx.dialect)
             return evolution.new_columns(tx, layout)
 
         with connect(url) as store:
-            return store.database.run(found, write=False)
+            return store.database.run(read_new_columns, write=False)
 
     def _lake_table(self, url: str) -> AnyLakeTable | None:
         """Return the table, unless it is in the database of a store."""
-        sequence_by = self._order if self.apply_changes else None
+        sequence_by = self._sequence_by if self.apply_changes else None
         return lake_table(url, self.name, self.keys, sequence_by, self.scd_type)
 
     @property
@@ -348,14 +348,14 @@ class TableSink(Sink, ContinuousSink):
             schema,
             keys,
             dialect,
-            changes=self._order,
+            sequence_by=self._sequence_by,
             history=self.scd_type == 2,
             unchanged=UnchangedValues.of(schema, keys),
-            ties=tie_breakers(schema, self._order),
+            tie_breakers=tie_breakers(schema, self._sequence_by),
         )
 
     @property
-    def _order(self) -> str:
+    def _sequence_by(self) -> str:
         """The column that orders the changes of a key."""
         return self.sequence_by or COMMIT_VERSION
 
@@ -373,30 +373,30 @@ class TableSink(Sink, ContinuousSink):
 
     def _require_append_only(self, url: str, guarantee: str, output_mode: str) -> None:
         """Refuse a table that a continuous query, which only appends rows, cannot write."""
-        sink, otherwise = f"TableSink({in_quotes(self.name)})", "or use Trigger.processing_time"
+        sink, alternative = f"TableSink({in_quotes(self.name)})", "or use Trigger.processing_time"
         lake = self._lake_table(url)
         if lake is not None:
-            wrong = (
-                f"{sink} is {lake.format.kind}, which would get a version for each epoch: use a SQL table, "
-                f"{otherwise}"
+            reason = (
+                f"{sink} is {lake.format.description}, which would get a version for each epoch: use a SQL "
+                f"table, {alternative}"
             )
         elif self.apply_changes:
-            wrong = (
+            reason = (
                 f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, "
-                f"{otherwise}"
+                f"{alternative}"
             )
         elif output_mode != "append":
-            wrong = (
+            reason = (
                 f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
-                f"appends rows: use output_mode='append', {otherwise}"
+                f"appends rows: use output_mode='append', {alternative}"
             )
         elif self.schema_changes == IGNORE:
-            wrong = (
+            reason = (
                 f"{sink} has schema_changes='ignore', and a continuous query does not leave out columns: use "
-                f"'refuse' or 'evolve', or select the table's columns, {otherwise}"
+                f"'refuse' or 'evolve', or select the table's columns, {alternative}"
             )
         elif self.keys and guarantee == "at_least_once":
-            wrong = (
+            reason = (
                 f"{sink} has the keys {', '.join(self.keys)}, and with guarantee=at_least_once rows are "
                 "repeated after a failure, when their keys exist already: use guarantee=exactly_once, or "
                 "leave the keys out"
@@ -404,7 +404,7 @@ class TableSink(Sink, ContinuousSink):
         else:
             return
         raise ContinuousRefusedError(
-            wrong,
+            reason,
             condition="CONTINUOUS_REFUSED.SINK",
             sink="TableSink",
             table=self.name,
@@ -420,7 +420,7 @@ class TableSink(Sink, ContinuousSink):
             if self.schema_changes == EVOLVE and output_mode != "complete":
                 evolution.evolve(tx, layout)
             if self.apply_changes:
-                apply.prepare(tx, layout)
+                apply.prepare_tables(tx, layout)
             else:
                 ddl.ensure_table(tx, layout, complete=output_mode == "complete")
             return layout
@@ -442,11 +442,11 @@ def _check_store(url: str) -> None:
 
 def _require_coordinates(frame: DataFrame) -> None:
     """Refuse rows without their source's coordinates, and rows of several reads, which may share them."""
-    lacking = [name for name in COORDINATES if name not in frame.columns]
-    if lacking:
+    missing = [name for name in COORDINATES if name not in frame.columns]
+    if missing:
         raise InvalidInputError(
             "guarantee=idempotent identifies rows by metadata columns, and these have no "
-            f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeMetadataColumns': "
+            f"{', '.join(missing)}: read the queue with QueueSource(…, options={{'includeMetadataColumns': "
             "True}), and keep the columns",
             condition="INVALID_INPUT.METADATA_COLUMNS_MISSING",
             parameter="guarantee",

@@ -30,12 +30,12 @@ from penstock.errors import InvalidInputError, TableRefusedError
 from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
 from penstock.spark.schemas import feed_column, quote_column, unchanged_column
 
-UNKNOWN = "unknown"
+MISSING_COLUMNS = "unknown"
 """The column of a projected row with the numbers of the columns without a value, such as ",2,,5,"; null if
 all columns have one.
 """
 _KEY_CHANGED, _COMPUTED = "!", "?"
-_LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
+_TOASTABLE_TYPES = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class UnchangedValues:
     """The column that names the values a change leaves out, and the numbers of the table's columns."""
 
     column: str
-    places: tuple[tuple[str, tuple[int, ...]], ...]
+    columns_by_source: tuple[tuple[str, tuple[int, ...]], ...]
     """The column numbers, by the feed's name of the column."""
     computed: tuple[str, ...]
     """The columns that may be computed from such values."""
@@ -55,72 +55,78 @@ class UnchangedValues:
         if column is None:
             _require_no_values_left_out(schema, keys)
             return None
-        places: dict[str, list[int]] = {}
+        columns_by_source: dict[str, list[int]] = {}
         computed = []
         data = [field for field in schema if field.name not in (*CHANGE_COLUMNS, column)]
         for number, field in enumerate(data):
             name = feed_column(field)
             if name is None or _has_feed_values(field.dataType):
                 computed.append(field.name)
-            elif field.name not in keys and isinstance(field.dataType, _LONG):
-                places.setdefault(name, []).append(number)
-        return cls(column, tuple((name, tuple(numbers)) for name, numbers in places.items()), tuple(computed))
+            elif field.name not in keys and isinstance(field.dataType, _TOASTABLE_TYPES):
+                columns_by_source.setdefault(name, []).append(number)
+        return cls(
+            column,
+            tuple((name, tuple(numbers)) for name, numbers in columns_by_source.items()),
+            tuple(computed),
+        )
 
     @property
-    def numbers(self) -> list[int]:
+    def omittable_columns(self) -> list[int]:
         """The numbers of all columns whose values may be left out."""
-        return sorted(number for _, numbers in self.places for number in numbers)
+        return sorted(number for _, numbers in self.columns_by_source for number in numbers)
 
-    def unknown(self) -> Column:
-        """Return the expression of `UNKNOWN`; a sign and a column name mark a value that no row has."""
-        names, kind = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
-        listed = F.array_join(F.transform(names, self._numbers), "")
-        key_changed = (kind == "insert") & (listed != "")
-        value = F.when(key_changed, F.concat(F.lit(_KEY_CHANGED), names[0])).otherwise(listed)
+    def missing_columns(self) -> Column:
+        """Return the expression of `MISSING_COLUMNS`; a marker and a column name mean an unknown value."""
+        names, change_type = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
+        numbers = F.array_join(F.transform(names, self._listed_numbers), "")
+        key_changed = (change_type == "insert") & (numbers != "")
+        value = F.when(key_changed, F.concat(F.lit(_KEY_CHANGED), names[0])).otherwise(numbers)
         if self.computed:
             value = F.concat(F.lit(_COMPUTED), names[0])
-        left_out = kind.isin("insert", "update_postimage") & (F.size(names) > 0)
-        return F.nullif(F.when(left_out, value), F.lit("")).alias(UNKNOWN)
+        left_out = change_type.isin("insert", "update_postimage") & (F.size(names) > 0)
+        return F.nullif(F.when(left_out, value), F.lit("")).alias(MISSING_COLUMNS)
 
-    def _numbers(self, name: Column) -> Column:
+    def _listed_numbers(self, name: Column) -> Column:
         listed = F.lit(None).cast("string")
-        for known, numbers in self.places:
-            listed = F.when(name == known, "".join(f",{n}," for n in numbers)).otherwise(listed)
+        for source_column, numbers in self.columns_by_source:
+            listed = F.when(name == source_column, "".join(f",{n}," for n in numbers)).otherwise(listed)
         return listed
 
-    def require_known(self, unknown: pa.Array, table: str) -> None:
+    def require_resolvable(self, missing: pa.Array, table: str) -> None:
         """Refuse changes that leave out values which no earlier row can have."""
-        signs = pc.utf8_slice_codeunits(unknown, 0, 1)
-        for sign, why in (
+        markers = pc.utf8_slice_codeunits(missing, 0, 1)
+        for marker, reason in (
             (_KEY_CHANGED, "the change gives the row another key"),
             (_COMPUTED, f"the computed columns {', '.join(self.computed)} may depend on it"),
         ):
-            refused = unknown.filter(pc.equal(signs, sign))
+            refused = missing.filter(pc.equal(markers, marker))
             if len(refused):
-                raise self._refusal(refused[0].as_py()[1:], table, why)
+                raise self._unknown_value_error(refused[0].as_py()[1:], table, reason)
 
-    def not_stored(self, name: str, table: str, key: str) -> TableRefusedError:
+    def not_stored_error(self, name: str, table: str, key: str) -> TableRefusedError:
         """Return the error for a value that the table does not have either."""
-        return self._refusal(name, table, f"the table has no row with the key {key} to take it from")
+        return self._unknown_value_error(
+            name, table, f"the table has no row with the key {key} to take it from"
+        )
 
-    def _refusal(self, name: str, table: str, why: str) -> TableRefusedError:
+    def _unknown_value_error(self, name: str, table: str, reason: str) -> TableRefusedError:
         return TableRefusedError(
-            f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {why}: run "
-            "ALTER TABLE … REPLICA IDENTITY FULL in the source, and start over with a new slot, a new "
+            f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {reason}: "
+            "run ALTER TABLE … REPLICA IDENTITY FULL in the source, and start over with a new slot, a new "
             "checkpoint and an empty table",
             condition="TABLE_REFUSED.UNKNOWN_VALUE",
             column=name,
         )
 
 
-def column_numbers(unknown: Iterable[str]) -> list[int]:
-    """Return the column numbers in some values of `UNKNOWN`."""
-    return sorted({int(number) for listed in unknown for number in listed.split(",") if number})
+def column_numbers(missing: Iterable[str]) -> list[int]:
+    """Return the column numbers in some values of `MISSING_COLUMNS`."""
+    return sorted({int(number) for numbers in missing for number in numbers.split(",") if number})
 
 
-def has_value(unknown: str, number: int) -> str:
+def has_value(missing: str, number: int) -> str:
     """Return the SQL condition, for any database, that a change has a value for a column."""
-    return f"coalesce({unknown}, '') not like '%,{number},%'"
+    return f"coalesce({missing}, '') not like '%,{number},%'"
 
 
 def _has_feed_values(kind: DataType) -> bool:
@@ -128,18 +134,18 @@ def _has_feed_values(kind: DataType) -> bool:
 
 
 def _require_no_values_left_out(schema: StructType, keys: Sequence[str]) -> None:
-    long = [
+    toastable = [
         field.name
         for field in schema
         if feed_column(field) is not None
-        and isinstance(field.dataType, _LONG)
+        and isinstance(field.dataType, _TOASTABLE_TYPES)
         and field.name not in (*CHANGE_COLUMNS, *keys)
     ]
-    if long:
+    if toastable:
         raise InvalidInputError(
-            f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the "
-            "feed's column that says so, _unchanged, is not among the rows: select it too. It is not written "
-            "to the table",
+            f"a change may leave out a long value that it did not touch, as of {in_quotes(toastable[0])}, "
+            "and the feed's column that says so, _unchanged, is not among the rows: select it too. It is not "
+            "written to the table",
             condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
             parameter="apply_changes",
         )

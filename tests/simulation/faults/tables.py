@@ -14,7 +14,7 @@ TABLES = [
     Fault(
         "a table does not miss staged rows that are gone",
         "tables/sql/staging.py",
-        "        if sum(row.segments for row in rows) != sum(attempts.values()):\n            raise self.rows_gone()\n",
+        "        if sum(row.segments for row in rows) != sum(attempts.values()):\n            raise self.rows_lost_error()\n",
         "",
     ),
     Fault(
@@ -38,7 +38,7 @@ TABLES = [
     Fault(
         "a table's staging is cleared whenever writers are made",
         "tables/continuous.py",
-        "        layout = self._known.layout\n        open_store",
-        "        self.clear()\n        layout = self._known.layout\n        open_store",
+        "        layout = self._checked_encoder.layout\n        open_store",
+        "        self.clear()\n        layout = self._checked_encoder.layout\n        open_store",
     ),
 ]

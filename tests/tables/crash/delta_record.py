@@ -27,7 +27,7 @@ from tests.tables.delta.driver import Driver
 WAYS = ("deltalake", "copies", "vectors")
 MOMENTS: dict[str, list[tuple[object, str]]] = {
     "CREATED": [(AppliedTable, "prepare")],
-    "UNNAMED": [(AppliedTable, "name_in")],
+    "UNNAMED": [(AppliedTable, "set_version_in")],
     "WRITTEN": [(AppliedTable, "record")],
     "RESTORED": [(DeltaTable, "restore")],
     "RECORDED": [(AppliedTable, "record")],
@@ -43,7 +43,7 @@ _BEFORE = ("CREATED", "UNNAMED", "WRITTEN")
 def any_size(way: str) -> None:
     """Have a driver change rows in one way, as if each file was large enough for it."""
     Driver.by_tasks, Driver.by_vectors = way != "deltalake", way == "vectors"
-    vectors._LEAST_BYTES, vectors._LARGEST_SHARE, lookups._FEW_BYTES = 0, 0.6, -1
+    vectors._MIN_FILE_BYTES, vectors._MAX_DELETED_SHARE, lookups._DRIVER_BYTES = 0, 0.6, -1
 
 
 def die(place: object, name: str, *, after: bool) -> None:

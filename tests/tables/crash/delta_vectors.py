@@ -49,7 +49,7 @@ def _query(folder: Path) -> RowQuery:
 
 def main(folder: str, moment: str) -> None:
     # As if the table's file was large, and its vector too.
-    vectors._LEAST_BYTES, vectors._INLINE_BYTES = 0, 0
+    vectors._MIN_FILE_BYTES, vectors._INLINE_BYTES = 0, 0
 
     def dying(module: Any, name: str, *, after: bool) -> None:
         function = getattr(module, name)
@@ -62,9 +62,9 @@ def main(folder: str, moment: str) -> None:
         setattr(module, name, die)
 
     if moment == "MARKED":
-        dying(copy_on_write, "written_vector", after=True)
+        dying(copy_on_write, "write_vector", after=True)
     elif moment == "CHECKPOINT":
-        dying(log_commit, "_checkpoint_at", after=False)
+        dying(log_commit, "_checkpoint_if_due", after=False)
     else:
         dying(new_files.os, "link", after=moment == "LINKED")
     update(Path(folder), 1)

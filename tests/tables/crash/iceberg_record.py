@@ -12,22 +12,22 @@ from pathlib import Path
 
 from pyiceberg.catalog import MetastoreCatalog
 
-from penstock.tables.iceberg.record import Record, RecordChange
-from penstock.tables.iceberg.record_merges import RecordWriter
-from penstock.tables.iceberg.transactions import OneTry
+from penstock.tables.iceberg.applied_events import AppliedEvents, AppliedEventsChange
+from penstock.tables.iceberg.applied_events_writer import AppliedEventsWriter
+from penstock.tables.iceberg.transactions import SingleAttemptCatalog
 from tests.tables.crash.delta_record import die
 from tests.tables.crash.record_batches import BATCHES
 from tests.tables.iceberg.changes_driver import ChangesDriver
 
 WAYS = ("copy-on-write", "merge-on-read")
 MOMENTS: dict[str, tuple[object, str]] = {
-    "CREATED": (Record, "_begin"),
-    "BEGUN": (OneTry, "commit_table"),
-    "WRITTEN": (RecordWriter, "change"),
-    "RECORDED": (RecordChange, "commit"),
-    "BOTH": (RecordChange, "properties"),
+    "CREATED": (AppliedEvents, "_begin"),
+    "BEGUN": (SingleAttemptCatalog, "commit_table"),
+    "WRITTEN": (AppliedEventsWriter, "change"),
+    "RECORDED": (AppliedEventsChange, "commit"),
+    "BOTH": (AppliedEventsChange, "properties"),
     "METADATA": (MetastoreCatalog, "_write_metadata"),
-    "COMMITTED": (OneTry, "commit_table"),
+    "COMMITTED": (SingleAttemptCatalog, "commit_table"),
 }
 """The functions that it dies before or after: before the record of a new table begins, and after; when its
 file is written, when its snapshot is in the transaction, when that of the table is too, when a file has the

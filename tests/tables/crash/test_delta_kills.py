@@ -55,7 +55,7 @@ def test_changes_survive_a_kill_between_the_two_commits(
 def test_an_update_by_deletion_vector_survives_a_kill(
     tmp_path: Path, run_child: Callable[..., ChildProcess], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
     large_table(tmp_path)
     child = run_child("tests.tables.crash.delta_vectors", tmp_path, moment)
     assert child.wait() == -signal.SIGKILL, child.output

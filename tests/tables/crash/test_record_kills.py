@@ -41,10 +41,10 @@ def kill(run_child: RunChild, module: str, *arguments: object) -> None:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`any_size(way)`: as in the child, until the test ends."""
-    for place, names in ((Driver, ("by_tasks", "by_vectors")), (lookups, ("_FEW_BYTES",))):
+    for place, names in ((Driver, ("by_tasks", "by_vectors")), (lookups, ("_DRIVER_BYTES",))):
         for name in names:
             monkeypatch.setattr(place, name, getattr(place, name))
-    for name in ("_LEAST_BYTES", "_LARGEST_SHARE"):
+    for name in ("_MIN_FILE_BYTES", "_MAX_DELETED_SHARE"):
         monkeypatch.setattr(vectors, name, getattr(vectors, name))
     return delta_record.any_size
 
@@ -71,7 +71,7 @@ def test_a_delta_table_has_what_its_record_has(
             killed(batch_id, moment)
             driver = Driver(tmp_path, scd_type, "reader")
             assert driver.rows() == fold(done), (batch_id, moment)
-            named = driver.writer.applied.named_by(driver.table())
+            named = driver.writer.applied.version_for(driver.table())
             assert (driver.applied().version() > named) == (moment != "WRITTEN"), (batch_id, moment)
         if batch_id == 1:
             for number, event in enumerate(OTHERS):
@@ -82,14 +82,14 @@ def test_a_delta_table_has_what_its_record_has(
         killed(batch_id, "COMMITTED")
         if batch_id == 2 and way == "deltalake":
             # A merge that changes no row is no commit, and the table did not get to name the record.
-            assert driver.writer.applied.named_by(driver.table()) < driver.applied().version()
+            assert driver.writer.applied.version_for(driver.table()) < driver.applied().version()
         else:
             done += batch
         assert driver.rows() == fold(done), batch_id
         Driver(tmp_path, scd_type).apply(batch_id, batch)
         done += batch
         assert driver.rows() == fold(done), batch_id
-        assert driver.writer.applied.named_by(driver.table()) == driver.applied().version()
+        assert driver.writer.applied.version_for(driver.table()) == driver.applied().version()
     version = driver.table().version()
     replay = Driver(tmp_path, scd_type, "replay")
     for batch_id, batch in enumerate([*BATCHES, OTHERS]):

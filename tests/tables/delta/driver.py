@@ -14,10 +14,10 @@ from pyspark.sql import types as spark
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, accepted_changes, changes_writer
+from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, change_event_layout, changes_writer
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
-from penstock.tables.delta.vectors import PROPERTY, gets_vectors
+from penstock.tables.delta.vectors import VECTORS_PROPERTY, vectors_enabled
 from tests.tables.delta.row_queries import LocalSpark
 from tests.tables.histories import Event
 from tests.tables.histories import folded as folded_history
@@ -72,11 +72,11 @@ class Driver:
     ) -> None:
         self.scd_type, self.app_id = scd_type, app_id
         self.place = DeltaPlace.of(f"delta://{folder}", "t")
-        events = accepted_changes(schema, self.place, ["k"], "_commit_version", scd_type)
+        events = change_event_layout(schema, self.place, ["k"], "_commit_version", scd_type)
         self.writer: ChangesWriter = changes_writer(self.place, events, "exactly_once", "", app_id)
         table = self.place.open()
-        if self.by_vectors and not gets_vectors(table, self.place):
-            table.alter.set_table_properties({PROPERTY: "true"})
+        if self.by_vectors and not vectors_enabled(table, self.place):
+            table.alter.set_table_properties({VECTORS_PROPERTY: "true"})
 
     def apply(self, batch_id: int, events: Iterable[Event]) -> None:
         schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
@@ -91,10 +91,10 @@ class Driver:
         if self.writer._has_batch(self.place.open(), transaction):
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
-        file = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
+        file = EventTask(stage, events=self.writer.events).write_rows(iter(rows.to_batches(max_chunksize=3)))
         session = cast(SparkSession, LocalSpark()) if self.by_tasks else None
         self.writer._commit(stage, [] if file is None else [file], transaction, session)
-        stage.drop()
+        stage.delete_staged()
 
     def rows(self) -> list[tuple[Any, ...]]:
         found = pa.table(DeltaTable(self.place.path).scan()).to_pylist()

@@ -72,11 +72,13 @@ class RowQuery:
         self.commit(stage, files, transaction)
 
     def stage(self, batch_id: int, *parts: pa.Table) -> tuple[DeltaStage, list[DataFile]]:
-        indexed = self.writer._indexed(self.place.open())
+        indexed = self.writer._indexed_columns(self.place.open())
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id, indexed)
         task = DeltaStageTask(stage)
         names = [f"c{n}" for n in range(len(self.writer.layout.schema))]
-        written = [task.put(iter(part.rename_columns(names).to_batches(max_chunksize=3))) for part in parts]
+        written = [
+            task.write_rows(iter(part.rename_columns(names).to_batches(max_chunksize=3))) for part in parts
+        ]
         return stage, [file for file in written if file is not None]
 
     def commit(
@@ -86,7 +88,7 @@ class RowQuery:
         self.writer._commit(
             stage, files, transaction or AppTransaction(self.app_id, stage.batch_id, 7), spark
         )
-        stage.drop()
+        stage.delete_staged()
 
     def table(self) -> DeltaTable:
         return self.place.open()

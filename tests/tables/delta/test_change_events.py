@@ -42,7 +42,7 @@ def test_the_last_event_of_each_key_wins_in_any_order(batches: list[list[Event]]
     for number, batch in enumerate(batches):
         staged = collapsed(batch, 1)
         outcome = plan_latest(["k"], lines(staged), table_of([(k, *at) for k, at in known.items()], LINES))
-        taken = [event for event, wins in zip(staged, outcome.taken.to_pylist(), strict=True) if wins]
+        taken = [event for event, wins in zip(staged, outcome.merged.to_pylist(), strict=True) if wins]
         assert sorted(map(tuple, (row.values() for row in outcome.recorded.to_pylist()))) == sorted(
             (key, sequence, present) for key, _, sequence, present in taken
         )
@@ -67,13 +67,13 @@ def test_versions_have_no_gaps_or_overlaps_in_any_order(batches: list[list[Event
         outcome = plan_history(["k"], lines(staged), table_of(ended, LINES), stored)
         ended += [tuple(row.values()) for row in outcome.recorded.to_pylist()]
         assert len(set(ended)) == len(ended)
-        assert outcome.changed is not None
-        for key, begins, ends in (row.values() for row in outcome.changed.to_pylist()):
+        assert outcome.ended_versions is not None
+        for key, begins, ends in (row.values() for row in outcome.ended_versions.to_pylist()):
             assert rows[key, begins][1] != ends
             rows[key, begins] = (rows[key, begins][0], ends)
-        taken = [event for event, wins in zip(staged, outcome.taken.to_pylist(), strict=True) if wins]
-        assert outcome.ends is not None
-        for (key, value, begins, _), ends in zip(taken, outcome.ends.to_pylist(), strict=True):
+        taken = [event for event, wins in zip(staged, outcome.merged.to_pylist(), strict=True) if wins]
+        assert outcome.valid_to is not None
+        for (key, value, begins, _), ends in zip(taken, outcome.valid_to.to_pylist(), strict=True):
             assert (key, begins) not in rows
             rows[key, begins] = (value, ends)
         found = sorted(((key, value, at, ends) for (key, at), (value, ends) in rows.items()), key=repr)
@@ -127,10 +127,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How rows are changed; each file is large enough for a vector."""
     monkeypatch.setattr(Driver, "by_tasks", request.param != "deltalake")
     monkeypatch.setattr(Driver, "by_vectors", request.param == "vectors")
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(vectors, "_LARGEST_SHARE", 0.6)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MAX_DELETED_SHARE", 0.6)
     # Tasks look for rows, and not the driver.
-    monkeypatch.setattr(lookups, "_FEW_BYTES", -1)
+    monkeypatch.setattr(lookups, "_DRIVER_BYTES", -1)
     return str(request.param)
 
 
@@ -290,7 +290,7 @@ def test_a_commit_is_refused_if_the_driver_does_not_see_a_staged_file(tmp_path: 
     driver = Driver(tmp_path, 1)
     stage = DeltaStage(driver.place, driver.writer.layout, driver.app_id, 0)
     with pytest.raises(CommitRefusedError, match=r"STAGED_FILES_MISSING\].*that all machines share"):
-        stage.require_files([DataFile(stage.file(), 1, 1, "{}")])
+        stage.require_files([DataFile(stage.new_path(), 1, 1, "{}")])
 
 
 def test_commits_to_a_constantly_changing_table_are_given_up(tmp_path: Path, hooks: Hooks) -> None:
@@ -310,7 +310,7 @@ def test_commits_to_a_constantly_changing_table_are_given_up(tmp_path: Path, hoo
 
 
 def test_remembered_events_are_kept_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.delta.applied_table._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.tables.delta.applied_table._MAX_FILES", 3)
     driver = Driver(tmp_path, 2)
     for number in range(8):
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])

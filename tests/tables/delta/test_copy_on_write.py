@@ -205,8 +205,8 @@ def test_a_driver_that_wakes_after_a_vacuum_commits_nothing(
     query = RowQuery(tmp_path, SCHEMA, "update", ["a"])
     query.write(0, table_of({(1, "x"): 0}))
     stage, files = query.stage(1, table_of({(1, "y"): 1}))
-    stage.delete(files)
-    monkeypatch.setattr("penstock.tables.delta.stage.time.time", lambda: stage.begun + 8 * 86_400)
+    stage.delete_uncommitted(files)
+    monkeypatch.setattr("penstock.tables.delta.stage.time.time", lambda: stage.started_at + 8 * 86_400)
     files_of_keys = CopyOnWrite.replacement
     monkeypatch.setattr(CopyOnWrite, "replacement", lambda *_: Replacement())
     with pytest.raises(CommitRefusedError, match="STAGED_FILES_MISSING"):

@@ -15,8 +15,8 @@ from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta import lookups
 from penstock.tables.delta.data_files import DataFile
-from penstock.tables.delta.found_rows import rows_with_keys, rows_with_new_ends
 from penstock.tables.delta.lookups import POSITION, Lookup
+from penstock.tables.delta.removed_positions import removals_with_keys, removals_with_new_valid_to
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.stored_files import StoredFiles
@@ -45,15 +45,15 @@ def place(tmp_path: Path) -> DeltaPlace:
 @pytest.fixture
 def lookup(place: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     """It is done by tasks, in many parts."""
-    monkeypatch.setattr(lookups, "_FEW_BYTES", -1)
-    monkeypatch.setattr(lookups, "_PIECE_BYTES", 256)
+    monkeypatch.setattr(lookups, "_DRIVER_BYTES", -1)
+    monkeypatch.setattr(lookups, "_SPLIT_BYTES", 256)
     stage = DeltaStage(place, DeltaLayout(SCHEMA, ("k",)), "app", 0)
     keys = pa.table({"k": [*range(0, ROWS, 2), ROWS + 1]})
     return Lookup(cast(SparkSession, LocalSpark()), stage, keys, SCHEMA)
 
 
 def test_rows_are_found_in_the_order_of_their_file(place: DeltaPlace, lookup: Lookup) -> None:
-    found = lookup.found(StoredFiles(place, place.open()))
+    found = lookup.rows_by_file(StoredFiles(place, place.open()))
     assert len(found) == 2
     for file, rows in found:
         stored = pq.read_table(Path(place.path) / file.path)
@@ -63,22 +63,22 @@ def test_rows_are_found_in_the_order_of_their_file(place: DeltaPlace, lookup: Lo
 
 
 def test_positions_of_rows_that_leave(place: DeltaPlace, lookup: Lookup) -> None:
-    found = lookup.found(StoredFiles(place, place.open()))
-    leaving = rows_with_keys(found, pa.table({"k": [4, 8, 1]}))
-    for file in leaving.stored:
+    found = lookup.rows_by_file(StoredFiles(place, place.open()))
+    leaving = removals_with_keys(found, pa.table({"k": [4, 8, 1]}))
+    for file in leaving.stored_files:
         stored = pq.read_table(Path(place.path) / file.path)["k"].to_pylist()
-        assert leaving.rows[file.identity].positions.tolist() == sorted(map(stored.index, (4, 8)))
+        assert leaving.removals[file.identity].positions.tolist() == sorted(map(stored.index, (4, 8)))
     changed = pa.table([[4, 8, 8, 10], [1, 1, 7, 0], [5, 6, 7, 8]], schema=SCHEMA)
-    ended = rows_with_new_ends(found, changed)
+    ended = removals_with_new_valid_to(found, changed)
     by_version = {}
-    for file in ended.stored:
+    for file in ended.stored_files:
         rows = pq.read_table(Path(place.path) / file.path)
-        each = ended.rows[file.identity]
-        assert each.values is not None
+        each = ended.removals[file.identity]
+        assert each.new_values is not None
         assert each.positions.tolist() == sorted(each.positions.tolist())
-        for position, row in zip(each.positions.tolist(), each.values.to_pylist(), strict=True):
+        for position, row in zip(each.positions.tolist(), each.new_values.to_pylist(), strict=True):
             key, begun, _ = rows.slice(position, 1).to_pylist()[0].values()
             assert (row["k"], row[VALID_FROM]) == (key, begun)
             by_version[key, begun] = row[VALID_TO]
     assert by_version == {(4, 1): 5, (8, 1): 6, (10, 0): 8}
-    assert rows_with_new_ends(found, changed.slice(0, 0)).stored == []
+    assert removals_with_new_valid_to(found, changed.slice(0, 0)).stored_files == []

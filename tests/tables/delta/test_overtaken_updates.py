@@ -26,7 +26,7 @@ OTHERS = st.sampled_from(["nothing", "append", "delete", "compact", "checkpoint"
 @pytest.fixture(params=["copies", "vectors"], autouse=True)
 def properties(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Those of a table whose rows are changed in one way; each file is large enough for a vector."""
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
     return ENABLED if request.param == "vectors" else {}
 
 

@@ -21,7 +21,7 @@ def grow(driver: Driver, version: int) -> None:
     applied = driver.writer.applied
     while (recorded := driver.applied().version()) < version:
         applied.record(recorded, lines([("z", 0, recorded, 0)]))
-    applied.name_in(driver.table(), version)
+    applied.set_version_in(driver.table(), version)
 
 
 def log_of_record(driver: Driver) -> Path:

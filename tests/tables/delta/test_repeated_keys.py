@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TableRefusedError
-from penstock.tables.delta.repeated_keys import parts_of_hashes, repeated_in_parts
+from penstock.tables.delta.repeated_keys import find_repeated_hashes, partition_hashes
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed
 from tests.tables.delta.tables import DeltaTables
@@ -26,7 +26,7 @@ def tables(
     spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> DeltaTables:
     """Each micro-batch is large."""
-    monkeypatch.setattr("penstock.tables.delta.repeated_keys._FEW_ROWS", 0)
+    monkeypatch.setattr("penstock.tables.delta.repeated_keys._DRIVER_ROWS", 0)
     return DeltaTables(Feed(spark, store_url, tmp_path, SCHEMA), tmp_path / "tables")
 
 
@@ -65,13 +65,13 @@ HASHES = st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1), st.integers(2*
 @given(chunks=st.lists(st.lists(HASHES, min_size=1), max_size=4), bits=st.integers(1, 12))
 def test_parts_of_hashes_have_the_repeated_ones(chunks: list[list[int]], bits: int) -> None:
     """Equal hashes are in one part, and a task may get several parts, also as slices of batches."""
-    batches = [parts_of_hashes(pa.array(chunk, pa.uint64()), bits) for chunk in chunks]
+    batches = [partition_hashes(pa.array(chunk, pa.uint64()), bits) for chunk in chunks]
     found = []
     for part in {number for batch in batches for number in batch["part"].to_pylist()}:
         rows = [row for batch in batches for row in rows_of(batch, part)]
         assert all(value >> (64 - bits) == part for row in rows for value in values(row))
-        found += [hash for batch in repeated_in_parts(rows) for hash in batch["hash"].to_pylist()]
-    together = [hash for batch in repeated_in_parts(batches) for hash in batch["hash"].to_pylist()]
+        found += [hash for batch in find_repeated_hashes(rows) for hash in batch["hash"].to_pylist()]
+    together = [hash for batch in find_repeated_hashes(batches) for hash in batch["hash"].to_pylist()]
     flat = [hash for chunk in chunks for hash in chunk]
     expected = sorted({hash for hash in flat if flat.count(hash) > 1})
     assert sorted(hash % 2**64 for hash in found) == sorted(hash % 2**64 for hash in together) == expected

@@ -182,8 +182,8 @@ def test_a_restored_deletion_vector_is_that_of_the_restored_version(
 ) -> None:
     """A vector makes another file of a file with the same path."""
     monkeypatch.setattr(Driver, "by_vectors", True)
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(vectors, "_LARGEST_SHARE", 0.6)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MAX_DELETED_SHARE", 0.6)
     driver = Driver(tmp_path, scd_type)
     batches = [[(str(number), 1, 1, 1) for number in range(20)], *([("3", n, n, 1)] for n in range(2, 4))]
     for number, events in enumerate(batches):

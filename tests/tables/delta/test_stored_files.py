@@ -15,7 +15,7 @@ from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta import stored_files, vectors
 from penstock.tables.delta.applied_table import AppliedTable
 from penstock.tables.delta.data_files import DataFile
-from penstock.tables.delta.leaving_rows import bounds_of
+from penstock.tables.delta.removed_rows import key_bounds
 from penstock.tables.delta.statistics import FileStatistics
 from penstock.tables.delta.stored_files import StoredFiles
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND, Driver
@@ -40,7 +40,7 @@ def test_an_attempt_reads_each_log_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
     monkeypatch.setattr(Driver, "by_vectors", True)
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
     driver, reads = Driver(tmp_path, scd_type), Reads(monkeypatch)
     driver.apply(0, FIRST)
     for number, events in enumerate((SECOND, [("a", 9, 9, 1), ("b", 9, 9, 0)]), 1):
@@ -52,7 +52,7 @@ def test_an_attempt_reads_each_log_once(
 
 def test_another_attempt_reads_the_log_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "by_vectors", True)
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
     one, other = Driver(tmp_path, 1, "one"), Driver(tmp_path, 1, "other")
     one.apply(0, FIRST)
     hooks: list[Callable[[], None]] = [lambda: other.apply(0, SECOND)]
@@ -105,5 +105,5 @@ def near(folder: Path, files: list[list[int]], keys: list[int], kind: pa.DataTyp
         statistics.add(column(rows).combine_chunks().to_batches()[0])
         adds.append(DataFile(f"{number}.parquet", len(rows), 1, statistics.to_json()).add_action())
     table.create_write_transaction(adds, "append", table.schema())
-    found = StoredFiles(place, place.open()).near(schema, bounds_of(column(keys)))
+    found = StoredFiles(place, place.open()).overlapping(schema, key_bounds(column(keys)))
     return {int(file.path.removesuffix(".parquet")) for file in found}

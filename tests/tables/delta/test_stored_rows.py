@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from penstock.lake.deletion_vectors import DeletionVector, encode
 from penstock.lake.parquet import FileSplit
 from penstock.lake.storage import DeltaPlace
-from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.changes.lookup_keys import LookupKeys
 from penstock.tables.delta import stored_rows
 from penstock.tables.delta.data_files import UnreadableFile
-from penstock.tables.delta.stored_files import Stored
+from penstock.tables.delta.stored_files import StoredFile
 from penstock.tables.delta.stored_rows import StoredRows
 
 ROWS = 40
@@ -40,7 +40,7 @@ def stored(folder: Path, size: int, deleted: set[int]) -> StoredRows:
     positions = np.array(sorted(deleted), np.int64)
     vector = DeletionVector.inline(encode(positions), len(positions))
     add = {"deletionVector": vector.action} if deleted else {}
-    return StoredRows(DeltaPlace(str(folder)), Stored(f"{size}.parquet", 1, add))
+    return StoredRows(DeltaPlace(str(folder)), StoredFile(f"{size}.parquet", 1, add))
 
 
 @given(
@@ -52,7 +52,7 @@ def stored(folder: Path, size: int, deleted: set[int]) -> StoredRows:
 def test_live_rows_of_keys_are_found_in_one_piece_each(
     folder: Path, size: int, deleted: set[int], keys: set[int], count: int
 ) -> None:
-    wanted = WantedKeys(pa.table({"k": pa.array(sorted(keys), pa.int64())}))
+    wanted = LookupKeys(pa.table({"k": pa.array(sorted(keys), pa.int64())}))
     rows = stored(folder, size, deleted)
     found = [
         (position, *row.values())
@@ -62,12 +62,12 @@ def test_live_rows_of_keys_are_found_in_one_piece_each(
     ]
     expected = [n for n in range(ROWS) if n // 2 in keys and n not in deleted]
     assert found == [(n, n // 2, f"v{n}", None) for n in expected]
-    assert rows.count == ROWS
+    assert rows.row_count == ROWS
 
 
 @given(size=st.sampled_from([1, 7, ROWS]), places=PLACES)
 def test_rows_are_read_by_position(folder: Path, size: int, places: set[int]) -> None:
-    rows = stored(folder, size, set()).at(np.array(sorted(places), np.int64), SCHEMA)
+    rows = stored(folder, size, set()).at_positions(np.array(sorted(places), np.int64), SCHEMA)
     found = [row for batch in rows for row in batch.to_pylist()]
     assert found == [{"k": n // 2, "v": f"v{n}", "new": None} for n in sorted(places)]
 
@@ -82,10 +82,10 @@ def test_only_row_groups_that_may_have_a_wanted_row_are_read(
         return read_row_groups(file, groups, columns)
 
     monkeypatch.setattr(stored_rows, "read_row_groups", reading)
-    list(stored(folder, 7, set()).at(np.array([0, 6, 21, 39]), SCHEMA))
+    list(stored(folder, 7, set()).at_positions(np.array([0, 6, 21, 39]), SCHEMA))
     assert read == [([group], SCHEMA.names) for group in (0, 3, 5)]
     read.clear()
-    wanted = WantedKeys(pa.table({"k": pa.array([-1, 4, 16, 99], pa.int64())}))
+    wanted = LookupKeys(pa.table({"k": pa.array([-1, 4, 16, 99], pa.int64())}))
     list(stored(folder, 7, set()).with_keys(wanted, SCHEMA, FileSplit()))
     assert read == [([group], SCHEMA.names) for group in (1, 4)]
 

@@ -29,7 +29,7 @@ from tests.tables.delta.vectors import ENABLED, added, commit, create, give_vect
 
 @pytest.fixture(autouse=True)
 def every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 10])
@@ -103,7 +103,7 @@ def test_vectors_of_a_table_that_wants_no_more_are_heeded(tmp_path: Path) -> Non
 
 
 def test_small_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 1 << 20)
     query = filled(tmp_path, ENABLED)
     query.write(1, table_of({(3, "new"): 1}))
     assert vectors_of(tmp_path) == {}
@@ -121,10 +121,10 @@ def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
 ) -> None:
     """The log has no file for the next version then, since it has later ones, and a checkpoint."""
     query, other = filled(tmp_path, ENABLED), RowQuery(tmp_path, SCHEMA, "update", ["a"], "other")
-    create_file = log_commit.create_file
+    create_file = log_commit.create_if_absent
 
     def sleep() -> None:
-        monkeypatch.setattr(log_commit, "create_file", create_file)
+        monkeypatch.setattr(log_commit, "create_if_absent", create_file)
         for number in range(3):
             other.write(number, table_of({(number, "other"): number}))
         table = query.table()
@@ -139,7 +139,7 @@ def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
     if moment == "PLANNED":
         hook.calls.append(sleep)
     else:
-        monkeypatch.setattr(log_commit, "create_file", sleeping)
+        monkeypatch.setattr(log_commit, "create_if_absent", sleeping)
     query.write(1, table_of({(1, "new"): 7, (50, "new"): 7}))
     kept = [(n, "x", 0) for n in range(3, MANY) if n != 50]
     new = [(0, "other", 0), (1, "new", 7), (2, "other", 2), (50, "new", 7)]
@@ -147,7 +147,7 @@ def test_a_driver_that_wakes_after_the_log_was_cleaned_up_loses_nothing(
 
 
 def test_a_lost_answer_of_the_storage_commits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, create_file, calls = filled(tmp_path, ENABLED), log_commit.create_file, []
+    query, create_file, calls = filled(tmp_path, ENABLED), log_commit.create_if_absent, []
 
     def losing(*arguments: Any) -> bool:
         calls.append(create_file(*arguments))
@@ -155,7 +155,7 @@ def test_a_lost_answer_of_the_storage_commits_once(tmp_path: Path, monkeypatch: 
             raise OSError("connection reset")
         return calls[-1]
 
-    monkeypatch.setattr(log_commit, "create_file", losing)
+    monkeypatch.setattr(log_commit, "create_if_absent", losing)
     rows = table_of({(3, "new"): 1})
     query.write(1, rows)
     query.write(1, rows)
@@ -270,7 +270,7 @@ def test_complete_mode_replaces_files_with_vectors(tmp_path: Path) -> None:
 def test_large_vectors_are_written_whole(tmp_path: Path) -> None:
     positions = np.unique(np.random.default_rng(7).integers(0, 1 << 25, 1 << 21))
     place = DeltaPlace(str(tmp_path))
-    vector = vectors.written_vector(place, positions)
+    vector = vectors.write_vector(place, positions)
     assert vector.size > 1 << 21
     assert np.array_equal(vector.positions(place.files()), positions)
 
@@ -283,11 +283,11 @@ def test_a_driver_that_wakes_late_commits_no_vector_without_its_file(
     stage, files = query.stage(1, table_of({(3, "new"): 1}))
 
     def clean() -> None:
-        for path in (tmp_path / vectors.FOLDER).iterdir():
+        for path in (tmp_path / vectors.VECTORS_FOLDER).iterdir():
             path.unlink()
 
     hook.calls.append(clean)
-    monkeypatch.setattr("penstock.tables.delta.stage.time.time", lambda: stage.begun + 8 * 86_400)
+    monkeypatch.setattr("penstock.tables.delta.stage.time.time", lambda: stage.started_at + 8 * 86_400)
     with pytest.raises(CommitRefusedError, match="STAGED_FILES_MISSING"):
         query.commit(stage, files)
     assert len(live(tmp_path)) == MANY

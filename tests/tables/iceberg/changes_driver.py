@@ -13,8 +13,8 @@ from pyspark.sql import types as spark
 
 from penstock.tables.iceberg import changes_writer as changes
 from penstock.tables.iceberg import writer
-from penstock.tables.iceberg.changes_writer import ChangesWriter, accepted_changes, changes_writer
-from penstock.tables.iceberg.record import BRANCH
+from penstock.tables.iceberg.applied_events import BRANCH
+from penstock.tables.iceberg.changes_writer import ChangesWriter, change_layout, changes_writer
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter
 from tests.tables.delta.driver import ROWS, collapsed
@@ -46,7 +46,7 @@ class ChangesDriver(Run):
         super().__init__(folder, name, catalog)
         self.catalog.faults = list(faults)
         self.scd_type, self.app_id = scd_type, app_id
-        accepted = accepted_changes(schema, self.place, keys, "_commit_version", scd_type)
+        accepted = change_layout(schema, self.place, keys, "_commit_version", scd_type)
         self.writer: ChangesWriter = changes_writer(self.place, accepted, "exactly_once", "nowhere", app_id)
 
     def apply(self, batch_id: int, events: Iterable[Event], input_digest: str = "same") -> None:
@@ -56,11 +56,11 @@ class ChangesDriver(Run):
     def write(self, batch_id: int, events: Sequence[tuple[Any, ...]], input_digest: str = "same") -> None:
         """Apply events that Spark has collapsed: values, sequence, and whether the row is there."""
         layout = self.writer.events
-        names = [f"c{number}" for number in range(len(layout.columns))]
+        names = [f"c{number}" for number in range(len(layout.query_columns))]
         schema = pa.schema(
             [
-                *(pa.field(name, field.type) for name, field in zip(names, layout.rows, strict=True)),
-                ("sequence", layout.sequence),
+                *(pa.field(name, field.type) for name, field in zip(names, layout.row_schema, strict=True)),
+                ("sequence", layout.sequence_type),
                 ("present", pa.int32()),
                 *([] if layout.unchanged is None else [("unknown", pa.string())]),
                 ("ambiguous", pa.bool_()),

@@ -17,7 +17,7 @@ from pyspark.sql import types as spark
 
 from penstock.arrow.schema import canonical_schema
 from penstock.tables.iceberg import event_files, numbered_tasks, stage, writer
-from penstock.tables.iceberg.attempts import _files
+from penstock.tables.iceberg.attempts import _list_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.schema import rows_layout
 from penstock.tables.iceberg.transactions import MicroBatch
@@ -116,7 +116,7 @@ class Run:
     def stored(self) -> list[str]:
         """The names of all files in the table's data folder."""
         table = self.table
-        files = _files(table.io, table.location_provider().data_path)
+        files = _list_files(table.io, table.location_provider().data_path)
         return sorted(path.rpartition("/")[2] for path in files)
 
     @property

@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 import penstock
-from penstock.tables.iceberg.attempts import _files
+from penstock.tables.iceberg.attempts import _list_files
 from tests.support.sql_tables import Feed
 
 
@@ -69,7 +69,7 @@ class IcebergTables:
     def listed(self, name: str) -> set[str]:
         """The locations of all files in the table's data folder, wherever that is."""
         table = self.table(name)
-        return set(_files(table.io, table.location_provider().data_path))
+        return set(_list_files(table.io, table.location_provider().data_path))
 
     def ever(self, name: str) -> list[DataFile]:
         """The data files of all snapshots."""

@@ -23,11 +23,11 @@ from penstock.errors import (
     TableRefusedError,
 )
 from penstock.feeds.iceberg import IcebergFeed
+from penstock.tables.iceberg.applied_events import BRANCH, STATE_PROPERTY
 from penstock.tables.iceberg.changes_commit import ChangesCommit
 from penstock.tables.iceberg.changes_writer import ChangesWriter
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.compaction import compact
-from penstock.tables.iceberg.record import BRANCH, PROPERTY
 from penstock.tables.iceberg.transactions import CommitConflict
 from tests.support.feed_reading import changes
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
@@ -245,12 +245,12 @@ def test_a_table_that_was_replaced_is_refused(tmp_path: Path) -> None:
 
 def without_property(table: Table) -> None:
     with table.transaction() as transaction:
-        transaction.remove_properties(PROPERTY)
+        transaction.remove_properties(STATE_PROPERTY)
 
 
 def with_other_property(table: Table) -> None:
     with table.transaction() as transaction:
-        transaction.set_properties({PROPERTY: "{}"})
+        transaction.set_properties({STATE_PROPERTY: "{}"})
 
 
 def without_branch(table: Table) -> None:
@@ -329,7 +329,7 @@ def test_the_newest_snapshot_of_the_record_is_kept_however_old_it_is(tmp_path: P
     assert ref.max_ref_age_ms is not None
     assert ref.max_ref_age_ms > 1000 * 86_400_000 * 365
     assert ref.min_snapshots_to_keep == 1
-    named = json.loads(driver.table.properties[PROPERTY])
+    named = json.loads(driver.table.properties[STATE_PROPERTY])
     assert named["snapshot"] == ref.snapshot_id
 
 
@@ -376,16 +376,16 @@ def test_files_that_are_gone_when_a_suspended_driver_wakes_are_not_committed(
 ) -> None:
     monkeypatch.setattr("penstock.tables.iceberg.commit._OLD_SECONDS", -1.0)
     driver = ChangesDriver(tmp_path)
-    send = Commit._send
+    send = Commit._commit_changes
 
     def cleaned_up(commit: Commit, transaction: Any, changes: FileChanges) -> Any:
-        assert changes.record is not None
-        for file in changes.added if of == "rows" else changes.record.added:
+        assert changes.applied_events_change is not None
+        for file in changes.added if of == "rows" else changes.applied_events_change.added:
             Path(file.file_path.removeprefix("file://")).unlink()
-        monkeypatch.setattr(Commit, "_send", send)
+        monkeypatch.setattr(Commit, "_commit_changes", send)
         raise CommitConflict
 
-    monkeypatch.setattr(Commit, "_send", cleaned_up)
+    monkeypatch.setattr(Commit, "_commit_changes", cleaned_up)
     with pytest.raises(CommitRefusedError, match="missing") as caught:
         driver.apply(0, FIRST)
     assert caught.value.condition == "COMMIT_REFUSED.STAGED_FILES_MISSING"

@@ -21,8 +21,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatchError, TableRefusedError
-from penstock.tables.iceberg import event_files, lookups, position_deletes, record_merges
-from penstock.tables.iceberg.record import BRANCH
+from penstock.tables.iceberg import applied_events_writer, event_files, lookups, position_deletes
+from penstock.tables.iceberg.applied_events import BRANCH
 from tests.tables.delta.driver import FIRST, FOLDS, SECOND
 from tests.tables.histories import Event, deliveries
 from tests.tables.iceberg.changes_driver import ChangesDriver
@@ -156,9 +156,9 @@ def test_rows_that_other_engines_delete_stay_deleted_and_their_events_applied(tm
 def test_large_micro_batches_are_looked_up_merged_and_written_by_several_tasks(
     tmp_path: Path, scd_type: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookups, "_FEW_ROWS", 0)
+    monkeypatch.setattr(lookups, "_DRIVER_ROWS", 0)
     monkeypatch.setattr(lookups, "_PART_ROWS", 100)
-    monkeypatch.setattr(record_merges, "_SMALL_ROWS", 2)
+    monkeypatch.setattr(applied_events_writer, "_SMALL_ROWS", 2)
     monkeypatch.setattr(event_files, "_TASK_BYTES", 1)
     driver, events = ChangesDriver(tmp_path, scd_type), []
     for number in range(14):
@@ -175,11 +175,11 @@ def test_large_micro_batches_are_looked_up_merged_and_written_by_several_tasks(
 def test_the_record_has_few_files_and_each_event_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    monkeypatch.setattr(record_merges, "_MOST_FILES", 3)
+    monkeypatch.setattr(applied_events_writer, "_MAX_FILES", 3)
     driver = ChangesDriver(tmp_path, scd_type)
     for number in range(8):
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])
-    files = driver.writer.record.files(driver.table)
+    files = driver.writer.applied_events.files(driver.table)
     assert len(files) <= 3
     if scd_type == 2:
         assert driver.recorded() == sorted((("a", 2 * number + 1, 0) for number in range(8)), key=repr)
@@ -235,9 +235,9 @@ def test_a_merge_of_the_record_has_a_limited_number_of_rows() -> None:
     def file(rows: int) -> Any:
         return SimpleNamespace(file=SimpleNamespace(record_count=rows))
 
-    largest = record_merges._LARGEST_ROWS
+    largest = applied_events_writer._MAX_ROWS
     files = [file(rows) for rows in (*[largest // 2] * 6, largest // 4, largest // 4, largest // 8)]
-    chosen = record_merges._merged(files, largest // 8)
+    chosen = applied_events_writer._files_to_merge(files, largest // 8)
     assert sum(each.file.record_count for each in chosen) + largest // 8 <= largest
     assert len(chosen) == 3, "the smaller ones, which are still merged"
 
@@ -268,8 +268,8 @@ def test_the_table_equals_a_fold_whatever_happens(
     steps: list[tuple[str, list[Any], Any]],
 ) -> None:
     if by_position:
-        monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 0)
-        monkeypatch.setattr(position_deletes, "_LARGEST_SHARE", 1.0)
+        monkeypatch.setattr(position_deletes, "_MIN_FILE_BYTES", 0)
+        monkeypatch.setattr(position_deletes, "_MAX_DELETED_SHARE", 1.0)
     folder = tmp_path_factory.mktemp("model")
     driver, events, batches, others = ChangesDriver(folder, scd_type), [], [[]], 0
     for kind, places, fault in steps:

@@ -22,7 +22,7 @@ from penstock.errors import (
     StoreUnavailableError,
     TableRefusedError,
 )
-from penstock.tables.iceberg.attempts import FOLDER, Attempt
+from penstock.tables.iceberg.attempts import PENDING_FOLDER, Attempt
 from penstock.tables.names import digest
 from tests.tables.iceberg.driver import Driver
 from tests.tables.iceberg.faults import (
@@ -251,7 +251,7 @@ def test_files_of_queries_that_run_are_not_deleted(tmp_path: Path) -> None:
     kept = [Attempt(digest("running"), old, "a" * 32), Attempt(digest("running"), new, "b" * 32)]
     dead = Attempt(digest("dead"), old, "c" * 32)
     for attempt in [*kept, dead]:
-        (data / FOLDER / attempt.file_name).touch()
+        (data / PENDING_FOLDER / attempt.file_name).touch()
         (data / f"{attempt.token}-{'0' * 32}.parquet").touch()
     before = driver.stored
     Driver(tmp_path)

@@ -103,16 +103,16 @@ def test_equality_deletes_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Call a function once, after the next compaction has written its files and before it commits them."""
-    written = compaction.written
+    written = compaction.write_data_files
 
     def between(act: Callable[[], object]) -> None:
         def write(*values: Any) -> Any:
-            monkeypatch.setattr(compaction, "written", written)
+            monkeypatch.setattr(compaction, "write_data_files", written)
             done = written(*values)
             act()
             return done
 
-        monkeypatch.setattr(compaction, "written", write)
+        monkeypatch.setattr(compaction, "write_data_files", write)
 
     return between
 
@@ -131,13 +131,13 @@ def test_a_compaction_ends_beside_a_query_that_goes_on_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, batches = filled(tmp_path, *single_rows(6)), iter(range(1, 10))
-    merge = compaction.merge
+    merge = compaction.merge_files
 
     def beside(*values: Any) -> Any:
         driver.write(next(batches), *single_rows(6))
         return merge(*values)
 
-    monkeypatch.setattr(compaction, "merge", beside)
+    monkeypatch.setattr(compaction, "merge_files", beside)
     assert compact(driver.place, FILE, 5) == TableCompaction(6, 1, 1)
     assert files(driver) == [1] * 6 + [6], "the newer ones are for the next compaction"
 
@@ -190,7 +190,7 @@ def test_other_writers_that_are_always_faster_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = filled(tmp_path, *single_rows(6))
-    monkeypatch.setattr(compaction, "_changed", lambda *_: "rows of the files were deleted")
+    monkeypatch.setattr(compaction, "_reason_files_changed", lambda *_: "rows of the files were deleted")
     with pytest.raises(CommitRefusedError, match="at each of 10 attempts to merge files"):
         compact(driver.place, FILE, 5)
     assert files(driver) == [1] * 6

@@ -148,7 +148,7 @@ def test_rows_of_an_older_partitioning_are_rewritten_by_the_new_one(tmp_path: Pa
 def test_more_partitions_than_files_that_are_open_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tables.iceberg.data_files._OPEN_FILES", 2)
+    monkeypatch.setattr("penstock.tables.iceberg.data_files._MAX_OPEN_FILES", 2)
     events(tmp_path, PartitionField(4, 1000, IdentityTransform(), "kind"))
     driver = Driver(tmp_path, schema=EVENTS)
     rows = [event(number, kind="abcdef"[number % 6]) for number in range(60)]
@@ -157,7 +157,7 @@ def test_more_partitions_than_files_that_are_open_at_once(
 
 
 def test_large_files_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.iceberg.data_files._GROUP_ROWS", 1)
+    monkeypatch.setattr("penstock.tables.iceberg.data_files._ROW_GROUP_ROWS", 1)
     driver = Driver(tmp_path)
     driver.table.transaction().set_properties(
         {"write.target-file-size-bytes": "1", "write.parquet.compression-codec": "uncompressed"}

@@ -12,7 +12,7 @@ from pyiceberg.table import FileScanTask
 
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.lookups import FilePart, LookupTask
-from penstock.tables.iceberg.reading import Part
+from penstock.tables.iceberg.reading import FileSplit
 from tests.tables.iceberg.deletes import delete_rows
 from tests.tables.iceberg.driver import Driver
 
@@ -38,9 +38,9 @@ def test_each_row_is_found_in_one_part(driver: Driver, count: int, keys: list[in
     table = driver.table
     (task,) = table.scan().plan_files()
     target = FileTarget.of("t", table.io, table.metadata, "token")
-    parts = [FilePart(FileScanTask(task.file, task.delete_files), Part(n, count)) for n in range(count)]
+    parts = [FilePart(FileScanTask(task.file, task.delete_files), FileSplit(n, count)) for n in range(count)]
     columns = Schema(*table.schema().fields)
     lookup = LookupTask(target, pa.table({"k": pa.array(keys, pa.int64())}), columns, parts)
-    found = [row for number in range(count) for row in lookup.found(number).to_pylist()]
+    found = [row for number in range(count) for row in lookup.find_rows(number).to_pylist()]
     live = [key for key in keys if key < ROWS and key not in (0, 9, 10, 55)]
     assert found == [{"k": key, "v": f"v{key}"} for key in live]

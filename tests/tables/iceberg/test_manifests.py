@@ -9,19 +9,19 @@ import pytest
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import TableProperties
 
-from penstock.tables.iceberg import record_merges
+from penstock.tables.iceberg import applied_events_writer
+from penstock.tables.iceberg.applied_events import BRANCH
 from penstock.tables.iceberg.compaction import compact
-from penstock.tables.iceberg.position_deletes import COPY, MERGE, MODE
-from penstock.tables.iceberg.record import BRANCH
+from penstock.tables.iceberg.position_deletes import COPY_ON_WRITE, MERGE_MODE_PROPERTY, MERGE_ON_READ
 from tests.tables.iceberg.changes_driver import ChangesDriver
 from tests.tables.iceberg.driver import Driver, Run
 
 BATCHES, MERGED = 12, 4
 
 
-def prepare(run: Run, mode: str = COPY) -> None:
+def prepare(run: Run, mode: str = COPY_ON_WRITE) -> None:
     """Have manifests merged once there are some."""
-    properties = {MODE: mode, TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGED)}
+    properties = {MERGE_MODE_PROPERTY: mode, TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGED)}
     run.table.transaction().set_properties(properties).commit_transaction()
 
 
@@ -41,7 +41,7 @@ def outdated(found: list[ManifestFile]) -> int:
     )
 
 
-@pytest.mark.parametrize("mode", [COPY, MERGE])
+@pytest.mark.parametrize("mode", [COPY_ON_WRITE, MERGE_ON_READ])
 def test_updates(tmp_path: Path, mode: str) -> None:
     driver = Driver(tmp_path, "update", "k")
     prepare(driver, mode)
@@ -70,8 +70,8 @@ def test_a_compaction_beside_a_query(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_the_record_of_changes(tmp_path: Path, scd_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has large files too, each micro-batch merges small ones."""
-    monkeypatch.setattr(record_merges, "_SMALL_ROWS", 0)
-    monkeypatch.setattr(record_merges, "_MOST_FILES", 1)
+    monkeypatch.setattr(applied_events_writer, "_SMALL_ROWS", 0)
+    monkeypatch.setattr(applied_events_writer, "_MAX_FILES", 1)
     driver = ChangesDriver(tmp_path, scd_type)
     prepare(driver)
     driver.apply(0, [(f"k{number}", 1, 0, 0) for number in range(100)])

@@ -23,7 +23,7 @@ from penstock.errors import StoreUnavailableError
 from penstock.feeds.iceberg import IcebergFeed, planning
 from penstock.tables.iceberg import position_deletes
 from penstock.tables.iceberg.compaction import compact
-from penstock.tables.iceberg.position_deletes import MODE, written_deletes
+from penstock.tables.iceberg.position_deletes import MERGE_MODE_PROPERTY, write_position_deletes
 from tests.support.feed_reading import changes
 from tests.tables.delta.driver import FOLDS
 from tests.tables.iceberg.changes_driver import ChangesDriver
@@ -36,7 +36,7 @@ ROWS = 200
 
 
 def set_mode(run: Run, mode: str = "merge-on-read") -> None:
-    run.table.transaction().set_properties({MODE: mode}).commit_transaction()
+    run.table.transaction().set_properties({MERGE_MODE_PROPERTY: mode}).commit_transaction()
 
 
 def filled(folder: Path, mode: str = "merge-on-read", app_id: str = "app") -> Driver:
@@ -94,7 +94,7 @@ def test_by_default_only_large_files_get_them(tmp_path: Path, monkeypatch: pytes
     driver.write(0, [(number, "old") for number in range(ROWS)])
     driver.write(1, [(7, "new")])
     assert delete_files(driver.table) == []
-    monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(position_deletes, "_MIN_FILE_BYTES", 1)
     driver.write(2, [(8, "new")])
     assert len(delete_files(driver.table)) == 1
     assert driver.rows() == expected({7: "new", 8: "new"})
@@ -102,7 +102,7 @@ def test_by_default_only_large_files_get_them(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "COPY-ON-WRITE"])
 def test_a_table_may_ask_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(position_deletes, "_MIN_FILE_BYTES", 1)
     driver = filled(tmp_path, mode)
     driver.write(1, [(7, "new")])
     assert delete_files(driver.table) == []
@@ -253,7 +253,7 @@ def test_the_path_of_the_data_file_is_in_memory_once(tmp_path: Path) -> None:
     driver, count = Driver(tmp_path, "update", "k"), 30_000
     target = driver.writer.target.files(driver.table, driver.table.transaction(), "token")
     file: Any = SimpleNamespace(file_path="x" * 100_000)
-    written = written_deletes(target, file, np.arange(count))
+    written = write_position_deletes(target, file, np.arange(count))
     stored = pq.ParquetFile(local(written.path))
     assert (stored.metadata.num_rows, written.rows) == (count, count)
     assert stored.schema_arrow.types == [pa.string(), pa.int64()]

@@ -176,7 +176,7 @@ def test_two_rows_with_the_same_key_in_a_micro_batch_are_refused(
     tables: IcebergTables, monkeypatch: pytest.MonkeyPatch, few: bool
 ) -> None:
     if not few:
-        monkeypatch.setattr("penstock.tables.iceberg.keys._FEW_ROWS", 0)
+        monkeypatch.setattr("penstock.tables.iceberg.keys._DRIVER_ROWS", 0)
     feed, sink = tables.feed, tables.sink("latest", "k", "v")
     feed.add(row(1, "a", 5), row(2, "b", 5)).run(sink, mode="update")
     feed.add(row(3, "c", 6), row(4, "a", 6), row(5, "a", 6), row(6, "a", 5))

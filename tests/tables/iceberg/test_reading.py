@@ -43,7 +43,7 @@ from pyiceberg.types import (
 )
 
 from penstock.errors import TableRefusedError
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
 from tests.tables.iceberg.driver import Driver
 
 INNER = StructType(NestedField(20, "x", IntegerType()), NestedField(21, "y z.", StringType()))
@@ -115,7 +115,9 @@ def appended(table: Table, rows: list[dict[str, Any]]) -> None:
     """Append rows as the sink does; pyiceberg's own append changes some."""
     target = FileTarget.of("t", table.io, table.metadata, "token")
     arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    files = written(target, [in_schema(target, pa.Table.from_pylist(rows, schema=arrow).columns)])
+    files = write_data_files(
+        target, [cast_to_file_schema(target, pa.Table.from_pylist(rows, schema=arrow).columns)]
+    )
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as producer:
         for file in files:
             producer.append_data_file(file)

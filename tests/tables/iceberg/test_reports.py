@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
 from penstock.tables.iceberg.reports import from_report, to_report
 
 SCHEMA = pa.schema(
@@ -66,7 +66,7 @@ def test_files_are_the_same_after_a_report(tmp_path: Path) -> None:
     for table in (plain, parted):
         target = FileTarget.of("shop", table.io, table.metadata, "token")
         rows = pa.Table.from_pylist(ROWS, SCHEMA)
-        files = written(target, [in_schema(target, rows.columns)])
+        files = write_data_files(target, [cast_to_file_schema(target, rows.columns)])
         again = from_report(target, to_report(target, files))
         assert [_fields(file) for file in again] == [_fields(file) for file in files]
         assert len(files) == (1 if table is plain else 2)

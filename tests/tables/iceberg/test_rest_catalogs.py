@@ -346,7 +346,7 @@ def test_files_of_old_snapshots_stay_if_the_catalog_is_asked_for_the_newest_ones
 ) -> None:
     mode = {"snapshot-loading-mode": "refs"}
     driver = writing(server, tmp_path, **mode)
-    monkeypatch.setattr("penstock.tables.iceberg.attempts.Attempt.end", lambda *_: None)
+    monkeypatch.setattr("penstock.tables.iceberg.attempts.Attempt.delete_pending_file", lambda *_: None)
     driver.write(0, [(1, "a")])
     complete = Driver(tmp_path, "complete", app_id="other", catalog={**server.properties, **mode})
     complete.write(0, [(2, "b")])

@@ -19,7 +19,7 @@ from pyspark.sql import types as spark
 
 from penstock.errors import TableRefusedError
 from penstock.tables.iceberg import position_deletes
-from penstock.tables.iceberg.position_deletes import MERGE, MODE
+from penstock.tables.iceberg.position_deletes import MERGE_MODE_PROPERTY, MERGE_ON_READ
 from tests.tables.iceberg.deletes import delete_listed, delete_rows
 from tests.tables.iceberg.driver import Driver, Row
 from tests.tables.iceberg.faults import conflict, lost_reply, lost_request
@@ -77,7 +77,7 @@ def test_a_position_that_the_file_lacks_is_left_out(tmp_path: Path) -> None:
     driver.write(0, [(number, "old") for number in range(100)])
     (file,) = paths(driver)
     delete_listed(driver.table, {file: [3, 100, 999]})
-    driver.table.transaction().set_properties({MODE: MERGE}).commit_transaction()
+    driver.table.transaction().set_properties({MERGE_MODE_PROPERTY: MERGE_ON_READ}).commit_transaction()
     driver.write(1, [(99, "new")])
     assert dict(driver.rows()) == dict.fromkeys({*range(99)} - {3}, "old") | {99: "new"}
     assert file in paths(driver)
@@ -163,7 +163,7 @@ def test_bounds_of_long_values_are_left_out(tmp_path: Path) -> None:
     driver = Driver(tmp_path, "update", "k", schema=schema)
     long = "z" * 200_000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tables.iceberg.data_files._GROUP_ROWS", 1)
+        patch.setattr("penstock.tables.iceberg.data_files._ROW_GROUP_ROWS", 1)
         driver.write(0, [("a", 0), ("b", 0)])
         driver.write(1, [(long, 0), ("c", 0)])
         driver.write(2, [(long, 1), ("d", 1)])
@@ -207,8 +207,8 @@ def test_the_table_equals_a_dictionary_whatever_happens(
     steps: list[tuple[str, dict[int, str], int, Any]],
 ) -> None:
     if by_position:
-        monkeypatch.setattr(position_deletes, "_LEAST_BYTES", 0)
-        monkeypatch.setattr(position_deletes, "_LARGEST_SHARE", 1.0)
+        monkeypatch.setattr(position_deletes, "_MIN_FILE_BYTES", 0)
+        monkeypatch.setattr(position_deletes, "_MAX_DELETED_SHARE", 1.0)
     folder = tmp_path_factory.mktemp("model")
     driver, held, batch_id, last = Driver(folder, "update", "k"), {}, 0, {}
     for kind, rows, tasks, fault in steps:

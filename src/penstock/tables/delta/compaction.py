@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.lake.storage import DeltaPlace, import_deltalake
-from penstock.tables.compaction import TableCompaction, given_up, not_found
+from penstock.tables.compaction import TableCompaction, attempts_exhausted_error, table_not_found_error
 from penstock.tables.delta.schema import require_partitioning
 from penstock.tables.delta.transactions import committing
 
@@ -17,7 +17,7 @@ def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
     for _ in range(_ATTEMPTS):
         table = place.find()
         if table is None:
-            raise not_found(f"Delta table {place.shown}", place.shown)
+            raise table_not_found_error(f"Delta table {place.shown}", place.shown)
         require_partitioning(place, table)
         try:
             with committing(place):
@@ -27,4 +27,4 @@ def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
         else:
             removed, added = done["numFilesRemoved"], done["numFilesAdded"]
             return TableCompaction(removed, added, 1 if removed else 0)
-    raise given_up(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last)
+    raise attempts_exhausted_error(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last)

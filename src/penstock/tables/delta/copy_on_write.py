@@ -19,21 +19,21 @@ from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.new_files import supports_conditional_put
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
-from penstock.tables.delta.leaving_rows import Leaving, LeavingRows
+from penstock.tables.delta.removed_rows import FileRemovals, RemovedRows
 from penstock.tables.delta.stage import DeltaStage
-from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_files import FileIdentity, StoredFile, StoredFiles
 from penstock.tables.delta.stored_rows import StoredRows
 from penstock.tables.delta.vectors import (
     add_with_vector,
-    gets_vectors,
-    is_worth_a_vector,
     remove_action,
-    written_vector,
+    should_use_vector,
+    vectors_enabled,
+    write_vector,
 )
-from penstock.tables.row_encoding import chunked
+from penstock.tables.row_encoding import in_chunks
 
-_OUTCOME = "number bigint, outcome string, copy string, vector string, moved string"
-_SCHEMA = pa.schema(
+_REPORT_DDL = "number bigint, outcome string, copy string, vector string, moved string"
+_REPORT_SCHEMA = pa.schema(
     [
         ("number", pa.int64()),
         ("outcome", pa.string()),
@@ -42,11 +42,11 @@ _SCHEMA = pa.schema(
         ("moved", pa.string()),
     ]
 )
-_UNTOUCHED, _CHANGED, _UNREADABLE = "untouched", "changed", "unreadable"
+_UNCHANGED, _CHANGED, _UNREADABLE = "untouched", "changed", "unreadable"
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """The replacement of a stored file; empty if none of its rows are left."""
 
     copy: DataFile | None = None
@@ -59,10 +59,10 @@ class Change:
 class Replacement:
     """Stored files that a commit removes, and their replacements."""
 
-    changes: Sequence[tuple[Stored, Change]] = ()
+    changes: Sequence[tuple[StoredFile, FileChange]] = ()
 
     @property
-    def removed(self) -> list[Stored]:
+    def removed(self) -> list[StoredFile]:
         return [file for file, _ in self.changes]
 
     @property
@@ -87,13 +87,13 @@ class Replacement:
 
     def actions(self) -> list[dict[str, Any]]:
         """Return the log actions for the stored files."""
-        found = []
+        actions = []
         for file, change in self.changes:
             assert file.add is not None
-            found.append(remove_action(file.add))
+            actions.append(remove_action(file.add))
             if change.vector is not None:
-                found.append(add_with_vector(file.add, change.vector))
-        return found
+                actions.append(add_with_vector(file.add, change.vector))
+        return actions
 
 
 @dataclass
@@ -102,30 +102,32 @@ class CopyOnWrite:
 
     spark: SparkSession
     stage: DeltaStage
-    known: dict[tuple[Identity, bool], Change | None] = field(default_factory=dict)
+    cached: dict[tuple[FileIdentity, bool], FileChange | None] = field(default_factory=dict)
     """The change of each file, with or without vectors allowed; None if the file loses no row."""
 
-    def replacement(self, stored: StoredFiles, leaving: LeavingRows) -> Replacement:
+    def replacement(self, stored: StoredFiles, removed: RemovedRows) -> Replacement:
         """Return the stored files that lose rows, and their replacements."""
         place = self.stage.place
-        files = leaving.files(stored)
+        files = removed.files(stored)
         with place.translating_errors():
-            marks = gets_vectors(stored.table, place)
+            use_vectors = vectors_enabled(stored.table, place)
         if any(file.vector for file in files) and not supports_conditional_put(place):
             raise UnreadableFile
-        self._rewrite([file for file in files if (file.identity, marks) not in self.known], leaving, marks)
-        changes = ((file, self.known[file.identity, marks]) for file in files)
+        self._rewrite(
+            [file for file in files if (file.identity, use_vectors) not in self.cached], removed, use_vectors
+        )
+        changes = ((file, self.cached[file.identity, use_vectors]) for file in files)
         return Replacement([(file, change) for file, change in changes if change is not None])
 
-    def _rewrite(self, files: Sequence[Stored], leaving: LeavingRows, marks: bool) -> None:
+    def _rewrite(self, files: Sequence[StoredFile], removed: RemovedRows, use_vectors: bool) -> None:
         if not files:
             return
         largest_first = sorted(files, key=lambda file: -file.size)
-        task = RewriteTask(self.stage, largest_first, leaving, marks)
-        for report in task.job(self.spark, len(files), _OUTCOME).collect():
+        task = RewriteTask(self.stage, largest_first, removed, use_vectors)
+        for report in task.job(self.spark, len(files), _REPORT_DDL).collect():
             if report.outcome == _UNREADABLE:
                 raise UnreadableFile
-            self.known[largest_first[report.number].identity, marks] = _change(report)
+            self.cached[largest_first[report.number].identity, use_vectors] = _change_from_report(report)
 
 
 @dataclass
@@ -133,60 +135,66 @@ class RewriteTask(FileTask):
     """Task that takes the numbers of stored files, and reports the change of each."""
 
     stage: DeltaStage = field(repr=False)
-    files: Sequence[Stored] = field(repr=False)
-    leaving: LeavingRows = field(repr=False)
-    marks: bool
+    files: Sequence[StoredFile] = field(repr=False)
+    removed: RemovedRows = field(repr=False)
+    use_vectors: bool
     """Whether files may get deletion vectors."""
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         row: dict[str, object] = {"number": number}
         try:
-            change = self._changed(StoredRows(self.stage.place, self.files[number]))
+            change = self._rewrite(StoredRows(self.stage.place, self.files[number]))
         except UnreadableFile:
             row |= {"outcome": _UNREADABLE}
         else:
-            row |= _report(change)
-        yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+            row |= _change_report(change)
+        yield pa.RecordBatch.from_pylist([row], schema=_REPORT_SCHEMA)
 
-    def _changed(self, rows: StoredRows) -> Change | None:
-        leaving, schema = self.leaving.of(rows), self.stage.layout.schema
-        if not len(leaving.positions):
+    def _rewrite(self, rows: StoredRows) -> FileChange | None:
+        removals, schema = self.removed.in_file(rows), self.stage.layout.schema
+        if not len(removals.positions):
             return None
-        moved = None if leaving.values is None else self.stage.write(chunked(self._moved(rows, leaving)))
-        deleted = np.union1d(leaving.positions, rows.deleted)
-        if self.marks and is_worth_a_vector(rows.file.add, rows.count, len(deleted)):
-            return Change(vector=written_vector(self.stage.place, deleted), moved=moved)
-        kept = np.delete(np.arange(rows.count), deleted)
-        return Change(self.stage.write(rows.at(kept, schema)), moved=moved)
+        moved = (
+            None
+            if removals.new_values is None
+            else self.stage.write(in_chunks(self._moved_rows(rows, removals)))
+        )
+        deleted = np.union1d(removals.positions, rows.deleted)
+        if self.use_vectors and should_use_vector(rows.file.add, rows.row_count, len(deleted)):
+            return FileChange(vector=write_vector(self.stage.place, deleted), moved=moved)
+        kept_positions = np.delete(np.arange(rows.row_count), deleted)
+        return FileChange(self.stage.write(rows.at_positions(kept_positions, schema)), moved=moved)
 
-    def _moved(self, rows: StoredRows, leaving: Leaving) -> Iterator[pa.RecordBatch]:
+    def _moved_rows(self, rows: StoredRows, removals: FileRemovals) -> Iterator[pa.RecordBatch]:
         """Yield the removed rows with their new values, and the file's values of the other columns."""
-        assert leaving.values is not None
+        assert removals.new_values is not None
         schema = self.stage.layout.schema
-        given = leaving.values.cast(pa.schema([schema.field(name) for name in leaving.values.column_names]))
-        others = pa.schema([column for column in schema if column.name not in given.column_names])
-        if not others.names:
-            yield from given.select(schema.names).to_batches()
+        new_values = removals.new_values.cast(
+            pa.schema([schema.field(name) for name in removals.new_values.column_names])
+        )
+        other_columns = pa.schema([column for column in schema if column.name not in new_values.column_names])
+        if not other_columns.names:
+            yield from new_values.select(schema.names).to_batches()
             return
-        at = 0
-        for batch in rows.at(leaving.positions, others):
-            table = given.slice(at, batch.num_rows)
-            at += batch.num_rows
-            for column in others:
+        offset = 0
+        for batch in rows.at_positions(removals.positions, other_columns):
+            table = new_values.slice(offset, batch.num_rows)
+            offset += batch.num_rows
+            for column in other_columns:
                 table = table.append_column(column, batch.column(column.name))
             yield from table.select(schema.names).to_batches()
 
 
-def _report(change: Change | None) -> dict[str, object]:
+def _change_report(change: FileChange | None) -> dict[str, object]:
     if change is None:
-        return {"outcome": _UNTOUCHED}
+        return {"outcome": _UNCHANGED}
     copy, moved = (file and json.dumps(asdict(file)) for file in (change.copy, change.moved))
     vector = change.vector and json.dumps(change.vector.action)
     return {"outcome": _CHANGED, "copy": copy, "vector": vector, "moved": moved}
 
 
-def _change(report: Any) -> Change | None:
-    if report.outcome == _UNTOUCHED:
+def _change_from_report(report: Any) -> FileChange | None:
+    if report.outcome == _UNCHANGED:
         return None
     copy, moved = (text and DataFile(**json.loads(text)) for text in (report.copy, report.moved))
-    return Change(copy, report.vector and DeletionVector.of(json.loads(report.vector)), moved)
+    return FileChange(copy, report.vector and DeletionVector.of(json.loads(report.vector)), moved)

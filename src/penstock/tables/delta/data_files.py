@@ -17,8 +17,8 @@ from penstock.tables.delta.statistics import FileStatistics
 
 BATCH_ROWS = 65_536
 _SAMPLE_ROWS = 8192
-REPORT = "file string, rows bigint, size bigint, statistics string, query string"
-_REPORT = pa.schema(
+REPORT_DDL = "file string, rows bigint, size bigint, statistics string, query string"
+_REPORT_SCHEMA = pa.schema(
     [
         ("file", pa.string()),
         ("rows", pa.int64()),
@@ -55,7 +55,7 @@ class DataFile:
             stats=self.statistics,
         )
 
-    def logged(self) -> dict[str, Any]:
+    def log_action(self) -> dict[str, Any]:
         """Return the same action in the form of the log."""
         return {
             "add": {
@@ -69,14 +69,14 @@ class DataFile:
         }
 
 
-def reported(file: DataFile | None, query: str | None) -> pa.RecordBatch:
+def file_report(file: DataFile | None, query: str | None) -> pa.RecordBatch:
     """Return the report of a task on the file that it wrote, if any, and the id of its query."""
     values = (None, 0, 0, None) if file is None else (file.path, file.rows, file.size, file.statistics)
-    columns = dict(zip(_REPORT.names, ([value] for value in (*values, query)), strict=True))
-    return pa.RecordBatch.from_pydict(columns, schema=_REPORT)
+    columns = dict(zip(_REPORT_SCHEMA.names, ([value] for value in (*values, query)), strict=True))
+    return pa.RecordBatch.from_pydict(columns, schema=_REPORT_SCHEMA)
 
 
-def files_in(reports: Sequence[Any]) -> list[DataFile]:
+def files_from_reports(reports: Sequence[Any]) -> list[DataFile]:
     """Return the files in collected reports."""
     return [
         DataFile(report.file, report.rows, report.size, report.statistics)
@@ -108,8 +108,8 @@ def write_file(
             out,
             schema,
             compression="zstd",
-            use_dictionary=_repetitive(first),
-            write_statistics=_in_footer(schema),
+            use_dictionary=_dictionary_columns(first),
+            write_statistics=_footer_statistics_columns(schema),
         ) as writer:
             batch: pa.RecordBatch | None = first
             while batch is not None:
@@ -120,7 +120,7 @@ def write_file(
     return DataFile(path, statistics.rows, size, statistics.to_json())
 
 
-def _repetitive(batch: pa.RecordBatch) -> list[str] | bool:
+def _dictionary_columns(batch: pa.RecordBatch) -> list[str] | bool:
     """Return the columns whose values repeat; for others, a dictionary takes time and makes files larger."""
     sample = batch.slice(0, _SAMPLE_ROWS)
     names = [
@@ -131,7 +131,7 @@ def _repetitive(batch: pa.RecordBatch) -> list[str] | bool:
     return names or False
 
 
-def _in_footer(schema: pa.Schema) -> list[str] | bool:
+def _footer_statistics_columns(schema: pa.Schema) -> list[str] | bool:
     """Return the columns whose row groups get statistics.
 
     Floating-point columns get none: Arrow leaves NaN out of the bounds, so readers that sort NaN after all

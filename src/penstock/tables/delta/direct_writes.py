@@ -15,15 +15,15 @@ import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
 from penstock.lake.storage import import_deltalake
-from penstock.tables.delta.schema import DeltaLayout, plain_type
+from penstock.tables.delta.schema import DeltaLayout, comparable_type
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_NTZ = "timestampNtz"
-_HARMLESS = frozenset({"comment"})
+_NTZ_FEATURE = "timestampNtz"
+_HARMLESS_METADATA = frozenset({"comment"})
 """Column metadata that does not affect values."""
-_FEATURES = frozenset(
+_IGNORABLE_FEATURES = frozenset(
     {
         "appendOnly",
         "changeDataFeed",
@@ -33,7 +33,7 @@ _FEATURES = frozenset(
         "generatedColumns",
         "identityColumns",
         "invariants",
-        _NTZ,
+        _NTZ_FEATURE,
         "v2Checkpoint",
         # deltalake adds it to each table with deletion vectors.
         "variantType",
@@ -53,70 +53,74 @@ def _obstacles(table: DeltaTable, mode: str, layout: DeltaLayout) -> Iterator[st
         yield "is partitioned"
     protocol = table.protocol()
     features = frozenset(protocol.writer_features or ())
-    unknown = sorted(features - _FEATURES)
+    unknown = sorted(features - _IGNORABLE_FEATURES)
     if unknown:
         yield f"has the writer features {', '.join(unknown)}"
     yield from _used_properties(table.metadata().configuration, mode)
     columns = {column["name"]: column for column in json.loads(table.schema().to_json())["fields"]}
     for name, column in columns.items():
-        marks = {key for part in _nested(column) for key in part.get("metadata", ())} - _HARMLESS
-        if marks:
-            yield f"has a column {in_quotes(name)} with {min(marks)}"
+        metadata_keys = {
+            key for part in _walk_json(column) for key in part.get("metadata", ())
+        } - _HARMLESS_METADATA
+        if metadata_keys:
+            yield f"has a column {in_quotes(name)} with {min(metadata_keys)}"
         if not column["nullable"]:
             yield f"has a column {in_quotes(name)} that takes no null"
-    yield from _other_columns(columns, mode, layout)
+    yield from _column_differences(columns, mode, layout)
     if mode == "append":
         return
-    if mode == "complete" and _NTZ not in features and _has_ntz(layout.schema):
-        yield f"gets the feature {_NTZ}"
+    if mode == "complete" and _NTZ_FEATURE not in features and _has_ntz(layout.schema):
+        yield f"gets the feature {_NTZ_FEATURE}"
     if mode == "update" and any(pat.is_floating(layout.schema.field(key).type) for key in layout.keys):
         # Arrow and deltalake may disagree on which of them are equal.
         yield "has a key of floating-point numbers"
 
 
 def _used_properties(properties: Mapping[str, str | None], mode: str) -> Iterator[str]:
-    forbidden = {"delta.columnmapping.mode": "none", "delta.enablerowtracking": "false"}
+    harmless_values = {"delta.columnmapping.mode": "none", "delta.enablerowtracking": "false"}
     if mode != "append":
-        forbidden |= {"delta.enablechangedatafeed": "false", "delta.appendonly": "false"}
+        harmless_values |= {"delta.enablechangedatafeed": "false", "delta.appendonly": "false"}
     for name, value in properties.items():
         # Spark ignores the case of property names.
-        unless = forbidden.get(name.lower())
-        is_used = unless is not None and (value or "").lower() != unless
+        harmless_value = harmless_values.get(name.lower())
+        is_used = harmless_value is not None and (value or "").lower() != harmless_value
         if is_used or name.lower().startswith("delta.constraints."):
             yield f"has the property {name}"
 
 
-def _other_columns(columns: Mapping[str, Any], mode: str, layout: DeltaLayout) -> Iterator[str]:
+def _column_differences(columns: Mapping[str, Any], mode: str, layout: DeltaLayout) -> Iterator[str]:
     """Yield how the columns differ from those of the rows; output mode complete replaces the columns."""
     if mode == "complete":
         return
-    rows = json.loads(import_deltalake("deltalake").Schema.from_arrow(layout.schema).to_json())["fields"]
-    for column in rows:
+    row_columns = json.loads(import_deltalake("deltalake").Schema.from_arrow(layout.schema).to_json())[
+        "fields"
+    ]
+    for column in row_columns:
         stored = columns.get(column["name"])
-        if stored is None or plain_type(column["type"]) != plain_type(stored["type"]):
+        if stored is None or comparable_type(column["type"]) != comparable_type(stored["type"]):
             yield f"has no column {in_quotes(column['name'])} of the rows' type"
-        elif column["type"] != stored["type"] and _takes_no_null(stored["type"]):
+        elif column["type"] != stored["type"] and _has_required_values(stored["type"]):
             yield f"has a column {in_quotes(column['name'])} with values that take no null"
-    if mode == "update" and len(rows) < len(columns):
+    if mode == "update" and len(row_columns) < len(columns):
         # A merge keeps the stored values of the other columns.
         yield "has columns that the rows do not have"
 
 
-def _nested(value: Any) -> Iterator[dict[str, Any]]:
+def _walk_json(value: Any) -> Iterator[dict[str, Any]]:
     """Yield a column or a type in JSON, and everything nested in it, except metadata."""
     if isinstance(value, dict):
         yield value
         for key, part in value.items():
             if key != "metadata":
-                yield from _nested(part)
+                yield from _walk_json(part)
     elif isinstance(value, list):
         for part in value:
-            yield from _nested(part)
+            yield from _walk_json(part)
 
 
-def _takes_no_null(kind: Any) -> bool:
+def _has_required_values(kind: Any) -> bool:
     flags = ("nullable", "containsNull", "valueContainsNull")
-    return any(part.get(flag) is False for part in _nested(kind) for flag in flags)
+    return any(part.get(flag) is False for part in _walk_json(kind) for flag in flags)
 
 
 def _has_ntz(schema: pa.Schema) -> bool:

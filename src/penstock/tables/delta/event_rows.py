@@ -13,39 +13,39 @@ from pyspark.sql import SparkSession
 from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.changes.merge_plan import MergePlan
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.data_files import REPORT, DataFile, files_in, reported
+from penstock.tables.delta.data_files import REPORT_DDL, DataFile, file_report, files_from_reports
 from penstock.tables.delta.file_tasks import FileTask
-from penstock.tables.delta.small_files import grouped_files
+from penstock.tables.delta.small_files import group_files
 from penstock.tables.delta.stage import DeltaStage
-from penstock.tables.row_encoding import chunked
+from penstock.tables.row_encoding import in_chunks
 
 
 @dataclass(frozen=True)
-class Part:
+class StagedFile:
     """A staged file, and the position of its first event among all events of the micro-batch."""
 
     file: DataFile
-    start: int
+    first_event: int
 
 
-def written_rows(
+def write_event_rows(
     spark: SparkSession, target: DeltaStage, events: EventLayout, staged: Sequence[DataFile], plan: MergePlan
 ) -> list[DataFile]:
     """Have tasks write the rows that a plan takes from the staged events."""
-    if not pc.any(plan.taken).as_py():
+    if not pc.any(plan.merged).as_py():
         return []
-    starts = dict(zip(staged, accumulate((file.rows for file in staged), initial=0), strict=False))
-    parts = [[Part(file, starts[file]) for file in group] for group in grouped_files(staged)]
-    task = EventRowsTask(target, events, parts, plan.taken, _ends(plan))
-    return files_in(task.job(spark, len(parts), REPORT).collect())
+    first_events = dict(zip(staged, accumulate((file.rows for file in staged), initial=0), strict=False))
+    groups = [[StagedFile(file, first_events[file]) for file in group] for group in group_files(staged)]
+    task = EventRowsTask(target, events, groups, plan.merged, _valid_to_by_event(plan))
+    return files_from_reports(task.job(spark, len(groups), REPORT_DDL).collect())
 
 
-def _ends(plan: MergePlan) -> pa.Array | None:
+def _valid_to_by_event(plan: MergePlan) -> pa.Array | None:
     """Return for each event the end of validity of its row; null for events that are not taken."""
-    if plan.ends is None:
+    if plan.valid_to is None:
         return None
-    taken = plan.taken.to_numpy(zero_copy_only=False)
-    return plan.ends.take(pa.array(taken.cumsum() - 1, mask=~taken))
+    merged = plan.merged.to_numpy(zero_copy_only=False)
+    return plan.valid_to.take(pa.array(merged.cumsum() - 1, mask=~merged))
 
 
 @dataclass
@@ -54,27 +54,29 @@ class EventRowsTask(FileTask):
 
     stage: DeltaStage = field(repr=False)
     events: EventLayout = field(repr=False)
-    parts: Sequence[Sequence[Part]] = field(repr=False)
-    taken: pa.BooleanArray = field(repr=False)
+    groups: Sequence[Sequence[StagedFile]] = field(repr=False)
+    merged: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
-    ends: pa.Array | None = field(repr=False)
+    valid_to: pa.Array | None = field(repr=False)
     """With history: for each event, the end of validity of its row."""
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
-        rows = (batch for part in self.parts[number] for batch in self._rows(part))
-        yield reported(self.stage.write(chunked(rows)), None)
+        rows = (batch for staged in self.groups[number] for batch in self._rows(staged))
+        yield file_report(self.stage.write(in_chunks(rows)), None)
 
-    def _rows(self, part: Part) -> Iterator[pa.RecordBatch]:
-        at = part.start
-        for batch in self.stage.batches([part.file], self.events.staged):
-            taken = self.taken.slice(at, batch.num_rows)
-            rows = pa.Table.from_batches([batch.filter(taken)])
-            if self.ends is None:
+    def _rows(self, staged: StagedFile) -> Iterator[pa.RecordBatch]:
+        offset = staged.first_event
+        for batch in self.stage.batches([staged.file], self.events.staged_schema):
+            merged = self.merged.slice(offset, batch.num_rows)
+            rows = pa.Table.from_batches([batch.filter(merged)])
+            if self.valid_to is None:
                 # A delete sets no row.
                 rows = rows.filter(pc.equal(rows[PRESENT], 1))
             else:
-                ends = self.ends.slice(at, batch.num_rows).filter(taken)
-                rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(VALID_TO, ends)
-            at += batch.num_rows
+                valid_to = self.valid_to.slice(offset, batch.num_rows).filter(merged)
+                rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(VALID_TO, valid_to)
+            offset += batch.num_rows
             if rows.num_rows:
-                yield from rows.select(self.events.table.names).cast(self.events.table).to_batches()
+                yield from (
+                    rows.select(self.events.table_schema.names).cast(self.events.table_schema).to_batches()
+                )

@@ -34,7 +34,7 @@ def commit_replacement(
         stage.require_files(files)
         stage.require_vectors(replacement.vectors)
     if replacement.has_vectors:
-        actions = [*(file.logged() for file in files), *replacement.actions()]
+        actions = [*(file.log_action() for file in files), *replacement.actions()]
         commit_actions(stage.place, table, actions, versions)
         return version
     removed = [file.remove_action() for file in replacement.removed]

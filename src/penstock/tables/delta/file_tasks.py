@@ -38,19 +38,19 @@ class FileTask(ABC):
 
         Numbers are dealt to the tasks in turn, so the files with the most work should come first.
         """
-        parts = min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-        return spark.range(0, parts, 1, parts).mapInArrow(_Dealt(self, count, parts), schema)
+        tasks = min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+        return spark.range(0, tasks, 1, tasks).mapInArrow(_RoundRobinTask(self, count, tasks), schema)
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _RoundRobinTask:
     """A function of ``mapInArrow`` that takes the first number of a task."""
 
     task: FileTask
     count: int
-    parts: int
+    tasks: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = (number for batch in batches for number in batch.column(0).to_pylist())
-        numbers = (number for start in first for number in range(start, self.count, self.parts))
+        starts = (number for batch in batches for number in batch.column(0).to_pylist())
+        numbers = (number for start in starts for number in range(start, self.count, self.tasks))
         return iterate_in_worker(self.task.run(numbers))

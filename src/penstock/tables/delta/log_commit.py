@@ -15,15 +15,15 @@ from penstock.errors import PenstockError, condition_of
 from penstock.lake.new_files import NoConditionalPut, create_if_absent
 from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.tables.delta.log_files import checkpoint_path, commit_path
-from penstock.tables.delta.unneeded_vectors import delete_unneeded_vectors
+from penstock.tables.delta.unused_vectors import delete_unused_vectors
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 log = logging.getLogger("penstock.tables")
 Action = dict[str, Any]
-_INTERVAL, CLEANUP = "delta.checkpointInterval", "delta.enableExpiredLogCleanup"
-_DEFAULT_INTERVAL = 100
+_CHECKPOINT_INTERVAL, LOG_CLEANUP = "delta.checkpointInterval", "delta.enableExpiredLogCleanup"
+_DEFAULT_CHECKPOINT_INTERVAL = 100
 
 
 def commit_actions(
@@ -35,7 +35,7 @@ def commit_actions(
     """
     version = table.version() + 1
     now = time.time_ns() // 1_000_000
-    lines = [_commit_info(table.version(), now), *actions, *_transactions(versions, now)]
+    lines = [_commit_info(table.version(), now), *actions, *_transaction_actions(versions, now)]
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
     _require_in_log(place, table.version())
     try:
@@ -49,7 +49,7 @@ def commit_actions(
         )
     # The driver may also have been suspended just before the write.
     _require_in_log(place, table.version())
-    _checkpoint_at(place, version, table.metadata().configuration)
+    _checkpoint_if_due(place, version, table.metadata().configuration)
 
 
 def _require_in_log(place: DeltaPlace, version: int) -> None:
@@ -65,14 +65,14 @@ def _require_in_log(place: DeltaPlace, version: int) -> None:
         )
 
 
-def _commit_info(read: int, now: int) -> Action:
+def _commit_info(read_version: int, now: int) -> Action:
     # The id makes the bytes of each commit unique.
     return {
         "commitInfo": {
             "timestamp": now,
             "operation": "MERGE",
             "operationParameters": {},
-            "readVersion": read,
+            "readVersion": read_version,
             "isBlindAppend": False,
             "engineInfo": "penstock",
             "txnId": str(uuid.uuid4()),
@@ -80,26 +80,26 @@ def _commit_info(read: int, now: int) -> Action:
     }
 
 
-def _transactions(versions: Mapping[str, int], now: int) -> Iterable[Action]:
+def _transaction_actions(versions: Mapping[str, int], now: int) -> Iterable[Action]:
     return (
         {"txn": {"appId": app, "version": version, "lastUpdated": now}} for app, version in versions.items()
     )
 
 
-def _checkpoint_at(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
+def _checkpoint_if_due(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
     """Write the checkpoints that deltalake writes after its commits, and delete unused vectors.
 
     The commit has already succeeded, so errors are only logged.
     """
     try:
         with place.translating_errors():
-            if (version + 1) % int(properties.get(_INTERVAL) or _DEFAULT_INTERVAL):
+            if (version + 1) % int(properties.get(_CHECKPOINT_INTERVAL) or _DEFAULT_CHECKPOINT_INTERVAL):
                 return
             table = place.open(version)
             table.create_checkpoint()
-            if (properties.get(CLEANUP) or "true").lower() == "true":
+            if (properties.get(LOG_CLEANUP) or "true").lower() == "true":
                 table.cleanup_metadata()
-            delete_unneeded_vectors(place, table)
+            delete_unused_vectors(place, table)
     except PenstockError as error:
         log.warning(
             "the Delta table %s has no checkpoint of version %d, or keeps unused deletion vectors: %s",

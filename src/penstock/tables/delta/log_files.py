@@ -20,11 +20,11 @@ from penstock.lake.storage import DeltaPlace
 from penstock.parallel import in_parallel
 from penstock.tables.delta.data_files import UnreadableFile
 
-LOG = "_delta_log"
-_LAST = f"{LOG}/_last_checkpoint"
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
-_MAPS = ("partitionValues", "tags")
-_ADD = (
+LOG_FOLDER = "_delta_log"
+_LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
+_CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_MAP_FIELDS = ("partitionValues", "tags")
+_ADD_FIELDS = (
     *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
     *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
 )
@@ -46,28 +46,28 @@ def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Acti
         checkpoint = _checkpoint_before(files, version)
     commits = in_parallel(lambda number: file_actions(files, number), range(checkpoint + 1, version + 1))
     wanted = set(paths)
-    found = _adds_in_checkpoint(files, checkpoint, wanted) if checkpoint >= 0 else {}
+    adds = _adds_in_checkpoint(files, checkpoint, wanted) if checkpoint >= 0 else {}
     for actions in commits:
-        _replay(actions, wanted, found)
-    if found.keys() != wanted:
+        _replay(actions, wanted, adds)
+    if adds.keys() != wanted:
         raise UnreadableFile
-    return found
+    return adds
 
 
 def commit_path(version: int) -> str:
     """Return the path of a commit in the table's folder."""
-    return f"{LOG}/{version:020}.json"
+    return f"{LOG_FOLDER}/{version:020}.json"
 
 
 def checkpoint_path(version: int) -> str:
     """Return the path of a checkpoint in the table's folder."""
-    return f"{LOG}/{version:020}.checkpoint.parquet"
+    return f"{LOG_FOLDER}/{version:020}.checkpoint.parquet"
 
 
 def _last_checkpoint(files: FileSystem) -> int:
     """Return the version of the last checkpoint; -1 if there is none."""
     try:
-        with files.open_input_file(_LAST) as file:
+        with files.open_input_file(_LAST_CHECKPOINT) as file:
             last = parse_json_object(file.readall())
     except FileNotFoundError:
         return -1
@@ -78,34 +78,34 @@ def _last_checkpoint(files: FileSystem) -> int:
 
 def _checkpoint_before(files: FileSystem, version: int) -> int:
     """Return the version of the last checkpoint up to a version; -1 if there is none."""
-    infos = files.get_file_info(FileSelector(LOG))
-    found = (_CHECKPOINT.fullmatch(info.base_name) for info in infos)
-    return max((int(match[1]) for match in found if match and int(match[1]) <= version), default=-1)
+    infos = files.get_file_info(FileSelector(LOG_FOLDER))
+    names = (_CHECKPOINT_NAME.fullmatch(info.base_name) for info in infos)
+    return max((int(match[1]) for match in names if match and int(match[1]) <= version), default=-1)
 
 
-def _adds_in_checkpoint(files: FileSystem, version: int, wanted: set[str]) -> Actions:
+def _adds_in_checkpoint(files: FileSystem, version: int, paths: set[str]) -> Actions:
     try:
         with files.open_input_file(checkpoint_path(version)) as file:
             parquet = pq.ParquetFile(file)
             names = [name for name in ("add", "sidecar") if name in parquet.schema_arrow.names]
-            found: Actions = {}
+            adds: Actions = {}
             for batch in parquet.iter_batches(columns=names):
                 if "sidecar" in names and batch.column("sidecar").null_count < batch.num_rows:
                     # The actions are in other files.
                     raise UnreadableFile
-                found |= {add["path"]: add for add in _chosen(batch.column("add"), wanted)}
-            return found
+                adds |= {add["path"]: add for add in _select_adds(batch.column("add"), paths)}
+            return adds
     except FileNotFoundError:
         raise UnreadableFile from None
 
 
-def _chosen(adds: pa.StructArray, wanted: set[str]) -> Iterator[dict[str, Any]]:
-    paths = pa.array(sorted(wanted), pa.string())
-    found = pc.is_in(pc.struct_field(adds, "path").cast(pa.string()), value_set=paths)
-    for add in adds.filter(found).to_pylist():
-        maps = {name: dict(add[name]) for name in _MAPS if add.get(name) is not None}
+def _select_adds(adds: pa.StructArray, paths: set[str]) -> Iterator[dict[str, Any]]:
+    path_array = pa.array(sorted(paths), pa.string())
+    is_selected = pc.is_in(pc.struct_field(adds, "path").cast(pa.string()), value_set=path_array)
+    for add in adds.filter(is_selected).to_pylist():
+        maps = {name: dict(add[name]) for name in _MAP_FIELDS if add.get(name) is not None}
         fields = add | maps
-        yield {name: fields[name] for name in _ADD if fields.get(name) is not None}
+        yield {name: fields[name] for name in _ADD_FIELDS if fields.get(name) is not None}
 
 
 def commit_lines(files: FileSystem, version: int) -> list[bytes] | None:
@@ -127,12 +127,12 @@ def file_actions(files: FileSystem, version: int) -> list[dict[str, Any]]:
     return [action for action in actions if "add" in action or "remove" in action]
 
 
-def _replay(actions: list[dict[str, Any]], wanted: set[str], found: Actions) -> None:
+def _replay(actions: list[dict[str, Any]], paths: set[str], adds: Actions) -> None:
     """Apply a commit's actions: removals first, then additions."""
     for action in actions:
         if "remove" in action:
-            found.pop(action["remove"]["path"], None)
+            adds.pop(action["remove"]["path"], None)
     for action in actions:
-        if "add" in action and action["add"]["path"] in wanted:
+        if "add" in action and action["add"]["path"] in paths:
             add = action["add"]
-            found[add["path"]] = {name: value for name, value in add.items() if value is not None}
+            adds[add["path"]] = {name: value for name, value in add.items() if value is not None}

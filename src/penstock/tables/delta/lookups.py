@@ -10,21 +10,21 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from penstock.lake.parquet import FileSplit, split_file
-from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
+from penstock.tables.changes.lookup_keys import LookupKeys, from_arrow_stream, to_arrow_stream
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
-from penstock.tables.delta.leaving_rows import bounds_of
+from penstock.tables.delta.removed_rows import key_bounds
 from penstock.tables.delta.stage import DeltaStage
-from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_files import FileIdentity, StoredFile, StoredFiles
 from penstock.tables.delta.stored_rows import StoredRows
 
-_FOUND = "number bigint, lines binary"
-_SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
-_FEW_BYTES = 1 << 20
+_REPORT_DDL = "number bigint, lines binary"
+_REPORT_SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
+_DRIVER_BYTES = 1 << 20
 """The size up to which the driver searches files itself."""
-_PIECE_BYTES = 32 << 20
+_SPLIT_BYTES = 32 << 20
 POSITION = "_penstock_position"
-Found = tuple[Stored, pa.Table]
+FoundRows = tuple[StoredFile, pa.Table]
 """A file, and the rows found in it, with their positions in the column ``POSITION``."""
 
 
@@ -37,9 +37,9 @@ class Lookup:
     keys: pa.Table = field(repr=False)
     schema: pa.Schema
     """The columns of the rows, with the keys first."""
-    known: dict[Identity, pa.Table] = field(default_factory=dict)
+    cached: dict[FileIdentity, pa.Table] = field(default_factory=dict)
 
-    def found(self, stored: StoredFiles) -> list[Found]:
+    def rows_by_file(self, stored: StoredFiles) -> list[FoundRows]:
         """Return the rows with the keys, for each file that may have such rows.
 
         Raises
@@ -47,37 +47,37 @@ class Lookup:
         UnreadableFile
             When only deltalake can read one of the files.
         """
-        files = stored.near(self.keys.schema, bounds_of(self.keys))
-        self._look_up([file for file in files if file.identity not in self.known])
-        return [(file, self.known[file.identity]) for file in files]
+        files = stored.overlapping(self.keys.schema, key_bounds(self.keys))
+        self._look_up([file for file in files if file.identity not in self.cached])
+        return [(file, self.cached[file.identity]) for file in files]
 
     def rows(self, stored: StoredFiles) -> pa.Table:
         """Return the rows with the keys, from all files."""
-        found = (rows.select(self.schema.names) for _, rows in self.found(stored))
-        return pa.concat_tables([self.schema.empty_table(), *found])
+        tables = (rows.select(self.schema.names) for _, rows in self.rows_by_file(stored))
+        return pa.concat_tables([self.schema.empty_table(), *tables])
 
-    def _look_up(self, files: Sequence[Stored]) -> None:
+    def _look_up(self, files: Sequence[StoredFile]) -> None:
         if not files:
             return
         # Large pieces first, so that all tasks end at about the same time.
-        parts = [
+        splits = [
             (file, split)
             for file in sorted(files, key=lambda file: -file.size)
-            for split in split_file(file.size, _PIECE_BYTES)
+            for split in split_file(file.size, _SPLIT_BYTES)
         ]
-        task = LookupTask(self.stage, parts, self.keys, self.schema)
-        if sum(file.size for file in files) <= _FEW_BYTES:
+        task = LookupTask(self.stage, splits, self.keys, self.schema)
+        if sum(file.size for file in files) <= _DRIVER_BYTES:
             with self.stage.place.translating_errors(beside=(UnreadableFile,)):
-                found = [(number, task.lines(number)) for number in range(len(parts))]
+                results = [(number, task.find_rows(number)) for number in range(len(splits))]
         else:
-            reports = task.job(self.spark, len(parts), _FOUND).collect()
+            reports = task.job(self.spark, len(splits), _REPORT_DDL).collect()
             if any(report.lines is None for report in reports):
                 raise UnreadableFile
-            found = [(report.number, from_stream(report.lines)) for report in reports]
-        by_file: dict[Identity, list[pa.Table]] = {}
-        for number, lines in sorted(found, key=lambda each: each[0]):
-            by_file.setdefault(parts[number][0].identity, []).append(lines)
-        self.known |= {file: pa.concat_tables(lines) for file, lines in by_file.items()}
+            results = [(report.number, from_arrow_stream(report.lines)) for report in reports]
+        by_file: dict[FileIdentity, list[pa.Table]] = {}
+        for number, rows in sorted(results, key=lambda result: result[0]):
+            by_file.setdefault(splits[number][0].identity, []).append(rows)
+        self.cached |= {file: pa.concat_tables(rows) for file, rows in by_file.items()}
 
 
 @dataclass
@@ -85,24 +85,24 @@ class LookupTask(FileTask):
     """Task that takes the numbers of parts of files, and returns their rows with one of the keys."""
 
     stage: DeltaStage = field(repr=False)
-    parts: Sequence[tuple[Stored, FileSplit]] = field(repr=False)
+    splits: Sequence[tuple[StoredFile, FileSplit]] = field(repr=False)
     keys: pa.Table = field(repr=False)
     schema: pa.Schema
 
     @cached_property
-    def _wanted(self) -> WantedKeys:
-        return WantedKeys(self.keys)
+    def _lookup_keys(self) -> LookupKeys:
+        return LookupKeys(self.keys)
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         try:
-            lines = as_stream(self.lines(number))
+            stream = to_arrow_stream(self.find_rows(number))
         except UnreadableFile:
-            lines = None
-        yield pa.RecordBatch.from_pydict({"number": [number], "lines": [lines]}, schema=_SCHEMA)
+            stream = None
+        yield pa.RecordBatch.from_pydict({"number": [number], "lines": [stream]}, schema=_REPORT_SCHEMA)
 
-    def lines(self, number: int) -> pa.Table:
+    def find_rows(self, number: int) -> pa.Table:
         """Return the live rows of a part that have one of the keys, with their positions."""
-        file, split = self.parts[number]
-        found = StoredRows(self.stage.place, file).with_keys(self._wanted, self.schema, split)
-        lines = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in found]
-        return pa.Table.from_batches(lines, self.schema.append(pa.field(POSITION, pa.int64())))
+        file, split = self.splits[number]
+        matches = StoredRows(self.stage.place, file).with_keys(self._lookup_keys, self.schema, split)
+        batches = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in matches]
+        return pa.Table.from_batches(batches, self.schema.append(pa.field(POSITION, pa.int64())))

@@ -21,33 +21,37 @@ from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.row_checks import first_repeated_key
 
-_FEW_ROWS, _FEW_BYTES = 1 << 19, 1 << 26
+_DRIVER_ROWS, _DRIVER_BYTES = 1 << 19, 1 << 26
 """The number of rows, and of bytes in files, up to which a micro-batch is checked in the driver."""
 _ROWS_PER_PART = 1 << 20
-_MOST_HASHES = 100
+_MAX_REPEATED_HASHES = 100
 """The largest number of repeated hashes that a task returns."""
 _HASH_BYTES = 8
-_PARTS, _REPEATED = "part int, hashes binary", "hash bigint"
+_PARTS_DDL, _REPEATED_DDL = "part int, hashes binary", "hash bigint"
 
 
-def repeated_key(
+def find_repeated_key(
     spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]
 ) -> dict[str, object] | None:
     """Return a key that several rows have; None if all keys are distinct."""
     names = list(stage.layout.keys)
     rows = sum(file.rows for file in files)
-    if rows <= _FEW_ROWS and sum(file.size for file in files) <= _FEW_BYTES:
+    if rows <= _DRIVER_ROWS and sum(file.size for file in files) <= _DRIVER_BYTES:
         return first_repeated_key(stage.columns(files, names))
     parts = max(-(-rows // _ROWS_PER_PART), spark.sparkContext.defaultParallelism, 2)
     bits = (parts - 1).bit_length()
-    hashes = HashTask(stage, tuple(files), bits).job(spark, len(files), _PARTS)
-    repeated = hashes.repartitionById(1 << bits, "part").mapInArrow(_repeated, _REPEATED).collect()
+    hashes = HashTask(stage, tuple(files), bits).job(spark, len(files), _PARTS_DDL)
+    repeated = (
+        hashes.repartitionById(1 << bits, "part")
+        .mapInArrow(_find_repeated_in_worker, _REPEATED_DDL)
+        .collect()
+    )
     if not repeated:
         return None
     # Different keys rarely have the same hash, and never as many as a task returns.
     wanted = pa.array([row.hash for row in repeated], pa.int64())
     with stage.place.translating_errors():
-        return first_repeated_key(pa.concat_tables(_with_hashes(stage, files, wanted)))
+        return first_repeated_key(pa.concat_tables(_keys_with_hashes(stage, files, wanted)))
 
 
 @dataclass
@@ -59,51 +63,53 @@ class HashTask(FileTask):
     bits: int
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
-        for keys in _keys(self.stage, self.files[number : number + 1]):
-            yield parts_of_hashes(_hashes(keys), self.bits)
+        for keys in _read_keys(self.stage, self.files[number : number + 1]):
+            yield partition_hashes(_hash_keys(keys), self.bits)
 
 
-def parts_of_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
+def partition_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
     """Return a row for each part, with its hashes concatenated."""
-    ordered = np.sort(hashes.to_numpy())
-    parts = (ordered >> np.uint64(64 - bits)).astype(np.int32)
-    begins = np.flatnonzero(np.diff(parts, prepend=-1))
-    ends = (_HASH_BYTES * np.append(begins, len(ordered))).astype(np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(ordered)]
-    joined = pa.Array.from_buffers(pa.binary(), len(begins), buffers)
-    return pa.RecordBatch.from_arrays([pa.array(parts[begins]), joined], names=["part", "hashes"])
+    sorted_hashes = np.sort(hashes.to_numpy())
+    parts = (sorted_hashes >> np.uint64(64 - bits)).astype(np.int32)
+    starts = np.flatnonzero(np.diff(parts, prepend=-1))
+    ends = (_HASH_BYTES * np.append(starts, len(sorted_hashes))).astype(np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(sorted_hashes)]
+    concatenated = pa.Array.from_buffers(pa.binary(), len(starts), buffers)
+    return pa.RecordBatch.from_arrays([pa.array(parts[starts]), concatenated], names=["part", "hashes"])
 
 
-def repeated_in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def find_repeated_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the hashes that occur more than once in a task's parts."""
-    hashes = [_split(batch.column("hashes")) for batch in batches if batch.num_rows]
+    hashes = [_split_hashes(batch.column("hashes")) for batch in batches if batch.num_rows]
     if hashes:
-        ordered = np.sort(np.concatenate(hashes))
-        repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])[:_MOST_HASHES]
+        sorted_hashes = np.sort(np.concatenate(hashes))
+        repeated = np.unique(sorted_hashes[1:][sorted_hashes[1:] == sorted_hashes[:-1]])[
+            :_MAX_REPEATED_HASHES
+        ]
         yield pa.RecordBatch.from_arrays([pa.array(repeated.view(np.int64))], names=["hash"])
 
 
-def _repeated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return iterate_in_worker(repeated_in_parts(batches))
+def _find_repeated_in_worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iterate_in_worker(find_repeated_hashes(batches))
 
 
-def _split(joined: pa.Array) -> NDArray[np.uint64]:
-    joined = joined.cast(pa.binary())
-    _, offsets, values = joined.buffers()
-    ends = np.frombuffer(offsets, np.int32)[joined.offset :][: len(joined) + 1]
+def _split_hashes(concatenated: pa.Array) -> NDArray[np.uint64]:
+    concatenated = concatenated.cast(pa.binary())
+    _, offsets, values = concatenated.buffers()
+    ends = np.frombuffer(offsets, np.int32)[concatenated.offset :][: len(concatenated) + 1]
     return np.frombuffer(values, np.uint64, (ends[-1] - ends[0]) // _HASH_BYTES, ends[0])
 
 
-def _keys(stage: DeltaStage, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
+def _read_keys(stage: DeltaStage, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
     columns = pa.schema([stage.layout.schema.field(key) for key in stage.layout.keys])
     return stage.chunks(files, columns)
 
 
-def _hashes(keys: pa.RecordBatch) -> pa.Array:
+def _hash_keys(keys: pa.RecordBatch) -> pa.Array:
     return row_hashes(pa.Table.from_batches([keys]))
 
 
-def _with_hashes(stage: DeltaStage, files: Sequence[DataFile], wanted: pa.Array) -> Iterator[pa.Table]:
-    for keys in _keys(stage, files):
-        hashes = _hashes(keys).view(pa.int64())
+def _keys_with_hashes(stage: DeltaStage, files: Sequence[DataFile], wanted: pa.Array) -> Iterator[pa.Table]:
+    for keys in _read_keys(stage, files):
+        hashes = _hash_keys(keys).view(pa.int64())
         yield pa.Table.from_batches([keys]).filter(pc.is_in(hashes, value_set=wanted))

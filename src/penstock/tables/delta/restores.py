@@ -23,80 +23,82 @@ from penstock.tables.delta.log_files import commit_lines, file_actions
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_MOST_AT_ONCE = 64
-Files = set[tuple[object, ...]]
+_MAX_PARALLEL_READS = 64
+FileIdentities = set[tuple[object, ...]]
 _KINDS = (b'"commitInfo"', b'"txn"')
 
 
 @dataclass(frozen=True)
-class Commit:
+class LoggedCommit:
     """What a commit says of app transactions and of a restored version."""
 
     apps: frozenset[str] = frozenset()
     is_restore: bool = False
-    target: int | None = None
+    restored_version: int | None = None
     """The version that was restored; None if it was given by a time."""
 
 
 @dataclass
-class KeptCommits:
+class RequiredCommits:
     """The commits of a running query or export, all of which the table must keep."""
 
     place: DeltaPlace
-    _last: dict[str, int] = field(default_factory=dict)
+    _last_commits: dict[str, int] = field(default_factory=dict)
     """The last known commit of each app transaction."""
-    _commits: dict[int, Commit | None] = field(default_factory=dict)
+    _commits: dict[int, LoggedCommit | None] = field(default_factory=dict)
     """What is known of the log from the first of these commits on; None where it has been cleaned up."""
 
     def require(self, table: DeltaTable, apps: Collection[str]) -> None:
         """Refuse a table that has lost a commit of a query with one of some app transactions."""
-        lost = self.lost(table, apps)
+        lost = self.last_lost_commit(table, apps)
         if lost is not None:
-            raise self._rolled_back(lost)
+            raise self._rolled_back_error(lost)
 
-    def lost(self, table: DeltaTable, apps: Collection[str]) -> int | None:
+    def last_lost_commit(self, table: DeltaTable, apps: Collection[str]) -> int | None:
         """Return the version of the last commit with one of some app transactions that a table has lost."""
-        known = set(apps) & self._last.keys()
-        found = known | {app for app in apps if self.place.app_version(table, app) is not None}
-        last = max((self._last[app] for app in known), default=-1)
-        if last > table.version():
-            return last
+        known_apps = set(apps) & self._last_commits.keys()
+        present_apps = known_apps | {app for app in apps if self.place.app_version(table, app) is not None}
+        last_known = max((self._last_commits[app] for app in known_apps), default=-1)
+        if last_known > table.version():
+            return last_known
         with self.place.translating_errors():
-            own = self._own(table.version(), found)
-            kept = set(_ancestors(self.place.files(), table.version(), self._commits))
-        if lost := own.keys() - kept:
-            return max(lost)
-        for number in sorted(own):
-            self._last |= dict.fromkeys(own[number] & found, number)
-        first = min(self._last.values(), default=0)
-        self._commits = {number: commit for number, commit in self._commits.items() if number >= first}
+            app_commits = self._app_commits(table.version(), present_apps)
+            ancestors = set(_ancestors(self.place.files(), table.version(), self._commits))
+        if lost_commits := app_commits.keys() - ancestors:
+            return max(lost_commits)
+        for version in sorted(app_commits):
+            self._last_commits |= dict.fromkeys(app_commits[version] & present_apps, version)
+        oldest = min(self._last_commits.values(), default=0)
+        self._commits = {version: commit for version, commit in self._commits.items() if version >= oldest}
         return None
 
-    def _own(self, version: int, apps: set[str]) -> dict[int, frozenset[str]]:
+    def _app_commits(self, version: int, apps: set[str]) -> dict[int, frozenset[str]]:
         """Return the commits with app transactions, back to the last known ones, or else the last ones."""
-        own: dict[int, frozenset[str]] = {}
-        unknown = set(apps)
-        first = min((self._last[app] for app in apps if app in self._last), default=version)
-        for number, commit in self._backwards(version) if apps else ():
+        app_commits: dict[int, frozenset[str]] = {}
+        unseen_apps = set(apps)
+        oldest_known = min(
+            (self._last_commits[app] for app in apps if app in self._last_commits), default=version
+        )
+        for number, commit in self._read_backwards(version) if apps else ():
             if commit is None:
                 break
             if commit.apps & apps:
-                own[number] = commit.apps
-                unknown -= commit.apps
-            if not unknown and number <= first:
+                app_commits[number] = commit.apps
+                unseen_apps -= commit.apps
+            if not unseen_apps and number <= oldest_known:
                 break
-        return own
+        return app_commits
 
-    def _backwards(self, version: int) -> Iterator[tuple[int, Commit | None]]:
+    def _read_backwards(self, version: int) -> Iterator[tuple[int, LoggedCommit | None]]:
         files, size = self.place.files(), 1
         while version >= 0:
             numbers = range(version, max(version - size, -1), -1)
             missing = [number for number in numbers if number not in self._commits]
-            self._commits |= zip(missing, in_parallel(partial(_commit, files), missing), strict=True)
+            self._commits |= zip(missing, in_parallel(partial(_read_commit, files), missing), strict=True)
             yield from ((number, self._commits[number]) for number in numbers)
-            version, size = version - size, min(2 * size, _MOST_AT_ONCE)
+            version, size = version - size, min(2 * size, _MAX_PARALLEL_READS)
 
-    def _rolled_back(self, lost: int) -> TableRefusedError:
+    def _rolled_back_error(self, lost: int) -> TableRefusedError:
         return TableRefusedError(
             f"the Delta table {self.place.shown} was restored to a version before {lost}, which Penstock "
             f"committed, or was replaced, and its rows are not written again: restore version {lost}, or "
@@ -107,7 +109,7 @@ class KeptCommits:
         )
 
 
-def _commit(files: FileSystem, version: int) -> Commit | None:
+def _read_commit(files: FileSystem, version: int) -> LoggedCommit | None:
     """Read a commit; return None if the log does not have it any more."""
     lines = commit_lines(files, version)
     if lines is None:
@@ -117,49 +119,51 @@ def _commit(files: FileSystem, version: int) -> Commit | None:
     apps = frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operation") != "RESTORE":
-        return Commit(apps)
+        return LoggedCommit(apps)
     target = str((info.get("operationParameters") or {}).get("version"))
-    return Commit(apps, True, int(target) if target.isdecimal() else None)
+    return LoggedCommit(apps, True, int(target) if target.isdecimal() else None)
 
 
-def _ancestors(files: FileSystem, version: int, commits: Mapping[int, Commit | None]) -> Iterator[int]:
+def _ancestors(files: FileSystem, version: int, commits: Mapping[int, LoggedCommit | None]) -> Iterator[int]:
     """Yield the versions that a version is based on, and itself, as far as their commits are known."""
     current: int | None = version
     while current is not None and (commit := commits.get(current)) is not None:
         yield current
         if not commit.is_restore:
             current -= 1
-        elif commit.target is not None:
-            current = commit.target
+        elif commit.restored_version is not None:
+            current = commit.restored_version
         else:
-            current = _same_files(files, current, commits)
+            current = _restored_version(files, current, commits)
 
 
-def _same_files(files: FileSystem, restored: int, commits: Mapping[int, Commit | None]) -> int | None:
+def _restored_version(
+    files: FileSystem, restored: int, commits: Mapping[int, LoggedCommit | None]
+) -> int | None:
     """Return the last version before ``restored`` that has the same files; None if no known one has."""
-    added, removed = _changes(files, restored)
+    added, removed = _file_changes(files, restored)
     # As the version before it has them: files that are to go, and files that are to come.
-    more, fewer = removed, added
+    to_remove, to_add = removed, added
     version = restored - 1
-    while more or fewer:
+    while to_remove or to_add:
         if commits.get(version) is None:
             return None
-        added, removed = _changes(files, version)
-        more, fewer = (more - added) | (removed - fewer), (fewer - removed) | (added - more)
+        added, removed = _file_changes(files, version)
+        to_remove, to_add = (to_remove - added) | (removed - to_add), (to_add - removed) | (added - to_remove)
         version -= 1
     return version
 
 
-def _changes(files: FileSystem, version: int) -> tuple[Files, Files]:
+def _file_changes(files: FileSystem, version: int) -> tuple[FileIdentities, FileIdentities]:
     """Return the files that a commit adds and removes; a deletion vector makes another one of a file."""
     try:
         actions = file_actions(files, version)
     except UnreadableFile:
         return set(), set()
-    added = {_identity(action["add"]) for action in actions if "add" in action}
-    return added, {_identity(action["remove"]) for action in actions if "remove" in action}
+    added = {_file_identity(action["add"]) for action in actions if "add" in action}
+    return added, {_file_identity(action["remove"]) for action in actions if "remove" in action}
 
 
-def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
+def _file_identity(file: Mapping[str, Any]) -> tuple[object, ...]:
     vector = file.get("deletionVector") or {}
     return file["path"], vector.get("pathOrInlineDv"), vector.get("offset")

@@ -16,7 +16,7 @@ from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.file_commit import commit_replacement
-from penstock.tables.delta.leaving_rows import StagedKeys
+from penstock.tables.delta.removed_rows import RemovedByStagedKey
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.stored_files import StoredFiles
 from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
@@ -44,7 +44,7 @@ class RowsCommit:
         try:
             if is_direct and self.mode == "update":
                 stored = StoredFiles(self.stage.place, table)
-                replacement = self._copies.replacement(stored, self._leaving)
+                replacement = self._copy_on_write.replacement(stored, self._replaced_rows)
         except UnreadableFile:
             is_direct = False
         with committing(self.stage.place):
@@ -69,13 +69,13 @@ class RowsCommit:
         )
 
     @cached_property
-    def _copies(self) -> CopyOnWrite:
+    def _copy_on_write(self) -> CopyOnWrite:
         assert self.spark is not None
         return CopyOnWrite(self.spark, self.stage)
 
     @cached_property
-    def _leaving(self) -> StagedKeys:
-        return StagedKeys(self.stage, self.files)
+    def _replaced_rows(self) -> RemovedByStagedKey:
+        return RemovedByStagedKey(self.stage, self.files)
 
     @property
     def _delta_schema(self) -> Any:
@@ -101,6 +101,6 @@ class RowsCommit:
 
 def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.RecordBatchReader:
     """Return the rows with all columns of the table, in its order; columns that the rows lack are null."""
-    existing, own = pa.schema(table.schema().to_arrow()), rows.schema
-    schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
+    table_schema, row_schema = pa.schema(table.schema().to_arrow()), rows.schema
+    schema = pa.schema([row_schema.field(f.name) if f.name in row_schema.names else f for f in table_schema])
     return pa.RecordBatchReader.from_batches(schema, (align_to_schema(batch, schema) for batch in rows))

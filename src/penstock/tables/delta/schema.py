@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """What stands for NULL in the names of folders."""
-_SIMPLE = (
+_SIMPLE_TYPES = (
     spark.BooleanType,
     spark.ByteType,
     spark.ShortType,
@@ -56,18 +56,18 @@ class DeltaLayout:
 
 def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
     """Return the layout for a query's schema."""
-    unknown = [
+    unsupported = [
         f"{in_quotes(field.name)} is {field.dataType.simpleString()}"
         for field in rows.fields
         if not _is_supported(field.dataType)
     ]
-    if unknown:
+    if unsupported:
         raise UnsupportedTypeError(
-            f"a Delta table has no type for these columns: {'; '.join(unknown)}. Cast them, as with "
+            f"a Delta table has no type for these columns: {'; '.join(unsupported)}. Cast them, as with "
             "column.cast('string'), or drop them"
         )
     schema = pa.schema([field.with_nullable(True).remove_metadata() for field in canonical_schema(rows)])
-    return DeltaLayout(schema, tuple(_key(key, schema) for key in keys))
+    return DeltaLayout(schema, tuple(_key_column(key, schema) for key in keys))
 
 
 def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> DeltaLayout:
@@ -77,13 +77,13 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
         rows = import_deltalake("deltalake").Schema.from_arrow(layout.schema)
     names, differences = [], []
     for field in json.loads(rows.to_json())["fields"]:
-        name = _match(field["name"], existing)
+        name = _match_name(field["name"], existing)
         if name is None:
             differences.append(f"it has no column {in_quotes(field['name'])}")
-        elif plain_type(field["type"]) != plain_type(existing[name]["type"]):
+        elif comparable_type(field["type"]) != comparable_type(existing[name]["type"]):
             differences.append(
-                f"column {in_quotes(name)} is {_shown(existing[name]['type'])} in the table and "
-                f"{_shown(field['type'])} in the rows"
+                f"column {in_quotes(name)} is {_type_for_messages(existing[name]['type'])} in the table and "
+                f"{_type_for_messages(field['type'])} in the rows"
             )
         names.append(name or field["name"])
     for name, field in existing.items():
@@ -108,9 +108,9 @@ def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
 
     deltalake misreads such values in the log, and would write the wrong ones when it rewrites rows.
     """
-    parts = table.metadata().partition_columns
-    for field in json.loads(table.schema().to_json())["fields"] if parts else ():
-        if field["name"] in parts and field["type"] == "binary":
+    partition_names = table.metadata().partition_columns
+    for field in json.loads(table.schema().to_json())["fields"] if partition_names else ():
+        if field["name"] in partition_names and field["type"] == "binary":
             raise TableRefusedError(
                 f"the Delta table {place.shown} is partitioned by {in_quotes(field['name'])}, whose binary "
                 "values deltalake changes when it rewrites rows: partition it by text, such as hex(column)",
@@ -118,11 +118,11 @@ def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
                 table=place.shown,
             )
     with place.translating_errors():
-        partitions = table.partitions() if parts else []
+        partitions = table.partitions() if partition_names else []
     for partition in partitions:
         for column, value in partition.items():
-            if value == _NO_VALUE:
-                raise _mistaken_for_null(f"the Delta table {place.shown} has rows with", column)
+            if value == _HIVE_NULL:
+                raise _mistaken_for_null_error(f"the Delta table {place.shown} has rows with", column)
 
 
 def partition_columns(table: DeltaTable) -> tuple[str, ...]:
@@ -134,14 +134,14 @@ def require_partition_values(rows: pa.RecordBatch | pa.Table, columns: Collectio
     """Refuse texts in partition columns that deltalake takes for NULL."""
     texts = {field.name for field in rows.schema if pa.types.is_string(field.type)}
     for column in texts.intersection(columns):
-        if pc.any(pc.equal(rows.column(column), _NO_VALUE)).as_py():
-            raise _mistaken_for_null(f"a row for {table} has", column)
+        if pc.any(pc.equal(rows.column(column), _HIVE_NULL)).as_py():
+            raise _mistaken_for_null_error(f"a row for {table} has", column)
 
 
-def _mistaken_for_null(what: str, column: str) -> TableRefusedError:
+def _mistaken_for_null_error(location: str, column: str) -> TableRefusedError:
     return TableRefusedError(
-        f"{what} the text {_NO_VALUE} in the partition column {in_quotes(column)}. It stands for NULL in the "
-        "names of a Delta table's folders, so deltalake would write NULL: use another text",
+        f"{location} the text {_HIVE_NULL} in the partition column {in_quotes(column)}. It stands for NULL "
+        "in the names of a Delta table's folders, so deltalake would write NULL: use another text",
         condition="TABLE_REFUSED.PARTITION_VALUE",
         column=column,
     )
@@ -152,7 +152,7 @@ def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
     if table is None:
         return []
     existing = [field.name for field in table.schema().fields]
-    return [name for name in layout.schema.names if _match(name, existing) is None]
+    return [name for name in layout.schema.names if _match_name(name, existing) is None]
 
 
 def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
@@ -185,11 +185,11 @@ def _is_supported(kind: spark.DataType) -> bool:
         return _is_supported(kind.keyType) and _is_supported(kind.valueType)
     if isinstance(kind, spark.StructType):
         return all(_is_supported(field.dataType) for field in kind.fields)
-    return isinstance(kind, _SIMPLE)
+    return isinstance(kind, _SIMPLE_TYPES)
 
 
-def _key(key: str, schema: pa.Schema) -> str:
-    name = _match(key, schema.names)
+def _key_column(key: str, schema: pa.Schema) -> str:
+    name = _match_name(key, schema.names)
     if name is None:
         raise InvalidInputError(
             f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
@@ -206,23 +206,25 @@ def _key(key: str, schema: pa.Schema) -> str:
     return name
 
 
-def _match(name: str, names: Collection[str]) -> str | None:
+def _match_name(name: str, names: Collection[str]) -> str | None:
     """Return the name, or one that differs only in case."""
     if name in names:
         return name
     return next((other for other in names if other.lower() == name.lower()), None)
 
 
-def plain_type(kind: Json | str) -> object:
+def comparable_type(kind: Json | str) -> object:
     """Return a Delta type in JSON without nullability and metadata, for comparison."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":
-        return [(field["name"], plain_type(field["type"])) for field in kind["fields"]]
+        return [(field["name"], comparable_type(field["type"])) for field in kind["fields"]]
     return {
-        name: plain_type(part) for name, part in kind.items() if not name.lower().endswith("containsnull")
+        name: comparable_type(part)
+        for name, part in kind.items()
+        if not name.lower().endswith("containsnull")
     }
 
 
-def _shown(kind: Json | str) -> str:
-    return kind if isinstance(kind, str) else json.dumps(plain_type(kind))
+def _type_for_messages(kind: Json | str) -> str:
+    return kind if isinstance(kind, str) else json.dumps(comparable_type(kind))

@@ -23,16 +23,16 @@ from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.tables.delta.data_files import DataFile, read_file, reported, write_file
+from penstock.tables.delta.data_files import DataFile, file_report, read_file, write_file
 from penstock.tables.delta.schema import DeltaLayout, require_partition_values
 from penstock.tables.names import digest
 from penstock.tables.row_checks import require_key_value
-from penstock.tables.row_encoding import chunked
+from penstock.tables.row_encoding import in_chunks
 
 log = logging.getLogger("penstock.tables")
 
 # Delta's own tools ignore folders whose name begins with an underscore.
-FOLDER = "_penstock"
+STAGING_FOLDER = "_penstock"
 _DAY_SECONDS = 86_400.0
 _OLD_SECONDS = 1800.0
 
@@ -47,35 +47,38 @@ class DeltaStage:
     batch_id: int
     indexed: tuple[str, ...] | None = None
     """The columns that get statistics, for data files in the table's folder; None for staged files."""
-    begun: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
     partitions: tuple[str, ...] = ()
     """The columns that the table is partitioned by."""
 
     @property
     def is_old(self) -> bool:
         """Whether the attempt began so long ago that the driver may have been suspended."""
-        return time.time() - self.begun > _OLD_SECONDS
+        return time.time() - self.started_at > _OLD_SECONDS
 
-    def file(self) -> str:
+    def new_path(self) -> str:
         """Return a file name that no other attempt of a task has.
 
         A data file that no commit names is left to ``VACUUM``, since only ``VACUUM`` knows what readers and
         other writers may still need.
         """
         if self.indexed is not None:
-            return f"part-{self._app}-{self.batch_id}-{uuid.uuid4().hex}.zstd.parquet"
-        return f"{FOLDER}/{self._app}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
+            return f"part-{self._app_digest}-{self.batch_id}-{uuid.uuid4().hex}.zstd.parquet"
+        name = f"{self._app_digest}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
+        return f"{STAGING_FOLDER}/{name}"
 
     def write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> DataFile | None:
         """Write a file of rows, by default with the columns of the query; return None without rows."""
-        return write_file(self.place, self.file(), schema or self.layout.schema, batches, self.indexed or ())
+        return write_file(
+            self.place, self.new_path(), schema or self.layout.schema, batches, self.indexed or ()
+        )
 
     @property
-    def _app(self) -> str:
+    def _app_digest(self) -> str:
         return digest(self.app_id)
 
     def reader(self, files: Sequence[DataFile]) -> pa.RecordBatchReader:
-        return to_reader(self.layout.schema, self.batches(files, self.layout.schema))
+        return record_batch_reader(self.layout.schema, self.batches(files, self.layout.schema))
 
     def batches(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows with the columns of ``schema``, always in the same order."""
@@ -84,7 +87,7 @@ class DeltaStage:
 
     def chunks(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the same rows in fewer batches."""
-        return chunked(self.batches(files, schema))
+        return in_chunks(self.batches(files, schema))
 
     def columns(self, files: Sequence[DataFile], names: Sequence[str]) -> pa.Table:
         schema = pa.schema([self.layout.schema.field(name) for name in names])
@@ -93,13 +96,13 @@ class DeltaStage:
 
     def require_files(self, files: Sequence[DataFile]) -> None:
         """Refuse to commit when files are missing or not the ones that the tasks wrote."""
-        self._require({file.path: file.size for file in files})
+        self._require_sizes({file.path: file.size for file in files})
 
     def require_vectors(self, vectors: Sequence[DeletionVector]) -> None:
         """Refuse to commit when files of deletion vectors are missing."""
-        self._require({vector.path: None for vector in vectors if vector.path is not None})
+        self._require_sizes({vector.path: None for vector in vectors if vector.path is not None})
 
-    def _require(self, sizes: Mapping[str, int | None]) -> None:
+    def _require_sizes(self, sizes: Mapping[str, int | None]) -> None:
         """Refuse to commit when files are missing or do not have the size in ``sizes``."""
         with self.place.translating_errors():
             infos = self.place.files().get_file_info(list(sizes))
@@ -113,13 +116,13 @@ class DeltaStage:
                 batch_id=self.batch_id,
             )
 
-    def delete(self, files: Sequence[DataFile]) -> None:
+    def delete_uncommitted(self, files: Sequence[DataFile]) -> None:
         """Delete data files that no commit has been asked to name."""
         if self.indexed is not None:
             with self._logging_errors():
                 _delete(self.place, [file.path for file in files])
 
-    def drop(self) -> None:
+    def delete_staged(self) -> None:
         """Delete the files staged up to the micro-batch; after errors, a later clean-up deletes them.
 
         Data files in the table's folder are kept even if the commit failed, since that is never certain.
@@ -127,10 +130,14 @@ class DeltaStage:
         if self.indexed is not None:
             return
         with self._logging_errors():
-            staged = _staged(self.place).items()
+            staged = _list_staged_files(self.place).items()
             _delete(
                 self.place,
-                [name for name, (app, batch, _) in staged if app == self._app and batch <= self.batch_id],
+                [
+                    name
+                    for name, (app, batch_id, _) in staged
+                    if app == self._app_digest and batch_id <= self.batch_id
+                ],
             )
 
     @contextmanager
@@ -139,29 +146,29 @@ class DeltaStage:
             yield
         except PenstockError as error:
             # Do not hide an earlier error of the commit.
-            _log_not_deleted(self.place, error, str(error))
+            _log_undeleted_files(self.place, error, str(error))
 
 
-def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+def record_batch_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
     """Return batches as a reader that deltalake accepts."""
-    return pa.RecordBatchReader.from_batches(schema, _ahead(batches))
+    return pa.RecordBatchReader.from_batches(schema, _read_ahead(batches))
 
 
-def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read ahead in another thread, since deltalake's storage hangs in the thread that takes the batches."""
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = pool.submit(next, batches, None)
+        next_batch = pool.submit(next, batches, None)
+        while (batch := next_batch.result()) is not None:
+            next_batch = pool.submit(next, batches, None)
             yield batch
 
 
 def delete_abandoned(place: DeltaPlace) -> None:
     """Delete files staged more than a day ago by queries that have staged nothing since, so have died."""
-    before = time.time() - _DAY_SECONDS
-    staged = _staged(place)
-    running = {app for app, _, at in staged.values() if at >= before}
-    _delete(place, [name for name, (app, _, _) in staged.items() if app not in running])
+    cutoff = time.time() - _DAY_SECONDS
+    staged = _list_staged_files(place)
+    live_apps = {app for app, _, staged_at in staged.values() if staged_at >= cutoff}
+    _delete(place, [name for name, (app, _, _) in staged.items() if app not in live_apps])
 
 
 def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
@@ -172,10 +179,10 @@ def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            _log_not_deleted(place, error, place.message(error))
+            _log_undeleted_files(place, error, place.message(error))
 
 
-def _log_not_deleted(place: DeltaPlace, error: Exception, text: str) -> None:
+def _log_undeleted_files(place: DeltaPlace, error: Exception, text: str) -> None:
     log.warning(
         "staged rows stay in %s: %s",
         place.shown,
@@ -184,17 +191,17 @@ def _log_not_deleted(place: DeltaPlace, error: Exception, text: str) -> None:
     )
 
 
-def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
+def _list_staged_files(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
     """List staged files with their app, micro-batch and time in seconds since 1970."""
     from pyarrow.fs import FileSelector
 
     with place.translating_errors():
-        infos = place.files().get_file_info(FileSelector(FOLDER, allow_not_found=True))
-    parts = {f"{FOLDER}/{info.base_name}": info.base_name.split("-") for info in infos}
+        infos = place.files().get_file_info(FileSelector(STAGING_FOLDER, allow_not_found=True))
+    name_parts = {f"{STAGING_FOLDER}/{info.base_name}": info.base_name.split("-") for info in infos}
     return {
-        name: (part[0], int(part[1]), int(part[2]))
-        for name, part in parts.items()
-        if len(part) == 4 and part[1].isdigit() and part[2].isdigit()
+        name: (parts[0], int(parts[1]), int(parts[2]))
+        for name, parts in name_parts.items()
+        if len(parts) == 4 and parts[1].isdigit() and parts[2].isdigit()
     }
 
 
@@ -210,14 +217,14 @@ class DeltaStageTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        file = self.put(batches)
-        yield reported(file, context.getLocalProperty("sql.streaming.queryId"))
+        file = self.write_rows(batches)
+        yield file_report(file, context.getLocalProperty("sql.streaming.queryId"))
 
-    def put(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
+    def write_rows(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
         """Write the rows to a file; return None without rows."""
-        return self.stage.write(self._checked(chunked(batches)))
+        return self.stage.write(self._check_rows(in_chunks(batches)))
 
-    def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _check_rows(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         layout = self.stage.layout
         for chunk in chunks:
             # Rows arrive with the columns c0, c1 and so on.

@@ -19,13 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-_COUNT, _COLUMNS = "delta.dataSkippingNumIndexedCols", "delta.dataSkippingStatsColumns"
-_DEFAULT_COUNT = 32
-_NAME = re.compile(r"\s*(`(?:[^`]|``)*`|[^,`]*)\s*(?:,|$)")
-_CHARACTERS = 32
+_INDEXED_COUNT_PROPERTY, _INDEXED_NAMES_PROPERTY = (
+    "delta.dataSkippingNumIndexedCols",
+    "delta.dataSkippingStatsColumns",
+)
+_DEFAULT_INDEXED_COUNT = 32
+_COLUMN_NAME = re.compile(r"\s*(`(?:[^`]|``)*`|[^,`]*)\s*(?:,|$)")
+_MAX_CHARACTERS = 32
 """The length to which longer texts are cut, as by Delta's own writer."""
-_LAST = "\U0010ffff"
-_DIGITS = 15
+_LAST_CODE_POINT = "\U0010ffff"
+_MAX_DIGITS = 15
 """The number of digits of a decimal that a reader who parses it as a double still gets right."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
@@ -37,25 +40,25 @@ def indexed_columns(schema: pa.Schema, configuration: Mapping[str, str | None]) 
     Fields of nested columns count, but get no statistics here.
     """
     simple = {field.name for field in schema if not pat.is_nested(field.type)}
-    named = configuration.get(_COLUMNS)
-    if named is not None:
-        wanted = {_unquoted(name).lower() for name in _NAME.findall(named) if name}
-        return tuple(name for name in schema.names if name in simple and name.lower() in wanted)
-    most = int(configuration.get(_COUNT) or _DEFAULT_COUNT)
-    found, leaves = [], 0
+    listed_names = configuration.get(_INDEXED_NAMES_PROPERTY)
+    if listed_names is not None:
+        lower_names = {_unquoted(name).lower() for name in _COLUMN_NAME.findall(listed_names) if name}
+        return tuple(name for name in schema.names if name in simple and name.lower() in lower_names)
+    maximum = int(configuration.get(_INDEXED_COUNT_PROPERTY) or _DEFAULT_INDEXED_COUNT)
+    indexed, leaf_columns = [], 0
     for column in schema:
-        leaves += _leaves(column.type)
-        if column.name in simple and (most < 0 or leaves <= most):
-            found.append(column.name)
-    return tuple(found)
+        leaf_columns += _leaf_count(column.type)
+        if column.name in simple and (maximum < 0 or leaf_columns <= maximum):
+            indexed.append(column.name)
+    return tuple(indexed)
 
 
 def _unquoted(name: str) -> str:
     return name[1:-1].replace("``", "`") if name.startswith("`") else name.strip()
 
 
-def _leaves(kind: pa.DataType) -> int:
-    return sum(_leaves(part.type) for part in kind) if pat.is_struct(kind) else 1
+def _leaf_count(kind: pa.DataType) -> int:
+    return sum(_leaf_count(part.type) for part in kind) if pat.is_struct(kind) else 1
 
 
 Bounds = tuple[str, str]
@@ -71,9 +74,9 @@ class ColumnStatistics:
 
     type: pa.DataType
     nulls: int = 0
-    low: Any = None
+    minimum: Any = None
     """The smallest value, in a Python type with the order that all readers use."""
-    high: Any = None
+    maximum: Any = None
     unordered: bool = False
     """Whether there is a value that readers order differently, such as NaN."""
 
@@ -84,20 +87,24 @@ class ColumnStatistics:
         if pat.is_floating(self.type) and pc.any(pc.is_nan(values)).as_py():
             self.unordered = True
             return
-        least, most = pc.min_max(_comparable(values)).values()
-        low, high = least.as_py(), most.as_py()
-        self.low = low if self.low is None else min(self.low, low)
-        self.high = high if self.high is None else max(self.high, high)
+        minimum_scalar, maximum_scalar = pc.min_max(_comparable(values)).values()
+        minimum, maximum = minimum_scalar.as_py(), maximum_scalar.as_py()
+        self.minimum = minimum if self.minimum is None else min(self.minimum, minimum)
+        self.maximum = maximum if self.maximum is None else max(self.maximum, maximum)
 
     @property
     def _has_bounds(self) -> bool:
-        return _kind(self.type) in _FORMS
+        return _type_family(self.type) in _BOUND_FORMATTERS
 
     def bounds(self) -> Bounds | None:
         """Return bounds of the values as JSON; None without values."""
         if self.unordered:
             raise NoBounds
-        return None if self.low is None else _FORMS[_kind(self.type)](self.low, self.high, self.type)
+        return (
+            None
+            if self.minimum is None
+            else _BOUND_FORMATTERS[_type_family(self.type)](self.minimum, self.maximum, self.type)
+        )
 
 
 @dataclass
@@ -121,28 +128,32 @@ class FileStatistics:
     def to_json(self) -> str:
         """Return the value of ``stats`` in an add action."""
         nulls = {name: str(column.nulls) for name, column in self.columns.items()}
-        parts = {"numRecords": str(self.rows), **self._bounds(), "nullCount": _object(nulls)}
-        return _object(parts)
+        parts = {"numRecords": str(self.rows), **self._bounds(), "nullCount": _json_object(nulls)}
+        return _json_object(parts)
 
     def _bounds(self) -> dict[str, str]:
         try:
-            bounds = {name: found for name, column in self.columns.items() if (found := column.bounds())}
+            bounds = {
+                name: column_bounds
+                for name, column in self.columns.items()
+                if (column_bounds := column.bounds())
+            }
         except NoBounds:
             # For Arrow datasets, deltalake treats a column without bounds as one without rows if other
             # columns have bounds.
             return {}
         return {
-            "minValues": _object({name: low for name, (low, _) in bounds.items()}),
-            "maxValues": _object({name: high for name, (_, high) in bounds.items()}),
+            "minValues": _json_object({name: minimum for name, (minimum, _) in bounds.items()}),
+            "maxValues": _json_object({name: maximum for name, (_, maximum) in bounds.items()}),
         }
 
 
-def _object(values: Mapping[str, str]) -> str:
+def _json_object(values: Mapping[str, str]) -> str:
     # Decimals are written digit by digit, which the json module cannot do.
-    return f"{{{','.join(f'{_text(name)}:{value}' for name, value in values.items())}}}"
+    return f"{{{','.join(f'{_json_string(name)}:{value}' for name, value in values.items())}}}"
 
 
-def _text(value: str) -> str:
+def _json_string(value: str) -> str:
     # deltalake misreads escaped characters beyond U+FFFF.
     return json.dumps(value, ensure_ascii=False)
 
@@ -159,78 +170,78 @@ def _comparable(values: pa.Array) -> pa.Array:
     return values
 
 
-def _kind(kind: pa.DataType) -> str | None:
-    return next((name for name, test in _KINDS.items() if test(kind)), None)
+def _type_family(kind: pa.DataType) -> str | None:
+    return next((name for name, test in _TYPE_FAMILIES.items() if test(kind)), None)
 
 
-def _integers(low: int, high: int, _: pa.DataType) -> Bounds:
+def _integer_bounds(low: int, high: int, _: pa.DataType) -> Bounds:
     return str(low), str(high)
 
 
-def _booleans(low: bool, high: bool, _: pa.DataType) -> Bounds:
+def _boolean_bounds(low: bool, high: bool, _: pa.DataType) -> Bounds:
     return json.dumps(low), json.dumps(high)
 
 
-def _floats(low: float, high: float, _: pa.DataType) -> Bounds:
+def _float_bounds(low: float, high: float, _: pa.DataType) -> Bounds:
     if isinf(low) or isinf(high):
         raise NoBounds
     # Some readers order -0.0 before 0.0.
     return repr(low or -0.0), repr(high or 0.0)
 
 
-def _decimals(low: Decimal, high: Decimal, kind: pa.DataType) -> Bounds:
-    return _rounded(low, ROUND_FLOOR, kind), _rounded(high, ROUND_CEILING, kind)
+def _decimal_bounds(low: Decimal, high: Decimal, kind: pa.DataType) -> Bounds:
+    return _round_decimal(low, ROUND_FLOOR, kind), _round_decimal(high, ROUND_CEILING, kind)
 
 
-def _rounded(value: Decimal, rounding: str, kind: pa.DataType) -> str:
-    rounded = Context(prec=_DIGITS, rounding=rounding).plus(value)
+def _round_decimal(value: Decimal, rounding: str, kind: pa.DataType) -> str:
+    rounded = Context(prec=_MAX_DIGITS, rounding=rounding).plus(value)
     fits = abs(rounded) < Decimal(10) ** (kind.precision - kind.scale)
     return format(rounded if fits else value, "f")
 
 
-def _strings(low: bytes, high: bytes, _: pa.DataType) -> Bounds:
+def _string_bounds(low: bytes, high: bytes, _: pa.DataType) -> Bounds:
     try:
-        least, most = low.decode(), high.decode()
+        minimum, maximum = low.decode(), high.decode()
     except UnicodeDecodeError:
         raise NoBounds from None
-    return _text(least[:_CHARACTERS]), _text(_above(most))
+    return _json_string(minimum[:_MAX_CHARACTERS]), _json_string(_upper_bound(maximum))
 
 
-def _above(text: str) -> str:
+def _upper_bound(text: str) -> str:
     """Return an upper bound, of about 32 characters, of all texts with the same first characters."""
-    end = _CHARACTERS
-    while text[end : end + 1] == _LAST:
+    end = _MAX_CHARACTERS
+    while text[end : end + 1] == _LAST_CODE_POINT:
         end += 1
-    return text[:end] + _LAST if end < len(text) else text
+    return text[:end] + _LAST_CODE_POINT if end < len(text) else text
 
 
-def _dates(low: int, high: int, _: pa.DataType) -> Bounds:
-    return _day(low), _day(high)
+def _date_bounds(low: int, high: int, _: pa.DataType) -> Bounds:
+    return _date_string(low), _date_string(high)
 
 
-def _day(days: int) -> str:
+def _date_string(days: int) -> str:
     number = days + _EPOCH.toordinal()
     if not _FIRST_DAY <= number <= _LAST_DAY:
         # Readers do not agree on how other years are written.
         raise NoBounds
-    return _text(date.fromordinal(number).isoformat())
+    return _json_string(date.fromordinal(number).isoformat())
 
 
-def _timestamps(low: int, high: int, kind: pa.DataType) -> Bounds:
+def _timestamp_bounds(low: int, high: int, kind: pa.DataType) -> Bounds:
     # The protocol has milliseconds: the bounds are rounded away from the values.
-    return _instant(low // 1000, kind), _instant(-(-high // 1000), kind)
+    return _timestamp_string(low // 1000, kind), _timestamp_string(-(-high // 1000), kind)
 
 
-def _instant(milliseconds: int, kind: pa.DataType) -> str:
+def _timestamp_string(milliseconds: int, kind: pa.DataType) -> str:
     try:
-        at = _EPOCH + timedelta(milliseconds=milliseconds)
+        timestamp = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
         raise NoBounds from None
-    text = at.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return _text(text if kind.tz is None else f"{text}Z")
+    text = timestamp.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return _json_string(text if kind.tz is None else f"{text}Z")
 
 
-_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
+_TYPE_FAMILIES: dict[str, Callable[[pa.DataType], bool]] = {
     "integer": pat.is_integer,
     "boolean": pat.is_boolean,
     "float": pat.is_floating,
@@ -239,13 +250,13 @@ _KINDS: dict[str, Callable[[pa.DataType], bool]] = {
     "date": pat.is_date,
     "timestamp": pat.is_timestamp,
 }
-_FORMS: dict[str | None, Callable[[Any, Any, pa.DataType], Bounds]] = {
-    "integer": _integers,
-    "boolean": _booleans,
-    "float": _floats,
-    "decimal": _decimals,
-    "string": _strings,
-    "date": _dates,
-    "timestamp": _timestamps,
+_BOUND_FORMATTERS: dict[str | None, Callable[[Any, Any, pa.DataType], Bounds]] = {
+    "integer": _integer_bounds,
+    "boolean": _boolean_bounds,
+    "float": _float_bounds,
+    "decimal": _decimal_bounds,
+    "string": _string_bounds,
+    "date": _date_bounds,
+    "timestamp": _timestamp_bounds,
 }
 """How the bounds of each kind of type are written; other kinds have none."""

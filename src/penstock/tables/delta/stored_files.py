@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=-]+")
-Identity = tuple[str, DeletionVector | None]
+FileIdentity = tuple[str, DeletionVector | None]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A data file of the table."""
 
     path: str
@@ -41,7 +41,7 @@ class Stored:
         return None if self.add is None else vector_of(self.add)
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> FileIdentity:
         """The path and the vector, which determine the file's live rows."""
         return self.path, self.vector
 
@@ -67,7 +67,7 @@ class StoredFiles:
     table: DeltaTable = field(repr=False)
     _adds: Actions = field(default_factory=dict, repr=False)
 
-    def near(self, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
+    def overlapping(self, keys: pa.Schema, bounds: Sequence[str]) -> list[StoredFile]:
         """Return the files that may have rows with keys within the bounds of the given statistics.
 
         Raises
@@ -76,15 +76,15 @@ class StoredFiles:
             When only deltalake can read or replace one of them.
         """
         with self.place.translating_errors(beside=(UnreadableFile,)):
-            stored = _may_share_keys(self._actions, keys, bounds)
+            stored = _files_overlapping(self._actions, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
                 # The log may encode other paths differently.
                 raise UnreadableFile
             if may_have_vectors(self.table):
-                unknown = [file.path for file in stored if file.path not in self._adds]
-                if unknown:
-                    self._adds |= adds_in_log(self.place, self.table.version(), unknown)
-                stored = [Stored(file.path, file.size, self._adds[file.path]) for file in stored]
+                without_add = [file.path for file in stored if file.path not in self._adds]
+                if without_add:
+                    self._adds |= adds_in_log(self.place, self.table.version(), without_add)
+                stored = [StoredFile(file.path, file.size, self._adds[file.path]) for file in stored]
         return stored
 
     @cached_property
@@ -92,36 +92,36 @@ class StoredFiles:
         return pa.table(self.table.get_add_actions(flatten=True))
 
 
-def _may_share_keys(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -> list[Stored]:
-    ordered = {
-        key: (kind, *(_column(actions, f"{part}.{key}", kind) for part in ("min", "max")))
+def _files_overlapping(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]) -> list[StoredFile]:
+    column_bounds = {
+        key: (kind, *(_bounds_column(actions, f"{part}.{key}", kind) for part in ("min", "max")))
         for key, kind in zip(keys.names, keys.types, strict=True)
-        if _is_ordered(kind)
+        if _has_comparable_bounds(kind)
     }
-    near = pa.repeat(False, actions.num_rows)
+    overlaps = pa.repeat(False, actions.num_rows)
     for statistics in bounds:
-        apart = pa.repeat(False, actions.num_rows)
-        found = json.loads(statistics, parse_int=str)
-        for key, (kind, least, most) in ordered.items():
-            low, high = (found.get(part, {}).get(key) for part in ("minValues", "maxValues"))
+        disjoint = pa.repeat(False, actions.num_rows)
+        statistics_json = json.loads(statistics, parse_int=str)
+        for key, (kind, minimums, maximums) in column_bounds.items():
+            low, high = (statistics_json.get(part, {}).get(key) for part in ("minValues", "maxValues"))
             if low is not None and high is not None:
                 # Writers may truncate upper bounds, to milliseconds or 32 characters, so compare them with
                 # lower bounds that are truncated in the same way.
-                below = pc.less(most, pa.scalar(low).cast(kind))
-                above = pc.greater(least, pa.scalar(high).cast(kind))
-                apart = pc.or_(apart, pc.fill_null(pc.or_kleene(below, above), False))
-        near = pc.or_(near, pc.invert(apart))
-    chosen = actions.filter(near)
-    sizes = zip(chosen["path"].to_pylist(), chosen["size_bytes"].to_pylist(), strict=True)
-    return [Stored(path, size) for path, size in sizes]
+                below = pc.less(maximums, pa.scalar(low).cast(kind))
+                above = pc.greater(minimums, pa.scalar(high).cast(kind))
+                disjoint = pc.or_(disjoint, pc.fill_null(pc.or_kleene(below, above), False))
+        overlaps = pc.or_(overlaps, pc.invert(disjoint))
+    selected = actions.filter(overlaps)
+    sizes = zip(selected["path"].to_pylist(), selected["size_bytes"].to_pylist(), strict=True)
+    return [StoredFile(path, size) for path, size in sizes]
 
 
-def _is_ordered(kind: pa.DataType) -> bool:
+def _has_comparable_bounds(kind: pa.DataType) -> bool:
     """Whether the bounds of a key type can be compared, whichever writer they come from."""
     return any(test(kind) for test in (pat.is_integer, pat.is_date, pat.is_string, pat.is_timestamp))
 
 
-def _column(actions: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+def _bounds_column(actions: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
     """Return a column of bounds, null for files without bounds."""
     if name not in actions.column_names:
         return pa.chunked_array([pa.nulls(actions.num_rows, kind)])

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from penstock.lake.deletion_vectors import CorruptDeletionVector, Positions
 from penstock.lake.parquet import FileSplit, align_to_schema, cast_to_schema, open_parquet, read_row_groups
 from penstock.lake.storage import DeltaPlace
-from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.changes.lookup_keys import LookupKeys
 from penstock.tables.delta.data_files import UnreadableFile
-from penstock.tables.delta.stored_files import Stored
+from penstock.tables.delta.stored_files import StoredFile
 
 
 @dataclass
@@ -24,10 +24,10 @@ class StoredRows:
     """The rows of a file; columns that the file lacks are null."""
 
     place: DeltaPlace = field(repr=False)
-    file: Stored
+    file: StoredFile
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """The number of rows in the file, including deleted ones."""
         return int(self._metadata.num_rows)
 
@@ -37,43 +37,43 @@ class StoredRows:
         if self.file.vector is None:
             return np.empty(0, np.int64)
         try:
-            found = self.file.vector.positions(self.place.files())
+            deleted = self.file.vector.positions(self.place.files())
         except CorruptDeletionVector:
             raise UnreadableFile from None
-        if len(found) and found[-1] >= self.count:
+        if len(deleted) and deleted[-1] >= self.row_count:
             raise UnreadableFile
-        return found
+        return deleted
 
     def with_keys(
-        self, wanted: WantedKeys, schema: pa.Schema, split: FileSplit
+        self, lookup_keys: LookupKeys, schema: pa.Schema, split: FileSplit
     ) -> Iterator[tuple[Positions, pa.RecordBatch]]:
         """Yield the live rows of a piece that have a wanted key, and their positions.
 
         ``schema`` has the columns to read, with the keys first.
         """
         for group in split.row_groups(self._metadata):
-            if not wanted.any_between(*self._bounds(group, schema.names[0])):
+            if not lookup_keys.any_between(*self._bounds(group, schema.names[0])):
                 continue
-            for places, rows in wanted.rows_in(self._batches(group, schema)):
-                positions = self._starts[group] + places
+            for matches, rows in lookup_keys.rows_in(self._batches(group, schema)):
+                positions = self._group_starts[group] + matches
                 live = ~self._is_deleted(positions)
                 if live.any():
                     yield positions[live], rows.filter(pa.array(live))
 
-    def at(self, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def at_positions(self, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows at the given positions, which are sorted, with the columns of ``schema``."""
-        ends = np.searchsorted(positions, self._starts)
+        ends = np.searchsorted(positions, self._group_starts)
         for group in np.flatnonzero(np.diff(ends)).tolist():
-            at, wanted = self._starts[group], positions[ends[group] : ends[group + 1]]
+            offset, group_positions = self._group_starts[group], positions[ends[group] : ends[group + 1]]
             for batch in self._batches(group, schema):
-                low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
-                if low < high:
-                    yield batch.take(pa.array(wanted[low:high] - at))
-                at += batch.num_rows
+                start, stop = np.searchsorted(group_positions, (offset, offset + batch.num_rows))
+                if start < stop:
+                    yield batch.take(pa.array(group_positions[start:stop] - offset))
+                offset += batch.num_rows
 
     def _is_deleted(self, positions: Positions) -> NDArray[np.bool_]:
-        found, end = (np.searchsorted(self.deleted, positions, side) for side in ("left", "right"))
-        return found < end
+        first, last = (np.searchsorted(self.deleted, positions, side) for side in ("left", "right"))
+        return first < last
 
     def _batches(self, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self.place.files().open_input_file(self.file.path) as source:
@@ -94,7 +94,7 @@ class StoredRows:
             return pq.read_metadata(source)
 
     @cached_property
-    def _starts(self) -> Positions:
+    def _group_starts(self) -> Positions:
         """The position of each row group's first row, and finally the number of rows."""
         groups = (self._metadata.row_group(number) for number in range(self._metadata.num_row_groups))
         return np.cumsum([0, *(group.num_rows for group in groups)])

@@ -31,8 +31,10 @@ def merge_by_keys(
     properties: CommitProperties | None,
 ) -> TableMerger:
     """Return deltalake's ``TableMerger``, which matches rows by the keys."""
-    same = " and ".join(f"{TARGET}.{quoted(key)} = {SOURCE}.{quoted(key)}" for key in keys)
-    return table.merge(rows, same, source_alias=SOURCE, target_alias=TARGET, commit_properties=properties)
+    condition = " and ".join(f"{TARGET}.{quoted(key)} = {SOURCE}.{quoted(key)}" for key in keys)
+    return table.merge(
+        rows, condition, source_alias=SOURCE, target_alias=TARGET, commit_properties=properties
+    )
 
 
 def source_columns(names: Iterable[str]) -> dict[str, str]:
@@ -68,7 +70,7 @@ class AppTransaction:
 
     app_id: str
     batch_id: int
-    input: int
+    batch_input: int
     """A digest of the micro-batch's offsets, since a transaction can only carry a version number."""
 
     @classmethod
@@ -90,9 +92,9 @@ class AppTransaction:
     @property
     def versions(self) -> dict[str, int]:
         """The app transactions of the micro-batch's commit."""
-        return dict(zip(self._names, (self.batch_id, self.input), strict=True))
+        return dict(zip(self._names, (self.batch_id, self.batch_input), strict=True))
 
-    def committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
+    def is_committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
         """Return whether a loaded table already has the micro-batch."""
         last, last_input = (place.app_version(table, name) for name in self._names)
-        return has_batch("the Delta table", self.app_id, self.batch_id, self.input, last, last_input)
+        return has_batch("the Delta table", self.app_id, self.batch_id, self.batch_input, last, last_input)

@@ -20,44 +20,45 @@ from penstock.lake.storage import DeltaPlace
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_FEATURE = "deletionVectors"
-PROPERTY = "delta.enableDeletionVectors"
-FOLDER = "_penstock_vectors"
+_VECTORS_FEATURE = "deletionVectors"
+VECTORS_PROPERTY = "delta.enableDeletionVectors"
+VECTORS_FOLDER = "_penstock_vectors"
 """The folder of vectors: deltalake's ``vacuum(full=True)`` would delete those in the table's own folder."""
-_LEAST_BYTES = 4 << 20
+_MIN_FILE_BYTES = 4 << 20
 """The smallest file that gets vectors; copying smaller files is fast enough."""
-_LARGEST_SHARE = 0.1
+_MAX_DELETED_SHARE = 0.1
 _INLINE_BYTES = 1 << 10
 """The size up to which vectors are stored in the log, which all readers read; larger ones are in files."""
 
 
 def may_have_vectors(table: DeltaTable) -> bool:
     """Whether a table's files may have deletion vectors."""
-    return _FEATURE in (table.protocol().writer_features or ())
+    return _VECTORS_FEATURE in (table.protocol().writer_features or ())
 
 
-def gets_vectors(table: DeltaTable, place: DeltaPlace) -> bool:
+def vectors_enabled(table: DeltaTable, place: DeltaPlace) -> bool:
     """Whether deletion vectors are enabled for a table and its storage allows them."""
     properties = table.metadata().configuration.items()
-    wanted = any(
-        name.lower() == PROPERTY.lower() and (value or "").lower() == "true" for name, value in properties
+    is_enabled = any(
+        name.lower() == VECTORS_PROPERTY.lower() and (value or "").lower() == "true"
+        for name, value in properties
     )
-    return wanted and may_have_vectors(table) and supports_conditional_put(place)
+    return is_enabled and may_have_vectors(table) and supports_conditional_put(place)
 
 
-def is_worth_a_vector(add: dict[str, Any] | None, rows: int, gone: int) -> bool:
-    """Whether a file of ``rows`` rows, ``gone`` of them deleted in total, gets a vector instead of a copy."""
-    if add is None or add["size"] < _LEAST_BYTES or gone > _LARGEST_SHARE * rows:
+def should_use_vector(add: dict[str, Any] | None, rows: int, deleted: int) -> bool:
+    """Whether a file of which ``deleted`` of ``rows`` rows are deleted gets a vector instead of a copy."""
+    if add is None or add["size"] < _MIN_FILE_BYTES or deleted > _MAX_DELETED_SHARE * rows:
         return False
-    return _wide(add.get("stats") or "", rows) is not None
+    return _with_wide_bounds(add.get("stats") or "", rows) is not None
 
 
-def written_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
+def write_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
     """Return a vector of deleted rows, after writing its file if it needs one."""
     data = encode(positions)
     if len(data) <= _INLINE_BYTES:
         return DeletionVector.inline(data, len(positions))
-    vector = DeletionVector.in_file(FOLDER, uuid.uuid4(), data, len(positions))
+    vector = DeletionVector.in_file(VECTORS_FOLDER, uuid.uuid4(), data, len(positions))
     assert vector.path is not None
     content = vector_file_content(data)
     # Content that exceeds the buffer reaches deltalake in a type that it does not accept.
@@ -74,11 +75,11 @@ def vector_of(add: dict[str, Any]) -> DeletionVector | None:
 
 def remove_action(add: dict[str, Any]) -> dict[str, Any]:
     """Return the remove action for an add action."""
-    same = {name: add[name] for name in ("path", "partitionValues", "size", "tags") if name in add}
+    copied_fields = {name: add[name] for name in ("path", "partitionValues", "size", "tags") if name in add}
     vector = {} if "deletionVector" not in add else {"deletionVector": add["deletionVector"]}
     now = time.time_ns() // 1_000_000
-    more = {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
-    return {"remove": {**same, **more, **vector}}
+    removal_fields = {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+    return {"remove": {**copied_fields, **removal_fields, **vector}}
 
 
 def add_with_vector(add: dict[str, Any], vector: DeletionVector) -> dict[str, Any]:
@@ -86,12 +87,12 @@ def add_with_vector(add: dict[str, Any], vector: DeletionVector) -> dict[str, An
 
     The statistics then say that their bounds are those of all rows, including deleted ones.
     """
-    stats = _wide(add["stats"])
+    stats = _with_wide_bounds(add["stats"])
     assert stats is not None
     return {"add": {**add, "stats": stats, "dataChange": True, "deletionVector": vector.action}}
 
 
-def _wide(statistics: str, rows: int | None = None) -> str | None:
+def _with_wide_bounds(statistics: str, rows: int | None = None) -> str | None:
     """Return statistics whose bounds are marked as wide, not as exact for the remaining rows; None if they
     cannot be.
 
@@ -104,11 +105,11 @@ def _wide(statistics: str, rows: int | None = None) -> str | None:
         return None
     if rows is not None and parsed.get("numRecords") != rows:
         return None
-    tight = parsed.get("tightBounds")
-    if tight is False:
+    tight_bounds = parsed.get("tightBounds")
+    if tight_bounds is False:
         return statistics
-    if tight is None:
+    if tight_bounds is None:
         return f'{{"tightBounds":false,{statistics.lstrip()[1:]}'
     before, _, after = statistics.partition('"tightBounds"')
-    is_clear = '"tightBounds"' not in after
-    return f'{before}"tightBounds"{after.replace("true", "false", 1)}' if is_clear else None
+    is_unambiguous = '"tightBounds"' not in after
+    return f'{before}"tightBounds"{after.replace("true", "false", 1)}' if is_unambiguous else None

@@ -19,10 +19,10 @@ from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
-from penstock.tables.delta.data_files import REPORT, DataFile, files_in
+from penstock.tables.delta.data_files import REPORT_DDL, DataFile, files_from_reports
 from penstock.tables.delta.direct_writes import obstacle
-from penstock.tables.delta.repeated_keys import repeated_key
-from penstock.tables.delta.restores import KeptCommits
+from penstock.tables.delta.repeated_keys import find_repeated_key
+from penstock.tables.delta.restores import RequiredCommits
 from penstock.tables.delta.rows_commit import RowsCommit
 from penstock.tables.delta.schema import (
     DeltaLayout,
@@ -31,18 +31,18 @@ from penstock.tables.delta.schema import (
     require_partitioning,
     rows_layout,
 )
-from penstock.tables.delta.small_files import joined
+from penstock.tables.delta.small_files import merge_small_files
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.statistics import indexed_columns
 from penstock.tables.delta.transactions import AppTransaction
-from penstock.tables.row_checks import rows_with_one_key, shown_key
+from penstock.tables.row_checks import duplicate_keys_error, key_for_messages
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
-Publish = Callable[["DeltaTable", Mapping[str, int]], None]
+PublishFunction = Callable[["DeltaTable", Mapping[str, int]], None]
 """A function that commits a micro-batch to a table, with versions of app transactions."""
 
 
@@ -51,7 +51,7 @@ def delta_writer(
     layout: DeltaLayout,
     output_mode: str,
     guarantee: str,
-    location: str,
+    checkpoint_location: str,
     app_id: str | None,
 ) -> DeltaWriter:
     """Create the table or check an existing one, and return the ``foreachBatch`` function."""
@@ -62,10 +62,10 @@ def delta_writer(
         require_partitioning(place, table)
         layout = layout if output_mode == "complete" else match_table(place, layout, table)
     delete_abandoned(place)
-    return DeltaWriter(place, layout, output_mode, guarantee, location, app_id)
+    return DeltaWriter(place, layout, output_mode, guarantee, checkpoint_location, app_id)
 
 
-def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
+def row_layout(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
     """Return the layout of rows that a Delta table can take."""
     layout = rows_layout(schema, keys)
     if output_mode == "update":
@@ -75,13 +75,13 @@ def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> 
 
 def refuse_backticks(names: Sequence[str]) -> None:
     """Refuse column names that deltalake cannot merge."""
-    ticked = [name for name in names if "`" in name]
-    if ticked:
+    with_backticks = [name for name in names if "`" in name]
+    if with_backticks:
         raise InvalidInputError(
-            f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: "
-            "rename it",
+            f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(with_backticks[0])} "
+            "has: rename it",
             condition="INVALID_INPUT.COLUMN_NAME",
-            columns=ticked,
+            columns=with_backticks,
         )
 
 
@@ -93,13 +93,13 @@ class DeltaWriter:
     layout: DeltaLayout
     mode: str
     guarantee: str
-    location: str
+    checkpoint_location: str
     """The location of the checkpoint."""
     app_id: str | None = None
 
     @cached_property
-    def _kept(self) -> KeptCommits:
-        return KeptCommits(self.place)
+    def _required_commits(self) -> RequiredCommits:
+        return RequiredCommits(self.place)
 
     @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -111,43 +111,43 @@ class DeltaWriter:
             self.layout,
             app_id,
             batch_id,
-            self._indexed(table),
+            self._indexed_columns(table),
             partitions=partition_columns(table),
         )
         if self._has_batch(table, transaction):
             # Spark requires that the batch is read, so that its state is committed.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed the micro-batch may have died before cleaning up.
-            stage.drop()
+            stage.delete_staged()
             return
         require_partitioning(self.place, table)
         try:
-            files = self._written(frame, stage, transaction)
+            files = self._write_files(frame, stage, transaction)
             self._commit(stage, files, transaction, frame.sparkSession)
         finally:
-            stage.drop()
+            stage.delete_staged()
 
-    def _written(
+    def _write_files(
         self, frame: DataFrame, stage: DeltaStage, transaction: AppTransaction | None
     ) -> list[DataFile]:
         """Have tasks write the rows, and return the files to commit."""
-        reports = self._staging(frame, stage).collect()
-        files = files_in(reports)
+        reports = self._staging_query(frame, stage).collect()
+        files = files_from_reports(reports)
         try:
             if reports and transaction is not None:
-                Checkpoint(self.location).require_query(report.query for report in reports)
+                Checkpoint(self.checkpoint_location).require_query(report.query for report in reports)
             stage.require_files(files)
-            self._check(frame.sparkSession, stage, files)
+            self._check_keys(frame.sparkSession, stage, files)
         except PenstockError:
-            stage.delete(files)
+            stage.delete_uncommitted(files)
             raise
-        return joined(frame.sparkSession, stage, files)
+        return merge_small_files(frame.sparkSession, stage, files)
 
-    def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
+    def _staging_query(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
         """Return the query whose tasks write the rows and report their files."""
-        return numbered_columns(frame).mapInArrow(DeltaStageTask(stage), REPORT)
+        return numbered_columns(frame).mapInArrow(DeltaStageTask(stage), REPORT_DDL)
 
-    def _indexed(self, table: DeltaTable) -> tuple[str, ...] | None:
+    def _indexed_columns(self, table: DeltaTable) -> tuple[str, ...] | None:
         """Return the columns of data files that get statistics; None if their rows pass through deltalake."""
         reason = obstacle(table, self.mode, self.layout)
         if reason is not None:
@@ -164,14 +164,14 @@ class DeltaWriter:
     def _transaction(self, batch_id: int) -> AppTransaction | None:
         if self.guarantee == "at_least_once":
             return None
-        return AppTransaction.of(Checkpoint(self.location), batch_id, self.app_id)
+        return AppTransaction.of(Checkpoint(self.checkpoint_location), batch_id, self.app_id)
 
     def _has_batch(self, table: DeltaTable, transaction: AppTransaction | None) -> bool:
         """Return whether a table has the micro-batch; refuse one that has lost others of the query."""
-        self._kept.require(table, self._named(table, transaction))
-        return transaction is not None and transaction.committed(self.place, table)
+        self._required_commits.require(table, self._required_transactions(table, transaction))
+        return transaction is not None and transaction.is_committed(self.place, table)
 
-    def _named(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
+    def _required_transactions(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
         """Return the app transactions of commits that the table must keep."""
         # A complete result takes the place of what the table has.
         return [] if transaction is None or self.mode == "complete" else [transaction.name]
@@ -204,7 +204,7 @@ class DeltaWriter:
                 last_conflict = self.place.message(error)
             except PenstockError:
                 # Another run of this query may have committed it, and deleted the staged files.
-                if transaction is None or not transaction.committed(self.place, self.place.open()):
+                if transaction is None or not transaction.is_committed(self.place, self.place.open()):
                     raise
                 return
         raise CommitRefusedError(
@@ -216,14 +216,16 @@ class DeltaWriter:
             batch_id=stage.batch_id,
         )
 
-    def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
+    def _publisher(
+        self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None
+    ) -> PublishFunction:
         """Return the function that commits the rows to a table, which each attempt loads again."""
         return RowsCommit(stage, files, self.mode, spark)
 
-    def _check(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
+    def _check_keys(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
         """Refuse rows that have the same key."""
         if not self.layout.keys:
             return
-        repeated = repeated_key(spark, stage, files)
+        repeated = find_repeated_key(spark, stage, files)
         if repeated is not None:
-            raise rows_with_one_key(shown_key(repeated), f"the Delta table {self.place.shown}")
+            raise duplicate_keys_error(key_for_messages(repeated), f"the Delta table {self.place.shown}")

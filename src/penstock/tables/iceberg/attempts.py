@@ -29,9 +29,9 @@ from penstock.tables.names import digest
 
 log = logging.getLogger("penstock.tables")
 
-FOLDER = "penstock-pending"
+PENDING_FOLDER = "penstock-pending"
 _DAY_SECONDS = 86_400.0
-_LONGEST_SECONDS = 3600.0
+_MAX_ATTEMPT_SECONDS = 3600.0
 """The time after which files of an attempt that runs alone are not committed, as they may soon be deleted."""
 
 
@@ -39,9 +39,9 @@ _LONGEST_SECONDS = 3600.0
 class Attempt:
     """One attempt at one micro-batch."""
 
-    app: str
+    app_digest: str
     """A digest of the app id."""
-    started: int
+    started_at: int
     """In seconds since 1970."""
     token: str
     """Part of the names of all data files of the attempt."""
@@ -51,7 +51,7 @@ class Attempt:
         return cls(digest(app_id), int(time.time()), uuid.uuid4().hex)
 
     @classmethod
-    def alone(cls) -> Attempt:
+    def standalone(cls) -> Attempt:
         """Return an attempt with its own app id, which no later attempt protects from clean-up."""
         return cls.new(f"run:{uuid.uuid4()}")
 
@@ -65,41 +65,44 @@ class Attempt:
 
     @property
     def file_name(self) -> str:
-        return f"{self.app}-{self.started}-{self.token}"
+        return f"{self.app_digest}-{self.started_at}-{self.token}"
 
-    def begin(self, place: IcebergPlace, table: Table) -> None:
+    def write_pending_file(self, place: IcebergPlace, table: Table) -> None:
         """Write the pending file."""
         with (
             place.translating_errors("a file cannot be written"),
-            table.io.new_output(_pending(table, self)).create(overwrite=True),
+            table.io.new_output(_pending_file(table, self)).create(overwrite=True),
         ):
             pass
 
-    def end(self, place: IcebergPlace, table: Table) -> None:
+    def delete_pending_file(self, place: IcebergPlace, table: Table) -> None:
         """Delete the pending file; after an error, a later clean-up deletes it."""
-        delete_files(place, table.io, [_pending(table, self)])
+        delete_files(place, table.io, [_pending_file(table, self)])
 
 
-def spoiled(
-    place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], before: Table, now: Table
+def reason_not_to_commit(
+    place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], written_for: Table, current: Table
 ) -> str | None:
     """Return why files written for an earlier version of a table must not be committed to it now."""
-    old, new = before.metadata, now.metadata
-    if (old.current_schema_id, old.default_spec_id) != (new.current_schema_id, new.default_spec_id):
+    old_metadata, new_metadata = written_for.metadata, current.metadata
+    if (old_metadata.current_schema_id, old_metadata.default_spec_id) != (
+        new_metadata.current_schema_id,
+        new_metadata.default_spec_id,
+    ):
         return "its columns or its partitioning have changed"
-    if time.time() - attempt.started > _LONGEST_SECONDS:
+    if time.time() - attempt.started_at > _MAX_ATTEMPT_SECONDS:
         return "writing the files took too long"
     with place.translating_errors("its data files cannot be found"):
-        exist = in_parallel(lambda file: now.io.new_input(file.file_path).exists(), files)
-    return None if all(exist) else "its data files were deleted in the meantime"
+        files_exist = in_parallel(lambda file: current.io.new_input(file.file_path).exists(), files)
+    return None if all(files_exist) else "its data files were deleted in the meantime"
 
 
-def end_committed(place: IcebergPlace, table: Table, app_id: str, token: str) -> None:
+def delete_pending_file_of(place: IcebergPlace, table: Table, app_id: str, token: str) -> None:
     """Delete the pending file of an attempt whose driver died after its commit."""
     with suppress(Exception):
-        for attempt in _listed(table):
-            if attempt.token == token and attempt.app == digest(app_id):
-                attempt.end(place, table)
+        for attempt in _list_attempts(table):
+            if attempt.token == token and attempt.app_digest == digest(app_id):
+                attempt.delete_pending_file(place, table)
 
 
 def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
@@ -122,36 +125,36 @@ def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
 
 def delete_abandoned(place: IcebergPlace, table: Table) -> None:
     """Delete the files of attempts that began over a day ago, if the app has begun no other attempt since."""
-    before = time.time() - _DAY_SECONDS
+    cutoff = time.time() - _DAY_SECONDS
     with place.translating_errors("the files of dead queries cannot be listed"):
-        attempts = list(_listed(table))
-        running = {attempt.app for attempt in attempts if attempt.started >= before}
-        abandoned = {attempt.token: attempt for attempt in attempts if attempt.app not in running}
+        attempts = list(_list_attempts(table))
+        live_apps = {attempt.app_digest for attempt in attempts if attempt.started_at >= cutoff}
+        abandoned = {attempt.token: attempt for attempt in attempts if attempt.app_digest not in live_apps}
         if not abandoned:
             return
         files = [
             path
-            for path in _files(table.io, table.location_provider().data_path)
-            if _token(path) in abandoned
+            for path in _list_files(table.io, table.location_provider().data_path)
+            if _token_of(path) in abandoned
         ]
-        referred = _referred_files(table) if files else set()
-    delete_files(place, table.io, [path for path in files if _name(path) not in referred])
+        referenced = _referenced_files(table) if files else set()
+    delete_files(place, table.io, [path for path in files if _file_name(path) not in referenced])
     for attempt in abandoned.values():
-        attempt.end(place, table)
+        attempt.delete_pending_file(place, table)
 
 
-def _pending(table: Table, attempt: Attempt) -> str:
-    return f"{table.location_provider().data_path}/{FOLDER}/{attempt.file_name}"
+def _pending_file(table: Table, attempt: Attempt) -> str:
+    return f"{table.location_provider().data_path}/{PENDING_FOLDER}/{attempt.file_name}"
 
 
-def _listed(table: Table) -> Iterator[Attempt]:
-    for path in _files(table.io, f"{table.location_provider().data_path}/{FOLDER}"):
-        attempt = Attempt.parse(_name(path))
+def _list_attempts(table: Table) -> Iterator[Attempt]:
+    for path in _list_files(table.io, f"{table.location_provider().data_path}/{PENDING_FOLDER}"):
+        attempt = Attempt.parse(_file_name(path))
         if attempt is not None:
             yield attempt
 
 
-def _files(io: FileIO, folder: str) -> Iterator[str]:
+def _list_files(io: FileIO, folder: str) -> Iterator[str]:
     """List the files below a folder, as locations of the table.
 
     Only pyiceberg's default file system can list files; with another one, other engines' tools have to clean
@@ -166,7 +169,7 @@ def _files(io: FileIO, folder: str) -> Iterator[str]:
             yield f"{folder}{info.path.partition(path.rstrip('/'))[2]}"
 
 
-def _referred_files(table: Table) -> set[str]:
+def _referenced_files(table: Table) -> set[str]:
     """Return the names of all data and delete files of the snapshots; they contain random numbers."""
     manifests = {
         manifest.manifest_path: manifest
@@ -174,17 +177,17 @@ def _referred_files(table: Table) -> set[str]:
         for manifest in snapshot.manifests(table.io)
     }
     return {
-        _name(entry.data_file.file_path)
+        _file_name(entry.data_file.file_path)
         for manifest in manifests.values()
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
     }
 
 
-def _name(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _token(path: str) -> str:
+def _token_of(path: str) -> str:
     """Return the token in the name of a data file; object storage layouts may put hashes in front of it."""
-    parts = _name(path).split("-")
+    parts = _file_name(path).split("-")
     return parts[-2] if len(parts) > 1 else ""

@@ -18,18 +18,18 @@ from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.types import NestedField
 from pyspark.sql import SparkSession
 
-from penstock.tables.changes.events import UNKNOWN, EventLayout, require_stored
-from penstock.tables.changes.merge_plan import MergePlan, distinct_events, incomplete, plan_events
-from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.changes.events import MISSING_COLUMNS, EventLayout, require_stored_values
+from penstock.tables.changes.lookup_keys import LookupKeys
+from penstock.tables.changes.merge_plan import MergePlan, distinct_events, plan_events, with_missing_values
 from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.tables.iceberg.applied_events import AppliedEvents
+from penstock.tables.iceberg.applied_events_writer import AppliedEventsWriter
 from penstock.tables.iceberg.commit import Commit, FileChanges
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.event_files import EventFile, EventRowsTask, divided_events, read_events
-from penstock.tables.iceberg.keys import files_with_keys, ranges_of_keys
+from penstock.tables.iceberg.event_files import EventFile, EventRowsTask, assign_events, read_events
+from penstock.tables.iceberg.keys import files_with_keys, filter_for_keys
 from penstock.tables.iceberg.lookups import FilePart, Lookup, ValuesTask
-from penstock.tables.iceberg.reading import identity
-from penstock.tables.iceberg.record import Record
-from penstock.tables.iceberg.record_merges import RecordWriter
+from penstock.tables.iceberg.reading import file_identity
 from penstock.tables.iceberg.reports import from_report
 from penstock.tables.iceberg.rewriting import ChangedValues, Edit, RemovedRows, Rewriter
 from penstock.tables.iceberg.schema import TableLayout
@@ -37,11 +37,11 @@ from penstock.tables.unchanged_values import column_numbers
 
 
 @dataclass
-class Written:
+class WrittenFiles:
     """The files that tasks have written for a plan."""
 
     plan: MergePlan
-    filled_from: Sequence[object]
+    value_sources: Sequence[object]
     """The data files that supplied the values which events leave out."""
     rows: list[DataFile]
     rewriter: Rewriter | None
@@ -54,122 +54,130 @@ class ChangesCommit(Commit):
     spark: SparkSession = field(kw_only=True)
     events: EventLayout = field(kw_only=True)
     event_files: Sequence[EventFile] = field(kw_only=True)
-    record: Record = field(kw_only=True)
-    _again: bool = False
-    _written: list[Written] = field(default_factory=list)
-    _values: list[str] = field(default_factory=list)
+    applied_events: AppliedEvents = field(kw_only=True)
+    _own_tasks_retried: bool = False
+    _written: list[WrittenFiles] = field(default_factory=list)
+    _value_files: list[str] = field(default_factory=list)
     """Files with stored values."""
 
     @property
-    def _needed(self) -> bool:
+    def _has_changes(self) -> bool:
         return bool(self.event_files)
 
     @property
-    def repeated(self) -> bool:
-        rewriters = (each.rewriter.repeated for each in self._written if each.rewriter is not None)
-        return self._again or self._record_writer.repeated or any(rewriters)
+    def tasks_retried(self) -> bool:
+        rewriters = (
+            written.rewriter.tasks_retried for written in self._written if written.rewriter is not None
+        )
+        return self._own_tasks_retried or self._applied_events_writer.tasks_retried or any(rewriters)
 
-    def _needed_files(self) -> list[str]:
+    def _staged_paths(self) -> list[str]:
         return [file.path for file in self.event_files]
 
-    def _data_paths(self) -> set[str]:
+    def _written_table_paths(self) -> set[str]:
         rows = [file.file_path for each in self._written for file in each.rows]
         rewritten = [path for each in self._written if each.rewriter for path in each.rewriter.paths]
-        return {*rows, *rewritten, *self._record_writer.paths}
+        return {*rows, *rewritten, *self._applied_events_writer.paths}
 
-    def _paths(self) -> set[str]:
+    def _written_paths(self) -> set[str]:
         staged = [path for each in self._written if each.rewriter for path in each.rewriter.staged_paths]
-        return {*self._data_paths(), *self._needed_files(), *self._values, *staged}
+        return {*self._written_table_paths(), *self._staged_paths(), *self._value_files, *staged}
 
     @cached_property
     def _staged(self) -> pa.Table:
         """The columns of all events from which their merge is planned."""
         with self.target.place.translating_errors("the events of a micro-batch cannot be read"):
-            return read_events(self.io, self.event_files, self.events.planning)
+            return read_events(self.io, self.event_files, self.events.planning_schema)
 
     @cached_property
-    def _recorded_lines(self) -> Lookup:
-        return Lookup(self.spark, self._stored_keys(self._staged), self.events.recorded)
+    def _recorded_lookup(self) -> Lookup:
+        return Lookup(self.spark, self._stored_keys(self._staged), self.events.recorded_schema)
 
     @cached_property
-    def _versions(self) -> Lookup:
-        return Lookup(self.spark, self._stored_keys(self._staged), self.events.versions)
+    def _version_lookup(self) -> Lookup:
+        return Lookup(self.spark, self._stored_keys(self._staged), self.events.version_schema)
 
     @cached_property
-    def _record_writer(self) -> RecordWriter:
-        return RecordWriter(self.spark, self.record, self.events)
+    def _applied_events_writer(self) -> AppliedEventsWriter:
+        return AppliedEventsWriter(self.spark, self.applied_events, self.events)
 
     def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
-        self.record.require(table.metadata)
+        self.applied_events.require_consistent(table.metadata)
         target = self.target.files(table, transaction, self.token)
-        recorded = self.record.files(table)
-        versions = self._stored_versions(table, target) if self.events.history else []
-        plan = self._plan(target, recorded, [lines for _, lines in versions])
+        event_files = self.applied_events.files(table)
+        stored_versions = self._stored_versions(table, target) if self.events.keeps_history else []
+        plan = self._plan(target, event_files, [lines for _, lines in stored_versions])
         if plan.is_empty:
             # A clean-up will find out which files of earlier attempts the table has.
-            self._again |= bool(self._sent)
+            self._own_tasks_retried |= bool(self._sent_snapshots)
             return None
-        written = self._write(table, target, self.target.layout(transaction), plan)
+        written = self._write_files(table, target, self.target.layout(transaction), plan)
         rewritten, rows = [], written.rows
         if written.rewriter is not None:
-            rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, versions))
-            rows = [*rows, *written.rewriter.moved(target, rewritten)]
-        record = self._record_writer.change(target, recorded, plan.recorded)
-        return FileChanges.of(rewritten, rows, record)
+            rewritten = written.rewriter.rewrite(target, self._edited_files(table, plan, stored_versions))
+            rows = [*rows, *written.rewriter.move_rows(target, rewritten)]
+        event_change = self._applied_events_writer.change(target, event_files, plan.recorded)
+        return FileChanges.of(rewritten, rows, event_change)
 
     def _plan(
-        self, target: FileTarget, recorded: Sequence[FileScanTask], versions: Sequence[pa.Table]
+        self, target: FileTarget, event_files: Sequence[FileScanTask], versions: Sequence[pa.Table]
     ) -> MergePlan:
         """Return the merge plan, from the record and the stored versions of the keys."""
-        near = self.record.near(recorded, self._recorded_lines.keys)
-        lines = self._recorded_lines.lines(target, near, self.record.schema)
-        known = distinct_events(self.events, pa.concat_tables([self.events.recorded.empty_table(), *lines]))
-        plan, refused = plan_events(
+        candidate_files = self.applied_events.files_with_keys(event_files, self._recorded_lookup.keys)
+        tables = self._recorded_lookup.rows(target, candidate_files, self.applied_events.schema)
+        recorded_events = distinct_events(
+            self.events, pa.concat_tables([self.events.recorded_schema.empty_table(), *tables])
+        )
+        plan, unresolved = plan_events(
             self.events,
             self._staged,
-            known,
-            lambda: pa.concat_tables([self.events.versions.empty_table(), *versions]),
+            recorded_events,
+            lambda: pa.concat_tables([self.events.version_schema.empty_table(), *versions]),
         )
-        require_stored(refused, self.events, self.target.place.shown)
+        require_stored_values(unresolved, self.events, self.target.place.shown)
         return plan
 
     def _stored_versions(self, table: Table, target: FileTarget) -> list[tuple[FileScanTask, pa.Table]]:
         """Return the stored versions of the keys, for each data file."""
-        files = self._files(table, self._versions.keys)
-        lines = self._versions.lines(target, files, self._columns([VALID_FROM, VALID_TO]))
-        return list(zip(files, lines, strict=True))
+        files = self._files(table, self._version_lookup.keys)
+        tables = self._version_lookup.rows(target, files, self._columns([VALID_FROM, VALID_TO]))
+        return list(zip(files, tables, strict=True))
 
-    def _write(self, table: Table, target: FileTarget, layout: TableLayout, plan: MergePlan) -> Written:
+    def _write_files(
+        self, table: Table, target: FileTarget, layout: TableLayout, plan: MergePlan
+    ) -> WrittenFiles:
         """Have tasks write the rows of a plan, unless they already have.
 
         ``layout`` is the table's current one: columns may have been added or moved since the events were
         staged.
         """
-        events = None if self.events.unchanged is None else incomplete(self._staged, plan.taken)
-        sources = [] if not events else self._files(table, self._stored_keys(events))
-        filled_from = list(map(identity, sources))
-        for each in self._written:
-            if _same(each.plan, plan) and each.filled_from == filled_from:
-                return each
-        stored = [] if not events else self._stored_values(target, sources, events)
+        incomplete = None if self.events.unchanged is None else with_missing_values(self._staged, plan.merged)
+        value_sources = [] if not incomplete else self._files(table, self._stored_keys(incomplete))
+        source_identities = list(map(file_identity, value_sources))
+        for earlier in self._written:
+            if _same_rows(earlier.plan, plan) and earlier.value_sources == source_identities:
+                return earlier
+        value_files = [] if not incomplete else self._look_up_values(target, value_sources, incomplete)
         edit = self._edit(plan)
-        parts = divided_events(self.event_files)
-        task = EventRowsTask(target, self.events, layout, parts, plan.taken, _ends(plan), stored)
+        parts = assign_events(self.event_files)
+        task = EventRowsTask(
+            target, self.events, layout, parts, plan.merged, _valid_to_by_event(plan), value_files
+        )
         rewriter = None if edit is None else Rewriter(self.spark, edit)
-        written = Written(plan, filled_from, [], rewriter)
+        written = WrittenFiles(plan, source_identities, [], rewriter)
         self._written.append(written)
         for report in task.reports(self.spark, len(parts)):
-            self._again |= report.attempt > 0
+            self._own_tasks_retried |= report.attempt > 0
             written.rows += from_report(target, report.result)
         return written
 
-    def _stored_values(
+    def _look_up_values(
         self, target: FileTarget, files: Sequence[FileScanTask], events: pa.Table
     ) -> list[str]:
         """Have tasks look up the values that events leave out; return files with the values."""
-        numbers = column_numbers(events[UNKNOWN].unique().to_pylist())
-        more = [VALID_FROM, VALID_TO] if self.events.history else []
-        names = [*more, *(self.events.rows.names[number] for number in numbers)]
+        column_indexes = column_numbers(events[MISSING_COLUMNS].unique().to_pylist())
+        validity = [VALID_FROM, VALID_TO] if self.events.keeps_history else []
+        names = [*validity, *(self.events.row_schema.names[number] for number in column_indexes)]
         keys = list(self.events.keys)
         task = ValuesTask(
             target,
@@ -178,62 +186,68 @@ class ChangesCommit(Commit):
             [FilePart(file) for file in files],
             names=[*keys, *names],
         )
-        found = []
+        paths = []
         for report in task.reports(self.spark, len(files)):
-            self._again |= report.attempt > 0
-            found += [report.result.decode()] if report.result else []
-        self._values += found
-        return found
+            self._own_tasks_retried |= report.attempt > 0
+            paths += [report.result.decode()] if report.result else []
+        self._value_files += paths
+        return paths
 
     def _edit(self, plan: MergePlan) -> Edit | None:
         """Return the changes of stored rows; None if there are none."""
-        if plan.changed is None:
-            removed = self._stored_keys(self._staged.filter(plan.taken))
-            return RemovedRows(self.layout.key_schema, WantedKeys(removed)) if len(removed) else None
-        if not plan.changed.num_rows:
+        if plan.ended_versions is None:
+            removed = self._stored_keys(self._staged.filter(plan.merged))
+            return RemovedRows(self.layout.key_schema, LookupKeys(removed)) if len(removed) else None
+        if not plan.ended_versions.num_rows:
             return None
         columns = self._columns([VALID_FROM, VALID_TO])
-        return ChangedValues(columns, _in_schema(plan.changed, columns))
+        return ChangedValues(columns, _cast_to_columns(plan.ended_versions, columns))
 
     def _edited_files(
         self, table: Table, plan: MergePlan, versions: Sequence[tuple[FileScanTask, pa.Table]]
     ) -> list[FileScanTask]:
         """Return the data files that may have rows to change."""
-        if plan.changed is None:
-            return self._files(table, self._stored_keys(self._staged.filter(plan.taken)))
+        if plan.ended_versions is None:
+            return self._files(table, self._stored_keys(self._staged.filter(plan.merged)))
         names = [*self.events.keys, VALID_FROM]
-        changed = WantedKeys(plan.changed.select(names))
-        return [file for file, lines in versions if len(changed.places_in(lines.select(names)))]
+        lookup_keys = LookupKeys(plan.ended_versions.select(names))
+        return [file for file, rows in versions if len(lookup_keys.positions_in(rows.select(names)))]
 
     def _files(self, table: Table, keys: pa.Table) -> list[FileScanTask]:
-        ranges = ranges_of_keys(table.schema(), self.layout.key_schema, keys)
+        ranges = filter_for_keys(table.schema(), self.layout.key_schema, keys)
         return files_with_keys(self.target.place, table, ranges)
 
     def _stored_keys(self, events: pa.Table) -> pa.Table:
         """Return the keys of events in the table's types."""
-        return _in_schema(events.select(list(self.events.keys)), self.layout.key_schema)
+        return _cast_to_columns(events.select(list(self.events.keys)), self.layout.key_schema)
 
     def _columns(self, names: Sequence[str]) -> Schema:
         """Return the table's key columns, and its columns for the named columns of the events' rows."""
-        places = [self.layout.places.index(self.events.table.names.index(name)) for name in names]
-        more: list[NestedField] = [self.layout.schema.fields[place] for place in places]
-        return Schema(*self.layout.key_schema.fields, *more)
+        positions = [
+            self.layout.row_columns.index(self.events.table_schema.names.index(name)) for name in names
+        ]
+        other_fields: list[NestedField] = [self.layout.schema.fields[position] for position in positions]
+        return Schema(*self.layout.key_schema.fields, *other_fields)
 
 
-def _in_schema(rows: pa.Table, columns: Schema) -> pa.Table:
+def _cast_to_columns(rows: pa.Table, columns: Schema) -> pa.Table:
     schema = schema_to_pyarrow(columns, include_field_ids=False)
     return rows.rename_columns(schema.names).cast(schema)
 
 
-def _ends(plan: MergePlan) -> pa.Array | None:
+def _valid_to_by_event(plan: MergePlan) -> pa.Array | None:
     """Return for each event the end of validity of its row; null for events that are not taken."""
-    if plan.ends is None:
+    if plan.valid_to is None:
         return None
-    taken = plan.taken.to_numpy(zero_copy_only=False)
-    return plan.ends.take(pa.array(taken.cumsum() - 1, mask=~taken))
+    merged = plan.merged.to_numpy(zero_copy_only=False)
+    return plan.valid_to.take(pa.array(merged.cumsum() - 1, mask=~merged))
 
 
-def _same(one: MergePlan, other: MergePlan) -> bool:
+def _same_rows(one: MergePlan, other: MergePlan) -> bool:
     """Whether tasks write the same rows for two plans."""
-    pairs = ((one.taken, other.taken), (one.ends, other.ends), (one.changed, other.changed))
+    pairs = (
+        (one.merged, other.merged),
+        (one.valid_to, other.valid_to),
+        (one.ended_versions, other.ended_versions),
+    )
     return all(a is b or (a is not None and b is not None and a.equals(b)) for a, b in pairs)

@@ -15,19 +15,19 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles
 from penstock.errors import CommitRefusedError, PenstockError
 from penstock.lake.storage import without_secrets
 from penstock.parallel import in_parallel
+from penstock.tables.iceberg.applied_events import AppliedEventsChange
 from penstock.tables.iceberg.attempts import delete_files
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import files_with_keys, ranges_of_files
+from penstock.tables.iceberg.keys import files_with_keys, filter_for_files
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.record import RecordChange
-from penstock.tables.iceberg.rewriting import Rewriter, Rewritten
+from penstock.tables.iceberg.rewriting import Rewriter, RewrittenFile
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
-from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, commit_once
+from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, disable_commit_retries
 
-_TRIES = 10
+_ATTEMPTS = 10
 _OLD_SECONDS = 1800.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
+_MIN_BACKOFF, _MAX_BACKOFF = 0.05, 5.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Target:
     def files(self, table: Table, transaction: Transaction, token: str) -> FileTarget:
         return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
 
-    def require_kept(self, table: Table, batch: MicroBatch | None) -> None:
+    def refuse_rollback(self, table: Table, batch: MicroBatch | None) -> None:
         """Refuse a table that has lost what the query has committed; complete replaces it in any case."""
         if batch is not None and self.mode != "complete":
-            batch.require_kept(table, self.place.shown)
+            batch.refuse_rollback(table, self.place.shown)
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,24 @@ class FileChanges:
     added: Sequence[DataFile]
     deletes: Sequence[DataFile] = ()
     """New delete files."""
-    merged: Sequence[DataFile] = ()
+    merged_deletes: Sequence[DataFile] = ()
     """Old delete files whose positions are also in the new ones."""
-    record: RecordChange | None = None
+    applied_events_change: AppliedEventsChange | None = None
     """The change of the record of applied events."""
 
     @classmethod
     def of(
-        cls, rewritten: Sequence[Rewritten], added: Sequence[DataFile], record: RecordChange | None = None
+        cls,
+        rewritten: Sequence[RewrittenFile],
+        added: Sequence[DataFile],
+        applied_events_change: AppliedEventsChange | None = None,
     ) -> FileChanges:
         """Return the changes that add files and rewrite stored ones."""
-        removed = [each.old for each in rewritten if each.deletes is None]
-        new = [file for each in rewritten for file in each.new]
-        deletes = [each.deletes for each in rewritten if each.deletes is not None]
-        merged = [file for each in rewritten for file in each.merged]
-        return cls(removed, [*added, *new], deletes, merged, record)
+        removed = [rewrite.old_file for rewrite in rewritten if rewrite.delete_file is None]
+        new = [file for rewrite in rewritten for file in rewrite.new_files]
+        deletes = [rewrite.delete_file for rewrite in rewritten if rewrite.delete_file is not None]
+        merged = [file for rewrite in rewritten for file in rewrite.merged_deletes]
+        return cls(removed, [*added, *new], deletes, merged, applied_events_change)
 
     @property
     def is_append(self) -> bool:
@@ -86,7 +89,11 @@ class FileChanges:
 
     @property
     def new_files(self) -> list[DataFile]:
-        return [*self.added, *self.deletes, *(self.record.added if self.record is not None else [])]
+        return [
+            *self.added,
+            *self.deletes,
+            *(self.applied_events_change.added if self.applied_events_change is not None else []),
+        ]
 
 
 @dataclass
@@ -96,7 +103,7 @@ class Commit:
     target: Target
     layout: TableLayout
     """The columns that the tasks wrote."""
-    staged: Sequence[DataFile]
+    staged_files: Sequence[DataFile]
     io: FileIO
     """The table's ``FileIO``."""
     token: str
@@ -106,29 +113,29 @@ class Commit:
     """None if the table does not record micro-batches."""
     rewriter: Rewriter | None = None
     """Rewrites stored files in output mode update."""
-    begun: float = field(default_factory=time.time)
-    _sent: dict[int, set[str]] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.time)
+    _sent_snapshots: dict[int, set[str]] = field(default_factory=dict)
     """The snapshots that the catalog was asked to commit, with their data files."""
-    _referred: set[str] = field(default_factory=set)
+    _committed_files: set[str] = field(default_factory=set)
     """The data files that the table has after the commit."""
-    _sure: bool = True
+    _outcome_known: bool = True
     """Whether it is certain which files the table has."""
 
     def run(self) -> None:
         """Commit the files, unless there are none or another run has committed the micro-batch."""
-        if not self._needed:
+        if not self._has_changes:
             return
-        self._referred = self._committed()
-        self._sure = True
+        self._committed_files = self._commit_with_retries()
+        self._outcome_known = True
 
     @property
-    def _needed(self) -> bool:
-        return bool(self.staged) or self.target.mode == "complete"
+    def _has_changes(self) -> bool:
+        return bool(self.staged_files) or self.target.mode == "complete"
 
     @property
-    def repeated(self) -> bool:
+    def tasks_retried(self) -> bool:
         """Whether a task was repeated, so that its earlier attempt may have left a file."""
-        return self.rewriter is not None and self.rewriter.repeated
+        return self.rewriter is not None and self.rewriter.tasks_retried
 
     def delete_unused(self) -> None:
         """Delete the files that the table does not have.
@@ -136,73 +143,80 @@ class Commit:
         If the catalog was asked to commit data files, and the outcome is unknown, the files are kept until
         the clean-up, which checks whether a snapshot has them.
         """
-        kept = self._referred if self._sure else self._data_paths()
-        unused = [path for path in self._paths() if path not in kept]
+        in_use = self._committed_files if self._outcome_known else self._written_table_paths()
+        unused = [path for path in self._written_paths() if path not in in_use]
         if unused:
             delete_files(self.target.place, self.io, unused)
 
-    def _committed(self) -> set[str]:
+    def _commit_with_retries(self) -> set[str]:
         """Return the files that the table has after the commit; an empty set if another run committed it."""
         place = self.target.place
         last_conflict = ""
-        for number in range(_TRIES + 1):
-            if number:
-                time.sleep(random.uniform(0, min(_LONGEST_WAIT, _FIRST_WAIT * 2**number)))
+        for attempt in range(_ATTEMPTS + 1):
+            if attempt:
+                time.sleep(random.uniform(0, min(_MAX_BACKOFF, _MIN_BACKOFF * 2**attempt)))
             table = place.open()
-            landed = self._landed(table)
-            if landed is not None:
-                return landed
-            if number == _TRIES:
+            committed_files = self._files_if_committed(table)
+            if committed_files is not None:
+                return committed_files
+            if attempt == _ATTEMPTS:
                 break
             try:
-                return self._publish(table)
+                return self._try_commit(table)
             except CommitConflict as error:
                 last_conflict = without_secrets(error.__cause__ or error, *place.secrets)
             except PenstockError:
                 # The catalog may have committed, and only the reply was lost.
-                if not self._sent or (landed := self._landed(place.open())) is None:
+                if (
+                    not self._sent_snapshots
+                    or (committed_files := self._files_if_committed(place.open())) is None
+                ):
                     raise
-                return landed
+                return committed_files
         raise CommitRefusedError(
-            f"other writers changed the Iceberg table {place.shown} at each of the {_TRIES} times that batch "
-            f"{self.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: restart the "
-            "query, it repeats the micro-batch",
+            f"other writers changed the Iceberg table {place.shown} at each of the {_ATTEMPTS} times that "
+            f"batch {self.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
+            "restart the query, it repeats the micro-batch",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=place.shown,
             batch_id=self.batch_id,
         )
 
-    def _landed(self, table: Table) -> set[str] | None:
+    def _files_if_committed(self, table: Table) -> set[str] | None:
         """Return which of the files the table has, if it has the micro-batch."""
-        for snapshot_id, paths in self._sent.items():
+        for snapshot_id, paths in self._sent_snapshots.items():
             if table.snapshot_by_id(snapshot_id) is not None:
                 return paths
-        found = None if self.batch is None else self.batch.committed(table)
-        if found is None:
+        committed = None if self.batch is None else self.batch.committed(table)
+        if committed is None:
             return None
         # The snapshot of this attempt may already have expired.
-        return self._data_paths() if found.attempt == self.token else set()
+        return self._written_table_paths() if committed.attempt == self.token else set()
 
-    def _publish(self, table: Table) -> set[str]:
-        commit_once(table)
-        self.target.require_kept(table, self.batch)
+    def _try_commit(self, table: Table) -> set[str]:
+        disable_commit_retries(table)
+        self.target.refuse_rollback(table, self.batch)
         transaction = table.transaction()
         self._require_same_columns(self.target.layout(transaction))
-        self._require_files(table, self._needed_files())
+        self._require_files(table, self._staged_paths())
         changes = self._changes(table, transaction)
         if changes is None:
             # An earlier try that looked like a conflict may have committed all of the changes.
-            return self._data_paths() if self._sent else set()
-        if time.time() - self.begun > _OLD_SECONDS:
+            return self._written_table_paths() if self._sent_snapshots else set()
+        if time.time() - self.started_at > _OLD_SECONDS:
             # If the driver was suspended, a clean-up may have considered it dead and deleted the files.
             self._require_files(table, [file.file_path for file in changes.new_files])
         with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
-            return self._send(transaction, changes)
+            return self._commit_changes(transaction, changes)
 
-    def _send(self, transaction: Transaction, changes: FileChanges) -> set[str]:
+    def _commit_changes(self, transaction: Transaction, changes: FileChanges) -> set[str]:
         """Commit changes, and return the added data files."""
         summary = {} if self.batch is None else self.batch.summary(self.token)
-        recorded = None if changes.record is None else changes.record.commit(transaction)
+        branch_snapshot = (
+            None
+            if changes.applied_events_change is None
+            else changes.applied_events_change.commit(transaction)
+        )
         producer: RowDelta | _MergeAppendFiles
         if changes.is_append and self.target.mode != "complete":
             producer = transaction.update_snapshot(snapshot_properties=summary).merge_append()
@@ -212,19 +226,21 @@ class Commit:
                 producer.delete_data_file(file)
             for file in changes.deletes:
                 producer.append_delete_file(file)
-            for file in changes.merged:
+            for file in changes.merged_deletes:
                 producer.remove_delete_file(file)
         for file in changes.added:
             producer.append_data_file(file)
         producer.commit()
         properties = self._properties(transaction, producer.snapshot_id)
-        if changes.record is not None and recorded is not None:
-            properties |= changes.record.properties(transaction, recorded, producer.snapshot_id)
+        if changes.applied_events_change is not None and branch_snapshot is not None:
+            properties |= changes.applied_events_change.properties(
+                transaction, branch_snapshot, producer.snapshot_id
+            )
         transaction.set_properties(properties)
-        self._sent[producer.snapshot_id] = {file.file_path for file in changes.new_files}
-        self._sure = False
+        self._sent_snapshots[producer.snapshot_id] = {file.file_path for file in changes.new_files}
+        self._outcome_known = False
         transaction.commit_transaction()
-        return self._sent[producer.snapshot_id]
+        return self._sent_snapshots[producer.snapshot_id]
 
     def _properties(self, transaction: Transaction, snapshot_id: int) -> dict[str, str]:
         """Return the table properties that name the micro-batch."""
@@ -235,32 +251,32 @@ class Commit:
         """Return the changes of a loaded table; None if nothing changes."""
         if self.target.mode == "complete":
             with self.target.place.translating_errors("its manifests cannot be read"):
-                return FileChanges(list(_data_files(table)), self.staged)
+                return FileChanges(list(_data_files(table)), self.staged_files)
         if self.rewriter is None:
-            return FileChanges([], self.staged)
-        ranges = ranges_of_files(table.schema(), self.layout.key_schema, self.staged)
+            return FileChanges([], self.staged_files)
+        ranges = filter_for_files(table.schema(), self.layout.key_schema, self.staged_files)
         files = files_with_keys(self.target.place, table, ranges)
         rewritten = self.rewriter.rewrite(self.target.files(table, transaction, self.token), files)
-        return FileChanges.of(rewritten, self.staged)
+        return FileChanges.of(rewritten, self.staged_files)
 
-    def _needed_files(self) -> list[str]:
+    def _staged_paths(self) -> list[str]:
         """Return the files that tasks have written with the micro-batch's rows."""
-        return [file.file_path for file in self.staged]
+        return [file.file_path for file in self.staged_files]
 
-    def _paths(self) -> set[str]:
+    def _written_paths(self) -> set[str]:
         """Return all files that were written."""
-        return self._data_paths()
+        return self._written_table_paths()
 
-    def _data_paths(self) -> set[str]:
+    def _written_table_paths(self) -> set[str]:
         """Return all files that were written for the table."""
         rewritten = self.rewriter.paths if self.rewriter is not None else []
-        return {*self._needed_files(), *rewritten}
+        return {*self._staged_paths(), *rewritten}
 
     def _require_files(self, table: Table, paths: Sequence[str]) -> None:
         """Refuse to commit when data files are missing."""
         with self.target.place.translating_errors("its data files cannot be found"):
-            exist = in_parallel(lambda path: table.io.new_input(path).exists(), paths)
-        if not all(exist):
+            files_exist = in_parallel(lambda path: table.io.new_input(path).exists(), paths)
+        if not all(files_exist):
             raise CommitRefusedError(
                 f"some data files that the tasks wrote for batch {self.batch_id} are missing in the location "
                 f"of the Iceberg table {self.target.place.shown} on the driver: use a location that all "
@@ -272,11 +288,15 @@ class Commit:
 
     def _require_same_columns(self, layout: TableLayout) -> None:
         """Refuse data files that were written for columns that the table no longer has."""
-        now = {column.field_id: column for column in layout.schema.fields}
-        before = {column.field_id: column for column in self.layout.schema.fields}
-        same = all(now.get(field_id) == column for field_id, column in before.items())
-        required = any(column.required for field_id, column in now.items() if field_id not in before)
-        if not same or required or layout.spec_id != self.layout.spec_id:
+        current_columns = {column.field_id: column for column in layout.schema.fields}
+        written_columns = {column.field_id: column for column in self.layout.schema.fields}
+        are_unchanged = all(
+            current_columns.get(field_id) == column for field_id, column in written_columns.items()
+        )
+        has_new_required = any(
+            column.required for field_id, column in current_columns.items() if field_id not in written_columns
+        )
+        if not are_unchanged or has_new_required or layout.spec_id != self.layout.spec_id:
             raise CommitRefusedError(
                 f"the columns or the partitioning of the Iceberg table {self.target.place.shown} changed "
                 f"while batch {self.batch_id} was written. Nothing of the batch is visible: restart the "

@@ -33,11 +33,11 @@ from penstock.arguments import in_quotes
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, SchemaMismatchError
 from penstock.lake.catalogs import task_io
-from penstock.tables.iceberg.partitioning import divided
-from penstock.tables.iceberg.place import translated
+from penstock.tables.iceberg.partitioning import partition_rows
+from penstock.tables.iceberg.place import translate_error
 
-_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
-_OPEN_FILES = 64
+_ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 1 << 20, 64 << 20
+_MAX_OPEN_FILES = 64
 """The number of partitions for which a task has open files at the same time."""
 
 
@@ -54,9 +54,9 @@ class FileTarget:
 
     @classmethod
     def of(cls, table: str, io: FileIO, metadata: TableMetadata, token: str) -> FileTarget:
-        none: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "statistics": []}
-        none |= {"refs": {}, "current_snapshot_id": None}
-        return cls(table, task_io(io), metadata.model_copy(update=none), token)
+        cleared: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "statistics": []}
+        cleared |= {"refs": {}, "current_snapshot_id": None}
+        return cls(table, task_io(io), metadata.model_copy(update=cleared), token)
 
     @cached_property
     def schema(self) -> Schema:
@@ -80,7 +80,7 @@ class FileTarget:
         """Return the location of a new file, whose name has the token of the attempt."""
         return self.locations.new_data_location(f"{self.token}-{uuid.uuid4().hex}.parquet", key)
 
-    def number(self, name: str, default: int) -> int:
+    def int_property(self, name: str, default: int) -> int:
         return int(self.metadata.properties.get(name, default))
 
 
@@ -90,9 +90,9 @@ class DataFileWriter:
     def __init__(self, target: FileTarget) -> None:
         self._target = target
         self._spec = target.metadata.spec()
-        self._open: dict[Record | None, _OpenFile] = {}
-        self._done: list[DataFile] = []
-        self._limit = target.number(
+        self._open_files: dict[Record | None, _OpenFile] = {}
+        self._closed_files: list[DataFile] = []
+        self._target_size = target.int_property(
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
         )
 
@@ -101,39 +101,42 @@ class DataFileWriter:
         if self._spec.is_unpartitioned():
             self._write(None, rows)
             return
-        for key, part in divided(self._spec, self._target.schema, rows):
+        for key, part in partition_rows(self._spec, self._target.schema, rows):
             self._write(key, part)
 
     def close(self) -> list[DataFile]:
         """Finish all files, and return them as a snapshot lists them."""
-        while self._open:
-            self._finish(next(iter(self._open)))
-        return self._done
+        while self._open_files:
+            self._finish(next(iter(self._open_files)))
+        return self._closed_files
 
     def discard(self) -> None:
         """Delete the written files, which have not been reported; after errors, a later clean-up does it."""
-        for file in self._open.values():
+        for file in self._open_files.values():
             file.abandon()
-        for path in [*(file.path for file in self._open.values()), *(file.file_path for file in self._done)]:
+        for path in [
+            *(file.path for file in self._open_files.values()),
+            *(file.file_path for file in self._closed_files),
+        ]:
             with suppress(Exception):
                 self._target.io.delete(path)
 
     def _write(self, key: PartitionKey | None, rows: pa.Table) -> None:
-        place = key.partition if key is not None else None
+        partition = key.partition if key is not None else None
         # Files are closed early in the order of their last write.
-        file = self._open.pop(place, None)
+        file = self._open_files.pop(partition, None)
         if file is None:
-            if len(self._open) >= _OPEN_FILES:
-                self._finish(next(iter(self._open)))
+            if len(self._open_files) >= _MAX_OPEN_FILES:
+                self._finish(next(iter(self._open_files)))
             file = _OpenFile(self._target, key)
-        self._open[place] = file
+        self._open_files[partition] = file
         file.write(rows)
-        if file.size >= self._limit:
-            self._finish(place)
+        if file.size >= self._target_size:
+            self._finish(partition)
 
-    def _finish(self, place: Record | None) -> None:
-        self._done.append(self._open[place].close())
-        del self._open[place]
+    def _finish(self, partition: Record | None) -> None:
+        self._closed_files.append(self._open_files[partition].close())
+        del self._open_files[partition]
 
 
 class _OpenFile:
@@ -177,10 +180,10 @@ class _OpenFile:
             spec_id=target.metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **_without_bounds(statistics.to_serialized_dict(), self._unbounded()),
+            **_without_bounds(statistics.to_serialized_dict(), self._columns_without_bounds()),
         )
 
-    def _unbounded(self) -> set[int]:
+    def _columns_without_bounds(self) -> set[int]:
         """Return the columns for which a row group has no bounds because its values are too long.
 
         pyiceberg would use the bounds of the other row groups for the whole file.
@@ -188,9 +191,9 @@ class _OpenFile:
         ids = parquet_path_to_id_mapping(self._target.schema)
         metadata = self._writer.writer.metadata
         chunks = (
-            metadata.row_group(group).column(place)
+            metadata.row_group(group).column(column)
             for group in range(metadata.num_row_groups)
-            for place in range(metadata.num_columns)
+            for column in range(metadata.num_columns)
         )
         return {
             ids[chunk.path_in_schema]
@@ -207,7 +210,7 @@ class _OpenFile:
             self._out.close()
 
 
-def written(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
+def write_data_files(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
     """Write parts of a task's rows, and delete the files if that fails."""
     writer = DataFileWriter(target)
     try:
@@ -218,16 +221,18 @@ def written(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
         writer.discard()
         if isinstance(error, PenstockError) or not isinstance(error, Exception):
             raise
-        raise translated(error, target.table, "a data file cannot be written", target.io.properties) from None
+        raise translate_error(
+            error, target.table, "a data file cannot be written", target.io.properties
+        ) from None
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def to_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield tables that fit into memory, each of which becomes a row group."""
-    for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
+    for group in grouped(batches, _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
         yield pa.Table.from_batches(group)
 
 
-def in_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Table:
+def cast_to_file_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Table:
     """Cast the columns of the table, in its order, to the schema of the files."""
     for column, wanted in zip(columns, target.metadata.schema().fields, strict=True):
         if wanted.required and column.null_count:
@@ -238,13 +243,15 @@ def in_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array])
                 column=wanted.name,
             )
     arrays = [
-        _in_type(column, named.type, field.type)
+        _cast_column(column, named.type, field.type)
         for column, named, field in zip(columns, target.named_schema, target.arrow_schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=target.arrow_schema)
 
 
-def _in_type(column: pa.ChunkedArray | pa.Array, named: pa.DataType, wanted: pa.DataType) -> pa.ChunkedArray:
+def _cast_column(
+    column: pa.ChunkedArray | pa.Array, named: pa.DataType, wanted: pa.DataType
+) -> pa.ChunkedArray:
     """Cast a column, then rename its nested fields, since a cast treats another name as a new field."""
     cast = column.cast(named)
     if named.equals(wanted):

@@ -20,26 +20,31 @@ from penstock.arrow.coerce import conform
 from penstock.errors import PenstockError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.changes.events import (
+    MISSING_COLUMNS,
     PRESENT,
     SEQUENCE,
-    UNKNOWN,
     EventLayout,
-    checked_events,
-    require_stored,
+    check_events,
+    require_stored_values,
 )
-from penstock.tables.changes.merge_plan import fill, without_row
-from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.changes.lookup_keys import LookupKeys
+from penstock.tables.changes.merge_plan import fill_missing_values, without_stored_row
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
-from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
-from penstock.tables.iceberg.place import translated
+from penstock.tables.iceberg.data_files import (
+    FileTarget,
+    cast_to_file_schema,
+    to_row_groups,
+    write_data_files,
+)
+from penstock.tables.iceberg.numbered_tasks import NumberedTask, assign_to_tasks
+from penstock.tables.iceberg.place import translate_error
 from penstock.tables.iceberg.reports import to_report
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import require_key_value
-from penstock.tables.row_encoding import chunked
+from penstock.tables.row_encoding import in_chunks
 
-REPORT = "path string, rows bigint, size bigint, attempt int, query string"
-_REPORT = pa.schema(
+REPORT_DDL = "path string, rows bigint, size bigint, attempt int, query string"
+_REPORT_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
         ("rows", pa.int64()),
@@ -66,7 +71,7 @@ class EventFile:
                 yield batch.select(schema.names).cast(schema)
 
 
-def event_files(reports: Iterable[Any]) -> list[EventFile]:
+def files_from_reports(reports: Iterable[Any]) -> list[EventFile]:
     """Return the files in collected reports."""
     return [EventFile(report.path, report.rows, report.size) for report in reports if report.path is not None]
 
@@ -89,7 +94,7 @@ class EventTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        file = self._staged(map(self._checked, chunked(batches)))
+        file = self._stage_events(map(self._check_batch, in_chunks(batches)))
         report = {
             "path": [None if file is None else file.path],
             "rows": [0 if file is None else file.rows],
@@ -97,18 +102,18 @@ class EventTask:
             "attempt": [context.attemptNumber()],
             "query": [context.getLocalProperty("sql.streaming.queryId")],
         }
-        yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+        yield pa.RecordBatch.from_pydict(report, schema=_REPORT_SCHEMA)
 
-    def _checked(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        shown = f"the Iceberg table {self.target.table}"
-        schema = self.events.staged
+    def _check_batch(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        table = f"the Iceberg table {self.target.table}"
+        schema = self.events.staged_schema
         # Events arrive with the columns c0, c1 and so on.
-        batch = conform(checked_events(chunk, self.events, shown).rename_columns(schema.names), schema)
+        batch = conform(check_events(chunk, self.events, table).rename_columns(schema.names), schema)
         for key in self.events.keys:
-            require_key_value(batch.column(key), key, shown)
+            require_key_value(batch.column(key), key, table)
         return batch
 
-    def _staged(self, events: Iterator[pa.RecordBatch]) -> EventFile | None:
+    def _stage_events(self, events: Iterator[pa.RecordBatch]) -> EventFile | None:
         first = next(events, None)
         if first is None:
             return None
@@ -116,7 +121,7 @@ class EventTask:
         path = target.new_path()
         try:
             with target.io.new_output(path).create(overwrite=True) as out:
-                with pq.ParquetWriter(out, self.events.staged, compression="zstd") as writer:
+                with pq.ParquetWriter(out, self.events.staged_schema, compression="zstd") as writer:
                     while batch is not None:
                         writer.write_batch(batch)
                         rows += batch.num_rows
@@ -126,22 +131,22 @@ class EventTask:
             raise
         except Exception as error:
             what = "a file of events cannot be written"
-            raise translated(error, target.table, what, target.io.properties) from None
+            raise translate_error(error, target.table, what, target.io.properties) from None
 
 
 @dataclass(frozen=True)
-class Part:
+class StagedFile:
     """A staged file, and the position of its first event among all events of the micro-batch."""
 
     file: EventFile
-    start: int
+    first_event: int
 
 
-def divided_events(files: Sequence[EventFile]) -> list[list[Part]]:
+def assign_events(files: Sequence[EventFile]) -> list[list[StagedFile]]:
     """Divide the staged files among tasks; each task writes at least one file."""
-    starts = accumulate((file.rows for file in files), initial=0)
-    parts = [Part(file, start) for file, start in zip(files, starts, strict=False)]
-    return divided(parts, lambda part: part.file.size, _TASK_BYTES)
+    first_events = accumulate((file.rows for file in files), initial=0)
+    staged_files = [StagedFile(file, start) for file, start in zip(files, first_events, strict=False)]
+    return assign_to_tasks(staged_files, lambda staged: staged.file.size, _TASK_BYTES)
 
 
 @dataclass
@@ -151,64 +156,66 @@ class EventRowsTask(NumberedTask):
     target: FileTarget = field(repr=False)
     events: EventLayout = field(repr=False)
     layout: TableLayout = field(repr=False)
-    parts: Sequence[Sequence[Part]] = field(repr=False)
-    taken: pa.BooleanArray = field(repr=False)
+    groups: Sequence[Sequence[StagedFile]] = field(repr=False)
+    merged: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
-    ends: pa.Array | None = field(repr=False)
+    valid_to: pa.Array | None = field(repr=False)
     """With history: for each event, the end of validity of its row."""
-    stored: Sequence[str] = field(repr=False)
+    value_files: Sequence[str] = field(repr=False)
     """Files with stored values, for events that leave values out."""
-    what = "a data file cannot be written"
+    failed_action = "a data file cannot be written"
 
     def result(self, number: int) -> bytes:
-        rows = (batch for part in self.parts[number] for batch in self._rows(part))
-        parts = (in_schema(self.target, self.layout.values(part)) for part in gathered(rows))
-        return to_report(self.target, written(self.target, parts))
+        rows = (batch for staged in self.groups[number] for batch in self._rows(staged))
+        row_groups = (
+            cast_to_file_schema(self.target, self.layout.values(staged)) for staged in to_row_groups(rows)
+        )
+        return to_report(self.target, write_data_files(self.target, row_groups))
 
-    def _rows(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def _rows(self, staged: StagedFile) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a staged file, with the table's columns that the query sets."""
-        at = part.start
-        for batch in part.file.batches(self.target.io, self.events.staged):
-            taken = self.taken.slice(at, batch.num_rows)
-            rows = pa.Table.from_batches([batch.filter(taken)])
+        offset = staged.first_event
+        for batch in staged.file.batches(self.target.io, self.events.staged_schema):
+            merged = self.merged.slice(offset, batch.num_rows)
+            rows = pa.Table.from_batches([batch.filter(merged)])
             if rows.num_rows:
-                yield from self._completed(rows, taken, at).to_batches()
-            at += batch.num_rows
+                yield from self._complete_rows(rows, merged, offset).to_batches()
+            offset += batch.num_rows
 
-    def _completed(self, rows: pa.Table, taken: pa.BooleanArray, at: int) -> pa.Table:
+    def _complete_rows(self, rows: pa.Table, merged: pa.BooleanArray, offset: int) -> pa.Table:
         events = self.events
         if events.unchanged is not None:
             self._require_stored(rows)
-            rows = fill(rows, list(events.keys), self._stored)
-        if self.ends is not None:
-            ends = self.ends.slice(at, len(taken)).filter(taken)
-            rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(VALID_TO, ends)
+            rows = fill_missing_values(rows, list(events.keys), self._read_values)
+        if self.valid_to is not None:
+            valid_to = self.valid_to.slice(offset, len(merged)).filter(merged)
+            rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(VALID_TO, valid_to)
         else:
             # A delete sets no row.
             rows = rows.filter(pc.equal(rows[PRESENT], 1))
-        return rows.select(events.table.names).cast(events.table)
+        return rows.select(events.table_schema.names).cast(events.table_schema)
 
     def _require_stored(self, rows: pa.Table) -> None:
         """Refuse events that leave out values of rows that other writers have deleted."""
-        left_out = rows.filter(pc.is_valid(rows[UNKNOWN]))
-        if self.ends is None and left_out.num_rows:
-            missing = without_row(list(self.events.keys), left_out, self._values)
-            require_stored(missing, self.events, self.target.table)
+        incomplete = rows.filter(pc.is_valid(rows[MISSING_COLUMNS]))
+        if self.valid_to is None and incomplete.num_rows:
+            missing = without_stored_row(list(self.events.keys), incomplete, self._stored_values)
+            require_stored_values(missing, self.events, self.target.table)
 
-    def _stored(self, keys: pa.Table, names: Sequence[str]) -> pa.Table:
-        more = [name for name in (VALID_FROM, VALID_TO) if self.events.history]
-        found = self._values.select([*keys.column_names, *more, *names])
-        return found.take(WantedKeys(keys).places_in(found.select(keys.column_names)))
+    def _read_values(self, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+        validity = [name for name in (VALID_FROM, VALID_TO) if self.events.keeps_history]
+        values = self._stored_values.select([*keys.column_names, *validity, *names])
+        return values.take(LookupKeys(keys).positions_in(values.select(keys.column_names)))
 
     @cached_property
-    def _values(self) -> pa.Table:
+    def _stored_values(self) -> pa.Table:
         """The stored values, with keys and sequences in the types of the events."""
         tables = []
-        for path in self.stored:
+        for path in self.value_files:
             with self.target.io.new_input(path).open() as stream:
                 tables.append(pq.read_table(stream))
         if not tables:
-            return self.events.table.empty_table()
-        found = pa.concat_tables(tables)
-        types = {name: self.events.table.field(name).type for name in found.column_names}
-        return found.cast(pa.schema(types.items()))
+            return self.events.table_schema.empty_table()
+        values = pa.concat_tables(tables)
+        types = {name: self.events.table_schema.field(name).type for name in values.column_names}
+        return values.cast(pa.schema(types.items()))

@@ -36,38 +36,38 @@ from penstock.errors import TableRefusedError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import task_count
-from penstock.tables.iceberg.place import IcebergPlace, translated
+from penstock.tables.iceberg.place import IcebergPlace, translate_error
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import first_repeated_key
 
-_RANGES = 16
+_KEY_RANGES = 16
 """The number of key ranges with which a table's files are compared."""
-_FEW_ROWS = 65_536
+_DRIVER_ROWS = 65_536
 """The number of rows up to which the driver reads the keys itself."""
 _BATCH_ROWS = 131_072
 # Type checkers treat these classes as plain pydantic models.
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
-_NOTHING: BooleanExpression = AlwaysFalse()
+_MATCH_NOTHING: BooleanExpression = AlwaysFalse()
 
 
 def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
     """Yield the key columns of a data file that this attempt wrote, with the table's names."""
-    wanted = schema_to_pyarrow(keys, include_field_ids=False)
+    schema = schema_to_pyarrow(keys, include_field_ids=False)
     names = [column.name for column in sanitize_column_names(keys).fields]
     with io.new_input(path).open() as stream:
         for batch in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS, columns=names):
-            columns = [batch.column(name).cast(f.type) for name, f in zip(names, wanted, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+            columns = [batch.column(name).cast(field.type) for name, field in zip(names, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
+def read_all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
     """Read the keys of several data files that this attempt wrote."""
     batches = (batch for path in paths for batch in read_keys(io, path, keys))
     return pa.Table.from_batches(batches, schema_to_pyarrow(keys, include_field_ids=False))
 
 
-def repeated_key(
+def find_repeated_key(
     spark: SparkSession,
     place: IcebergPlace,
     target: FileTarget,
@@ -80,19 +80,19 @@ def repeated_key(
     ``types`` are the keys' Spark types. If there are many rows, Spark counts the keys.
     """
     paths = [file.file_path for file in files]
-    if sum(file.record_count for file in files) <= _FEW_ROWS:
+    if sum(file.record_count for file in files) <= _DRIVER_ROWS:
         with place.translating_errors("the keys of a micro-batch cannot be read"):
-            return first_repeated_key(all_keys(target.io, paths, layout.key_schema))
+            return first_repeated_key(read_all_keys(target.io, paths, layout.key_schema))
     names = [f"k{number}" for number in range(len(types))]
     columns = spark_types.StructType(
         [spark_types.StructField(name, kind) for name, kind in zip(names, types, strict=True)]
     )
-    read = _KeysTask(target, layout.key_schema, paths)
-    keys = spark.range(0, len(paths), 1, task_count(spark, len(paths))).mapInArrow(read, columns)
+    read_task = _KeysTask(target, layout.key_schema, paths)
+    keys = spark.range(0, len(paths), 1, task_count(spark, len(paths))).mapInArrow(read_task, columns)
     partitions = max(1, min(len(paths), spark.sparkContext.defaultParallelism))
-    counted = keys.repartition(partitions, *names).groupBy(*names).count()
-    found = counted.where("count > 1").limit(1).collect()
-    return dict(zip(layout.key_names, found[0][:-1], strict=True)) if found else None
+    counts = keys.repartition(partitions, *names).groupBy(*names).count()
+    repeated = counts.where("count > 1").limit(1).collect()
+    return dict(zip(layout.key_names, repeated[0][:-1], strict=True)) if repeated else None
 
 
 @dataclass
@@ -110,13 +110,13 @@ class _KeysTask:
         try:
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 for keys in read_keys(self.target.io, self.paths[number], self.keys):
-                    yield _small(keys)
+                    yield _to_spark_columns(keys)
         except Exception as error:
             what = "the keys of a micro-batch cannot be read"
-            raise translated(error, self.target.table, what, self.target.io.properties) from None
+            raise translate_error(error, self.target.table, what, self.target.io.properties) from None
 
 
-def _small(keys: pa.RecordBatch) -> pa.RecordBatch:
+def _to_spark_columns(keys: pa.RecordBatch) -> pa.RecordBatch:
     """Rename the columns to k0, k1 and so on, and cast them to types that Spark has."""
     types = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), pa.time64("us"): pa.time64("ns")}
     columns = [column.cast(types.get(column.type, column.type)) for column in keys.columns]
@@ -129,7 +129,7 @@ def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpres
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
-        tasks = _planned(table, row_filter)
+        tasks = _plan_files(table, row_filter)
         if any(manifest.content == ManifestContent.DELETES for manifest in snapshot.manifests(table.io)):
             # The filter may also leave out delete files, by the bounds of the rows that they delete. If one
             # were missing, rewriting its data file would restore deleted rows.
@@ -138,7 +138,7 @@ def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpres
     return [FileScanTask(task.file, task.delete_files) for task in tasks]
 
 
-def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+def _plan_files(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
     try:
         with _refusing_equality_deletes(table):
             return list(table.scan(row_filter=row_filter).plan_files())
@@ -169,41 +169,41 @@ def _refusing_equality_deletes(table: Table) -> Iterator[None]:
         ) from None
 
 
-def ranges_of_files(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
+def filter_for_files(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
     """Return a filter for rows whose keys may be in the files of a micro-batch."""
     first = keys.fields[0]
     ordered = sorted(files, key=lambda file: (file.lower_bounds or {}).get(first.field_id, b""))
-    return _any_of(_range(schema, keys, ordered[part]) for part in _parts(len(ordered)))
+    return _any_of(_file_key_filter(schema, keys, ordered[part]) for part in _slices(len(ordered)))
 
 
-def ranges_of_keys(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExpression:
-    """Return a filter for rows that may have one of the ``wanted`` keys, whose columns are in key order."""
+def filter_for_keys(schema: Schema, keys: Schema, lookup_keys: pa.Table) -> BooleanExpression:
+    """Return a filter for rows that may have one of the ``lookup_keys``, whose columns are in key order."""
     names = [f"k{number}" for number in range(len(keys.fields))]
-    ordered = wanted.rename_columns(names).sort_by(names[0])
-    parts = (ordered.slice(part.start, part.stop - part.start) for part in _parts(ordered.num_rows))
-    return _any_of(_key_range(schema, keys, part) for part in parts)
+    ordered = lookup_keys.rename_columns(names).sort_by(names[0])
+    parts = (ordered.slice(part.start, part.stop - part.start) for part in _slices(ordered.num_rows))
+    return _any_of(_key_filter(schema, keys, part) for part in parts)
 
 
-def bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+def column_bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
     """Return the smallest and largest value in pyiceberg's form, in which dates and times are numbers."""
     if pat.is_temporal(column.type):
         number = pa.int32() if column.type.bit_width == 32 else pa.int64()
         column = column.cast(number)
-    found = pc.min_max(column).as_py()
-    return found["min"], found["max"]
+    bounds = pc.min_max(column).as_py()
+    return bounds["min"], bounds["max"]
 
 
-def _parts(count: int) -> list[slice]:
-    size = max(1, -(-count // _RANGES))
+def _slices(count: int) -> list[slice]:
+    size = max(1, -(-count // _KEY_RANGES))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _any_of(filters: Iterator[BooleanExpression]) -> BooleanExpression:
-    return reduce(Or, filters, _NOTHING)
+    return reduce(Or, filters, _MATCH_NOTHING)
 
 
-def _range(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
-    found: BooleanExpression = AlwaysTrue()
+def _file_key_filter(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
+    key_filter: BooleanExpression = AlwaysTrue()
     for key in keys.fields:
         kind = key.field_type
         lows = [(file.lower_bounds or {}).get(key.field_id) for file in files]
@@ -213,13 +213,13 @@ def _range(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanEx
             continue
         low = min(from_bytes(kind, bound) for bound in lows if bound is not None)
         high = max(from_bytes(kind, bound) for bound in highs if bound is not None)
-        found = And(found, _between(schema, key, low, high))
-    return found
+        key_filter = And(key_filter, _between(schema, key, low, high))
+    return key_filter
 
 
-def _key_range(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExpression:
-    each = zip(keys.fields, wanted.columns, strict=True)
-    return reduce(And, (_between(schema, key, *bounds(column)) for key, column in each))
+def _key_filter(schema: Schema, keys: Schema, lookup_keys: pa.Table) -> BooleanExpression:
+    pairs = zip(keys.fields, lookup_keys.columns, strict=True)
+    return reduce(And, (_between(schema, key, *column_bounds(column)) for key, column in pairs))
 
 
 def _between(schema: Schema, key: NestedField, low: Any, high: Any) -> BooleanExpression:

@@ -13,12 +13,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
-from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
+from penstock.tables.changes.lookup_keys import LookupKeys, from_arrow_stream, to_arrow_stream
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
-from penstock.tables.iceberg.reading import WHOLE, Part, StoredFile, identity
+from penstock.tables.iceberg.reading import WHOLE_FILE, FileSplit, StoredFile, file_identity
 
-_FEW_ROWS = 65_536
+_DRIVER_ROWS = 65_536
 """The number of rows up to which the driver searches files itself."""
 _PART_ROWS = 1 << 21
 """The number of rows above which a file is divided among several tasks."""
@@ -33,24 +33,24 @@ class Lookup:
     """The keys of the micro-batch."""
     schema: pa.Schema
     """The columns of the lines, with the names and types of the events."""
-    _known: dict[object, pa.Table] = field(default_factory=dict)
+    _cached: dict[object, pa.Table] = field(default_factory=dict)
 
-    def lines(self, target: FileTarget, files: Sequence[FileScanTask], columns: Schema) -> list[pa.Table]:
+    def rows(self, target: FileTarget, files: Sequence[FileScanTask], columns: Schema) -> list[pa.Table]:
         """Return the lines of each file; ``columns`` are the stored columns, with the keys first."""
-        unknown = [file for file in files if identity(file) not in self._known]
-        parts = [part for file in unknown for part in _divided(file)]
+        uncached = [file for file in files if file_identity(file) not in self._cached]
+        parts = [part for file in uncached for part in _parts_of(file)]
         task = LookupTask(target, self.keys, columns, parts)
-        if sum(file.file.record_count for file in unknown) <= _FEW_ROWS:
-            found = [task.translated(number) for number in range(len(parts))]
+        if sum(file.file.record_count for file in uncached) <= _DRIVER_ROWS:
+            results = [task.run_one(number) for number in range(len(parts))]
         else:
-            found = [report.result for report in task.reports(self.spark, len(parts))]
+            results = [report.result for report in task.reports(self.spark, len(parts))]
         by_file: dict[object, list[pa.Table]] = {}
-        for part, lines in zip(parts, found, strict=True):
-            stored = from_stream(lines)
+        for part, stream in zip(parts, results, strict=True):
+            stored = from_arrow_stream(stream)
             in_part = stored.rename_columns(self.schema.names).cast(self.schema)
-            by_file.setdefault(identity(part.file), []).append(in_part)
-        self._known |= {file: pa.concat_tables(tables) for file, tables in by_file.items()}
-        return [self._known[identity(file)] for file in files]
+            by_file.setdefault(file_identity(part.file), []).append(in_part)
+        self._cached |= {file: pa.concat_tables(tables) for file, tables in by_file.items()}
+        return [self._cached[file_identity(file)] for file in files]
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class FilePart:
     """A part of a data file in which keys are looked up."""
 
     file: FileScanTask
-    part: Part = WHOLE
+    part: FileSplit = WHOLE_FILE
 
 
-def _divided(file: FileScanTask) -> list[FilePart]:
+def _parts_of(file: FileScanTask) -> list[FilePart]:
     count = max(1, file.file.record_count // _PART_ROWS)
-    return [FilePart(file, Part(number, count)) for number in range(count)]
+    return [FilePart(file, FileSplit(number, count)) for number in range(count)]
 
 
 @dataclass
@@ -75,22 +75,22 @@ class LookupTask(NumberedTask):
     columns: Schema = field(repr=False)
     """The columns of the lines, with the keys first."""
     parts: Sequence[FilePart] = field(repr=False)
-    what = "stored keys cannot be read"
+    failed_action = "stored keys cannot be read"
 
     @cached_property
-    def _wanted(self) -> WantedKeys:
-        return WantedKeys(self.keys)
+    def _lookup_keys(self) -> LookupKeys:
+        return LookupKeys(self.keys)
 
     def result(self, number: int) -> bytes:
-        return as_stream(self.found(number))
+        return to_arrow_stream(self.find_rows(number))
 
-    def found(self, number: int) -> pa.Table:
+    def find_rows(self, number: int) -> pa.Table:
         """Return the rows of a part that have one of the keys."""
-        rows = self._stored(number).live_rows(self.columns, self.parts[number].part)
-        found = (batch for _, batch in self._wanted.rows_in(rows))
-        return pa.Table.from_batches(found, schema_to_pyarrow(self.columns, include_field_ids=False))
+        rows = self._stored_file(number).live_rows(self.columns, self.parts[number].part)
+        matches = (batch for _, batch in self._lookup_keys.rows_in(rows))
+        return pa.Table.from_batches(matches, schema_to_pyarrow(self.columns, include_field_ids=False))
 
-    def _stored(self, number: int) -> StoredFile:
+    def _stored_file(self, number: int) -> StoredFile:
         return StoredFile(self.target.io, self.target.metadata, self.parts[number].file)
 
 
@@ -104,23 +104,23 @@ class ValuesTask(LookupTask):
 
     names: Sequence[str] = ()
     """The columns' names in the file."""
-    what = "stored values cannot be read"
+    failed_action = "stored values cannot be read"
 
-    def found(self, number: int) -> pa.Table:
-        file = self._stored(number)
+    def find_rows(self, number: int) -> pa.Table:
+        file = self._stored_file(number)
         key_columns = Schema(*self.columns.fields[: self.keys.num_columns])
         schema = schema_to_pyarrow(key_columns, include_field_ids=False)
         stored = pa.Table.from_batches(file.live_rows(key_columns), schema)
-        places = self._wanted.places_in(stored)
+        positions = self._lookup_keys.positions_in(stored)
         batches, start = [], 0
-        for batch in file.live_rows(self.columns) if len(places) else ():
-            here = places[(places >= start) & (places < start + batch.num_rows)] - start
+        for batch in file.live_rows(self.columns) if len(positions) else ():
+            in_batch = positions[(positions >= start) & (positions < start + batch.num_rows)] - start
             start += batch.num_rows
-            batches.append(batch.take(pa.array(here)))
+            batches.append(batch.take(pa.array(in_batch)))
         return pa.Table.from_batches(batches, schema_to_pyarrow(self.columns, include_field_ids=False))
 
     def result(self, number: int) -> bytes:
-        rows = self.found(number)
+        rows = self.find_rows(number)
         if not rows.num_rows:
             return b""
         target = self.target

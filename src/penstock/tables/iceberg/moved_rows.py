@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.tables.iceberg.data_files import FileTarget, gathered, written
-from penstock.tables.iceberg.numbered_tasks import NumberedTask, divided
+from penstock.tables.iceberg.data_files import FileTarget, to_row_groups, write_data_files
+from penstock.tables.iceberg.numbered_tasks import NumberedTask, assign_to_tasks
 from penstock.tables.iceberg.reports import to_report
 
 _TASK_ROWS = 1 << 20
@@ -21,14 +21,14 @@ _TASK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
-class StagedRows:
+class StagedRowsFile:
     """A file of rows that no snapshot will refer to."""
 
     path: str
     rows: int
 
 
-def staged(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRows:
+def stage_rows(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRowsFile:
     """Stage rows in the target's Arrow schema."""
     path = target.new_path()
     rows = 0
@@ -40,28 +40,30 @@ def staged(target: FileTarget, parts: Iterable[pa.Table]) -> StagedRows:
             if part.num_rows:
                 writer.write_table(part)
                 rows += part.num_rows
-    return StagedRows(path, rows)
+    return StagedRowsFile(path, rows)
 
 
-def divided_rows(files: Sequence[StagedRows]) -> list[list[StagedRows]]:
+def assign_rows(files: Sequence[StagedRowsFile]) -> list[list[StagedRowsFile]]:
     """Divide staged files among tasks; each task writes at least one data file."""
-    return divided(files, lambda file: file.rows, _TASK_ROWS)
+    return assign_to_tasks(files, lambda file: file.rows, _TASK_ROWS)
 
 
 @dataclass
-class MoveTask(NumberedTask):
+class MoveRowsTask(NumberedTask):
     """Task that takes numbers of its parts, and reports the data files with the staged rows of each."""
 
     target: FileTarget = field(repr=False)
-    parts: Sequence[Sequence[StagedRows]] = field(repr=False)
-    what = "a data file cannot be written"
+    parts: Sequence[Sequence[StagedRowsFile]] = field(repr=False)
+    failed_action = "a data file cannot be written"
 
     def result(self, number: int) -> bytes:
-        rows = gathered(self._batches(self.parts[number]))
+        rows = to_row_groups(self._batches(self.parts[number]))
         schema = self.target.arrow_schema
-        return to_report(self.target, written(self.target, (each.cast(schema) for each in rows)))
+        return to_report(
+            self.target, write_data_files(self.target, (row_group.cast(schema) for row_group in rows))
+        )
 
-    def _batches(self, files: Sequence[StagedRows]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, files: Sequence[StagedRowsFile]) -> Iterator[pa.RecordBatch]:
         for file in files:
             with self.target.io.new_input(file.path).open() as stream:
                 yield from pq.ParquetFile(stream).iter_batches()

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from penstock.errors import PenstockError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.place import translated
+from penstock.tables.iceberg.place import translate_error
 
-T = TypeVar("T")
+Part = TypeVar("Part")
 _TASKS_PER_CORE = 4
-_COLUMNS = "number bigint, result binary, attempt int"
-_REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt", pa.int32())])
+_REPORT_DDL = "number bigint, result binary, attempt int"
+_REPORT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt", pa.int32())])
 
 
 def task_count(spark: SparkSession, count: int) -> int:
@@ -26,16 +26,16 @@ def task_count(spark: SparkSession, count: int) -> int:
     return max(1, min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
 
 
-def divided(parts: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
-    """Divide parts among tasks: each gets parts of at most the size ``most`` in total, or a single part."""
-    tasks: list[list[T]] = []
-    together = 0
+def assign_to_tasks(parts: Iterable[Part], size: Callable[[Part], int], limit: int) -> list[list[Part]]:
+    """Divide parts among tasks: each gets parts of at most the size ``limit`` in total, or a single part."""
+    tasks: list[list[Part]] = []
+    total = 0
     for part in parts:
-        if not tasks or together + size(part) > most:
+        if not tasks or total + size(part) > limit:
             tasks.append([])
-            together = 0
+            total = 0
         tasks[-1].append(part)
-        together += size(part)
+        total += size(part)
     return tasks
 
 
@@ -43,7 +43,7 @@ class NumberedTask(ABC):
     """A function of ``mapInArrow`` that takes numbers, and reports a result for each as bytes."""
 
     target: FileTarget
-    what: str
+    failed_action: str
     """The clause that says in messages what has failed if a task fails."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,24 +55,24 @@ class NumberedTask(ABC):
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             report = {
                 "number": [number],
-                "result": [self.translated(number)],
+                "result": [self.run_one(number)],
                 "attempt": [context.attemptNumber()],
             }
-            yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+            yield pa.RecordBatch.from_pydict(report, schema=_REPORT_SCHEMA)
 
-    def translated(self, number: int) -> bytes:
+    def run_one(self, number: int) -> bytes:
         """Return the result for a number; translate errors to Penstock's, without secrets."""
         try:
             return self.result(number)
         except PenstockError:
             raise
         except Exception as error:
-            what = self.failure(number)
-            raise translated(error, self.target.table, what, self.target.io.properties) from None
+            what = self.failure_of(number)
+            raise translate_error(error, self.target.table, what, self.target.io.properties) from None
 
-    def failure(self, number: int) -> str:
+    def failure_of(self, number: int) -> str:
         """Return the clause that says in messages what has failed for a number."""
-        return self.what
+        return self.failed_action
 
     @abstractmethod
     def result(self, number: int) -> bytes:
@@ -83,4 +83,4 @@ class NumberedTask(ABC):
         if not count:
             return []
         numbers = spark.range(0, count, 1, task_count(spark, count))
-        return sorted(numbers.mapInArrow(self, _COLUMNS).collect(), key=lambda report: report.number)
+        return sorted(numbers.mapInArrow(self, _REPORT_DDL).collect(), key=lambda report: report.number)

@@ -26,9 +26,9 @@ _HOUR = pa.scalar(3_600_000_000, pa.int64())
 def require_partitioning(table: str, metadata: TableMetadata) -> None:
     """Refuse a partitioning whose values cannot be computed."""
     schema, spec = metadata.schema(), metadata.spec()
-    uses = Counter(part.source_id for part in spec.fields)
+    use_counts = Counter(part.source_id for part in spec.fields)
     for part in spec.fields:
-        reason = _refusal(schema, part, uses[part.source_id])
+        reason = _refusal(schema, part, use_counts[part.source_id])
         if reason:
             raise TableRefusedError(
                 f"the Iceberg table {table} is partitioned by {reason}: partition it by columns, or by year, "
@@ -51,7 +51,9 @@ def _refusal(schema: Schema, part: PartitionField, uses: int) -> str | None:
     return None
 
 
-def divided(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tuple[PartitionKey, pa.Table]]:
+def partition_rows(
+    spec: PartitionSpec, schema: Schema, rows: pa.Table
+) -> Iterator[tuple[PartitionKey, pa.Table]]:
     """Divide rows by their partition values."""
     columns = []
     for part in spec.fields:
@@ -71,27 +73,29 @@ def divided(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> Iterator[tup
         yield PartitionKey(fields, spec, schema), rows.take(group.column(f"{_ROW}_list").flatten())
 
 
-def _require_storable(schema: Schema, found: PartitionFieldValue) -> None:
+def _require_storable(schema: Schema, partition_value: PartitionFieldValue) -> None:
     """Raise an error if manifests cannot store a value; truncating a decimal may add a digit."""
-    kind = found.field.transform.result_type(schema.find_field(found.field.source_id).field_type)
-    if found.value is not None and isinstance(kind, PrimitiveType):
-        to_bytes(kind, found.value)
+    kind = partition_value.field.transform.result_type(
+        schema.find_field(partition_value.field.source_id).field_type
+    )
+    if partition_value.value is not None and isinstance(kind, PrimitiveType):
+        to_bytes(kind, partition_value.value)
 
 
 def transform(
-    of: Transform[object, object], kind: IcebergType
+    partition_transform: Transform[object, object], kind: IcebergType
 ) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
     """Return the function that computes a transform of a column; pyiceberg's own need another library."""
-    if isinstance(of, YearTransform):
+    if isinstance(partition_transform, YearTransform):
         return lambda values: pc.subtract(_year(values), pa.scalar(1970, pa.int32()))
-    if isinstance(of, MonthTransform):
+    if isinstance(partition_transform, MonthTransform):
         return _month
-    if isinstance(of, DayTransform):
+    if isinstance(partition_transform, DayTransform):
         return _day
-    if isinstance(of, HourTransform):
+    if isinstance(partition_transform, HourTransform):
         return _hour
-    found: Callable[[pa.ChunkedArray], pa.ChunkedArray] = of.pyarrow_transform(kind)
-    return found
+    compute: Callable[[pa.ChunkedArray], pa.ChunkedArray] = partition_transform.pyarrow_transform(kind)
+    return compute
 
 
 def _year(values: pa.ChunkedArray) -> pa.ChunkedArray:

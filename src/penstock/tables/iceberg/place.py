@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _SCHEME = "iceberg:"
-_PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
-_NEW_TABLE = {
+_NAME_PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
+_NEW_TABLE_PROPERTIES = {
     "format-version": "2",
     # Each commit writes a file with all metadata, and a manifest, and a query commits often.
     "write.metadata.delete-after-commit.enabled": "true",
@@ -48,7 +48,9 @@ class IcebergPlace:
     catalog_name: str
     identifier: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    _vended: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _storage_properties: dict[str, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """The properties of the table's storage, some of which may come from the catalog."""
 
     @classmethod
@@ -59,7 +61,7 @@ class IcebergPlace:
         ``iceberg:CATALOG.NAMESPACE.TABLE``.
         """
         if url == name:
-            catalog, *identifier = _parts(name[len(_SCHEME) :], at_least=3)
+            catalog, *identifier = _split_name(name[len(_SCHEME) :], at_least=3)
             return cls(catalog, tuple(identifier))
         if is_iceberg(name):
             raise InvalidNameError(
@@ -69,7 +71,7 @@ class IcebergPlace:
             )
         target, _, query = url[len(_SCHEME) :].partition("?")
         properties = prefixed_parameters(query, "property.", "an Iceberg catalog", "the catalog's properties")
-        return cls(unquote(target) or "default", tuple(_parts(name, at_least=2)), properties)
+        return cls(unquote(target) or "default", tuple(_split_name(name, at_least=2)), properties)
 
     @property
     def shown(self) -> str:
@@ -118,7 +120,7 @@ class IcebergPlace:
             raise self._not_iceberg() from None
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-        self._vended.update(storage_secrets(table))
+        self._storage_properties.update(storage_secrets(table))
         return table
 
     def create(self, schema: Schema) -> Table:
@@ -128,7 +130,7 @@ class IcebergPlace:
         with self.translating_errors("it cannot be created"):
             for _ in range(2):
                 try:
-                    self.catalog.create_table(self.identifier, schema, properties=_NEW_TABLE)
+                    self.catalog.create_table(self.identifier, schema, properties=_NEW_TABLE_PROPERTIES)
                 except NoSuchNamespaceError:
                     self._create_namespace()
                 except TableAlreadyExistsError:
@@ -169,7 +171,7 @@ class IcebergPlace:
         except beside:
             raise
         except Exception as error:
-            raise translated(error, self.shown, what, *self.secrets) from None
+            raise translate_error(error, self.shown, what, *self.secrets) from None
 
     @property
     def secrets(self) -> Sequence[Mapping[str, object]]:
@@ -177,10 +179,12 @@ class IcebergPlace:
         from penstock.lake.catalogs import client_secrets
 
         catalog = self.__dict__.get("catalog")
-        return [self.properties, self._vended, {} if catalog is None else client_secrets(catalog)]
+        return [self.properties, self._storage_properties, {} if catalog is None else client_secrets(catalog)]
 
 
-def translated(error: Exception, table: str, what: str, *properties: Mapping[str, object]) -> PenstockError:
+def translate_error(
+    error: Exception, table: str, what: str, *properties: Mapping[str, object]
+) -> PenstockError:
     """Return Penstock's error for an error of pyiceberg or of a library that it uses."""
     from pyiceberg.exceptions import NotInstalledError, ValidationError, ValidationException
 
@@ -189,7 +193,7 @@ def translated(error: Exception, table: str, what: str, *properties: Mapping[str
         return MissingDependencyError(f"the catalog of the Iceberg table {table} needs a package: {reason}")
     # Arrow's errors about values are ValueErrors.
     refusals = (ValueError, TypeError, NotImplementedError, ValidationError, ValidationException)
-    if isinstance(error, refusals) and not _is_of_reply(error):
+    if isinstance(error, refusals) and not _is_catalog_reply_error(error):
         return TableRefusedError(
             f"the Iceberg table {table} refused the operation: {reason}",
             condition="TABLE_REFUSED.ICEBERG",
@@ -211,23 +215,23 @@ def translated(error: Exception, table: str, what: str, *properties: Mapping[str
     )
 
 
-def _is_of_reply(error: Exception) -> bool:
+def _is_catalog_reply_error(error: Exception) -> bool:
     """Whether an error is about a catalog's reply, such as a proxy's error page, or about its address."""
     return type(error).__module__.partition(".")[0] in ("pydantic_core", "requests")
 
 
-def _parts(name: str, *, at_least: int) -> list[str]:
+def _split_name(name: str, *, at_least: int) -> list[str]:
     """Return the parts of a name, which are separated by dots and may be quoted."""
     parts: list[str] = []
-    end, more = 0, True
-    while more:
-        match = _PART.match(name, end)
+    end, expects_part = 0, True
+    while expects_part:
+        match = _NAME_PART.match(name, end)
         if match is None:
             break
         quoted, plain = match.group(1), match.group(3)
         parts.append(plain if quoted is None else quoted.replace('""', '"'))
-        end, more = match.end(), match.group(0).endswith(".")
-    if more or end != len(name) or len(parts) < at_least:
+        end, expects_part = match.end(), match.group(0).endswith(".")
+    if expects_part or end != len(name) or len(parts) < at_least:
         form = "iceberg:catalog.namespace.table" if at_least == 3 else "namespace.table"
         raise InvalidNameError(
             f"{in_quotes(name)} is not the name of an Iceberg table: write {form}, with double quotes around "

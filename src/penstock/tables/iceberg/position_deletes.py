@@ -20,26 +20,26 @@ from penstock.feeds.iceberg.scan import Positions
 from penstock.lake.iceberg_deletes import FILE_PATH_FIELD_ID, only_data_file
 from penstock.tables.iceberg.data_files import FileTarget
 
-MODE = "write.merge.mode"
+MERGE_MODE_PROPERTY = "write.merge.mode"
 """The table property that chooses the mode; by default only large files get position deletes."""
-COPY, MERGE = "copy-on-write", "merge-on-read"
-_LEAST_BYTES = 4 << 20
+COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
+_MIN_FILE_BYTES = 4 << 20
 """The smallest file that gets position deletes by default; copying smaller files is fast enough."""
-_MOST_FILES = 8
-_LARGEST_SHARE = 0.1
+_MAX_DELETE_FILES = 8
+_MAX_DELETED_SHARE = 0.1
 _POSITION_FIELD = 2147483545
 """The id of the column of positions, which the table format reserves."""
 
 
-def _column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+def _required_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(field_id)})
 
 
 _SCHEMA = pa.schema(
     [
         # As a dictionary, the path is in memory only once, and not for each row.
-        _column("file_path", pa.dictionary(pa.int32(), pa.string()), FILE_PATH_FIELD_ID),
-        _column("pos", pa.int64(), _POSITION_FIELD),
+        _required_field("file_path", pa.dictionary(pa.int32(), pa.string()), FILE_PATH_FIELD_ID),
+        _required_field("pos", pa.int64(), _POSITION_FIELD),
     ]
 )
 
@@ -52,7 +52,7 @@ class PositionDeletes:
     rows: int
     size: int
 
-    def of(self, file: DataFile) -> DataFile:
+    def as_delete_file(self, file: DataFile) -> DataFile:
         """Return the delete file as a snapshot lists it; ``file`` is the data file."""
         # Equal bounds mean that it deletes rows of no other data file.
         bounds = {FILE_PATH_FIELD_ID: file.file_path.encode()}
@@ -73,30 +73,36 @@ class PositionDeletes:
         return deletes
 
 
-def delete_by_position(target: FileTarget, file: FileScanTask, live: int, removed: int) -> bool:
-    """Whether to delete ``removed`` of the live rows of a file by position, instead of copying the file."""
-    mode, data = target.metadata.properties.get(MODE, "").lower(), file.file
-    if mode == COPY or removed == live:
+def should_delete_by_position(
+    target: FileTarget, file: FileScanTask, live_rows: int, removed_rows: int
+) -> bool:
+    """Whether to delete ``removed_rows`` of a file's live rows by position, instead of copying the file."""
+    mode, data = target.metadata.properties.get(MERGE_MODE_PROPERTY, "").lower(), file.file
+    if mode == COPY_ON_WRITE or removed_rows == live_rows:
         return False
-    is_large = mode == MERGE or data.file_size_in_bytes >= _LEAST_BYTES
-    gone = data.record_count - live + removed
-    shared = len(file.delete_files) - len(_own(file))
-    return is_large and shared < _MOST_FILES and gone <= _LARGEST_SHARE * data.record_count
+    is_large = mode == MERGE_ON_READ or data.file_size_in_bytes >= _MIN_FILE_BYTES
+    deleted_in_total = data.record_count - live_rows + removed_rows
+    shared_files = len(file.delete_files) - len(_exclusive_deletes(file))
+    return (
+        is_large
+        and shared_files < _MAX_DELETE_FILES
+        and deleted_in_total <= _MAX_DELETED_SHARE * data.record_count
+    )
 
 
-def merged_deletes(file: FileScanTask) -> list[DataFile]:
+def superseded_deletes(file: FileScanTask) -> list[DataFile]:
     """Return the delete files of a data file that its next one replaces: all, once there are many, except
     those that also list rows of other data files.
     """
-    own = _own(file)
-    return own if len(own) >= _MOST_FILES else []
+    exclusive = _exclusive_deletes(file)
+    return exclusive if len(exclusive) >= _MAX_DELETE_FILES else []
 
 
-def _own(file: FileScanTask) -> list[DataFile]:
-    return [each for each in file.delete_files if only_data_file(each) == file.file.file_path]
+def _exclusive_deletes(file: FileScanTask) -> list[DataFile]:
+    return [deletes for deletes in file.delete_files if only_data_file(deletes) == file.file.file_path]
 
 
-def written_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
+def write_position_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
     """Write the positions, in ascending order, of rows to delete."""
     path = target.new_path()
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path])

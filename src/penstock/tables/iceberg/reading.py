@@ -25,7 +25,7 @@ _BATCH_ROWS = 131_072
 
 
 @dataclass(frozen=True)
-class Part:
+class FileSplit:
     """One of several parts of a data file: some of its row groups."""
 
     number: int = 0
@@ -37,10 +37,10 @@ class Part:
         return range(*ends), sum(file.row_group(group).num_rows for group in range(ends[0]))
 
 
-WHOLE = Part()
+WHOLE_FILE = FileSplit()
 
 
-def identity(task: FileScanTask) -> tuple[str, frozenset[str]]:
+def file_identity(task: FileScanTask) -> tuple[str, frozenset[str]]:
     """Return the file's path and its delete files, which determine its live rows."""
     return task.file.file_path, frozenset(deletes.file_path for deletes in task.delete_files)
 
@@ -53,7 +53,7 @@ class StoredFile:
     metadata: TableMetadata
     task: FileScanTask
 
-    def live_rows(self, columns: Schema, part: Part = WHOLE) -> Iterator[pa.RecordBatch]:
+    def live_rows(self, columns: Schema, split: FileSplit = WHOLE_FILE) -> Iterator[pa.RecordBatch]:
         """Yield top-level columns of the live rows, always in the same order."""
         data = self.task.file
         if data.file_format != FileFormat.PARQUET:
@@ -63,32 +63,34 @@ class StoredFile:
                 condition="TABLE_REFUSED.FILE_FORMAT",
                 file=data.file_path,
             )
-        deleted = self.listed(self.task.delete_files)
+        deleted = self.deleted_positions(self.task.delete_files)
         constants = _partition_values(self.metadata, data)
         target = schema_to_pyarrow(columns, include_field_ids=False)
         with self.io.new_input(data.file_path).open() as stream:
             file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
-            in_file = pyarrow_to_schema(
+            file_schema = pyarrow_to_schema(
                 file.schema_arrow, self.metadata.name_mapping(), downcast_ns_timestamp_to_us=True
             )
-            stored = {field.field_id: field for field in in_file.fields}
-            names = [field.name for wanted in columns.fields if (field := stored.get(wanted.field_id))]
-            groups, start = part.of(file.metadata)
+            stored_fields = {field.field_id: field for field in file_schema.fields}
+            names = [field.name for column in columns.fields if (field := stored_fields.get(column.field_id))]
+            groups, start = split.of(file.metadata)
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names):
-                kept = _without(batch, deleted, start)
+                live_batch = _without_deleted(batch, deleted, start)
                 start += batch.num_rows
                 arrays = [
-                    current_column(kept, stored.get(wanted.field_id), wanted, constants).cast(field.type)
-                    for wanted, field in zip(columns.fields, target, strict=True)
+                    current_column(live_batch, stored_fields.get(column.field_id), column, constants).cast(
+                        field.type
+                    )
+                    for column, field in zip(columns.fields, target, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
     def live_positions(self) -> Positions:
         """Return the positions of the live rows."""
-        count, deleted = self.task.file.record_count, self.listed(self.task.delete_files)
+        count, deleted = self.task.file.record_count, self.deleted_positions(self.task.delete_files)
         return np.delete(np.arange(count), deleted[: np.searchsorted(deleted, count)])
 
-    def listed(self, deletes: Iterable[DataFile]) -> Positions:
+    def deleted_positions(self, deletes: Iterable[DataFile]) -> Positions:
         """Return the sorted positions in the given delete files of the data file."""
         return np.unique(np.concatenate([NONE, *(self._positions[file.file_path] for file in deletes)]))
 
@@ -99,19 +101,19 @@ class StoredFile:
         return {path: positions(self.io, DeleteFile(path), self.task.file.file_path) for path in paths}
 
 
-def _without(batch: pa.RecordBatch, deleted: Positions, start: int) -> pa.RecordBatch:
+def _without_deleted(batch: pa.RecordBatch, deleted: Positions, start: int) -> pa.RecordBatch:
     low, high = np.searchsorted(deleted, [start, start + batch.num_rows])
     if low == high:
         return batch
-    kept = np.ones(batch.num_rows, np.bool_)
-    kept[deleted[low:high] - start] = False
-    return batch.filter(pa.array(kept))
+    is_live = np.ones(batch.num_rows, np.bool_)
+    is_live[deleted[low:high] - start] = False
+    return batch.filter(pa.array(is_live))
 
 
 def _partition_values(metadata: TableMetadata, file: DataFile) -> dict[int, object]:
     """Return the values of columns that a file may lack because all its rows have the partition's value."""
     return {
-        part.source_id: file.partition[place]
-        for place, part in enumerate(metadata.specs()[file.spec_id].fields)
-        if isinstance(part.transform, IdentityTransform)
+        field.source_id: file.partition[position]
+        for position, field in enumerate(metadata.specs()[file.spec_id].fields)
+        if isinstance(field.transform, IdentityTransform)
     }

@@ -20,32 +20,32 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 
 def to_report(target: FileTarget, files: Sequence[DataFile]) -> bytes:
     """Return the report on files that a task has written."""
-    return json.dumps([_described(target, file) for file in files]).encode()
+    return json.dumps([_to_json(target, file) for file in files]).encode()
 
 
 def from_report(target: FileTarget, report: bytes) -> list[DataFile]:
     """Return the files in a report."""
-    return [_file(target, described) for described in json.loads(report)]
+    return [_from_json(target, described) for described in json.loads(report)]
 
 
-def _described(target: FileTarget, file: DataFile) -> dict[str, Any]:
-    kinds = _partition_types(target)
-    values = [file.partition[place] for place in range(len(kinds))]
+def _to_json(target: FileTarget, file: DataFile) -> dict[str, Any]:
+    types = _partition_types(target)
+    values = [file.partition[position] for position in range(len(types))]
     return {
         "path": file.file_path,
         "size": file.file_size_in_bytes,
         "records": file.record_count,
         "splits": file.split_offsets,
         "partition": [
-            None if value is None else _text(to_bytes(kind, value))
-            for kind, value in zip(kinds, values, strict=True)
+            None if value is None else _base64(to_bytes(kind, value))
+            for kind, value in zip(types, values, strict=True)
         ],
         **{name: dict(_by_column(file, name)) for name in _COUNTS},
-        **{name: {key: _text(bound) for key, bound in _by_column(file, name).items()} for name in _BOUNDS},
+        **{name: {key: _base64(bound) for key, bound in _by_column(file, name).items()} for name in _BOUNDS},
     }
 
 
-def _file(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
+def _from_json(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
     values = [
         None if value is None else from_bytes(kind, b64decode(value))
         for kind, value in zip(_partition_types(target), described["partition"], strict=True)
@@ -80,5 +80,5 @@ def _by_column(file: DataFile, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in (getattr(file, name) or {}).items()}
 
 
-def _text(data: bytes) -> str:
+def _base64(data: bytes) -> str:
     return b64encode(data).decode()

@@ -26,35 +26,35 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql import SparkSession
 
-from penstock.tables.changes.merge_plan import numbered
-from penstock.tables.changes.wanted_keys import WantedKeys
-from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
-from penstock.tables.iceberg.keys import all_keys
-from penstock.tables.iceberg.moved_rows import MoveTask, StagedRows, divided_rows, staged
+from penstock.tables.changes.lookup_keys import LookupKeys
+from penstock.tables.changes.merge_plan import with_row_numbers
+from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
+from penstock.tables.iceberg.keys import read_all_keys
+from penstock.tables.iceberg.moved_rows import MoveRowsTask, StagedRowsFile, assign_rows, stage_rows
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
 from penstock.tables.iceberg.position_deletes import (
     PositionDeletes,
-    delete_by_position,
-    merged_deletes,
-    written_deletes,
+    should_delete_by_position,
+    superseded_deletes,
+    write_position_deletes,
 )
-from penstock.tables.iceberg.reading import StoredFile, identity
+from penstock.tables.iceberg.reading import StoredFile, file_identity
 from penstock.tables.iceberg.reports import from_report, to_report
 
-_ROW, _OTHER = "_penstock_row", "_penstock_other"
+_STORED_ROW, _UPDATE_ROW = "_penstock_row", "_penstock_other"
 
 
 @dataclass(frozen=True)
-class Edited:
+class FileEdit:
     """The changes in one file."""
 
-    kept: NDArray[np.bool_]
+    is_kept: NDArray[np.bool_]
     """For each row, whether it is kept."""
-    changed: NDArray[np.int64]
+    changed_positions: NDArray[np.int64]
     """The positions of the rows that are removed or get a new value."""
     field_id: int | None = None
     """The column with new values."""
-    values: pa.Array | None = None
+    new_values: pa.Array | None = None
     """The values of all rows in that column."""
 
 
@@ -65,7 +65,7 @@ class Edit(ABC):
     """The columns that determine which rows change."""
 
     @abstractmethod
-    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+    def edit_of(self, io: FileIO, stored: pa.Table) -> FileEdit | None:
         """Return the changes in a file with the ``stored`` columns; None if nothing changes."""
 
 
@@ -75,10 +75,10 @@ class RemovedRows(Edit):
 
     columns: Schema
     """The key columns."""
-    keys: WantedKeys
+    keys: LookupKeys
 
-    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
-        return _without(stored, self.keys)
+    def edit_of(self, io: FileIO, stored: pa.Table) -> FileEdit | None:
+        return _remove_keys(stored, self.keys)
 
 
 @dataclass
@@ -87,14 +87,14 @@ class ReplacedRows(Edit):
 
     columns: Schema
     """The key columns."""
-    staged: Sequence[str] = field(repr=False)
+    staged_paths: Sequence[str] = field(repr=False)
     """The data files with the rows of the micro-batch."""
-    _keys: WantedKeys | None = None
+    _keys: LookupKeys | None = None
 
-    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+    def edit_of(self, io: FileIO, stored: pa.Table) -> FileEdit | None:
         if self._keys is None:
-            self._keys = WantedKeys(all_keys(io, self.staged, self.columns))
-        return _without(stored, self._keys)
+            self._keys = LookupKeys(read_all_keys(io, self.staged_paths, self.columns))
+        return _remove_keys(stored, self._keys)
 
 
 @dataclass
@@ -105,49 +105,51 @@ class ChangedValues(Edit):
     rows: pa.Table = field(repr=False)
     """The same columns, with the new values."""
 
-    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
-        *names, value = stored.column_names
-        changed = self.rows.rename_columns([*names, value])
-        left = numbered(stored.select(names), _ROW)
-        right = numbered(changed.select(names), _OTHER)
-        both = left.join(right, keys=names, join_type="inner")
-        if not both.num_rows:
+    def edit_of(self, io: FileIO, stored: pa.Table) -> FileEdit | None:
+        *names, value_column = stored.column_names
+        updates = self.rows.rename_columns([*names, value_column])
+        stored_keys = with_row_numbers(stored.select(names), _STORED_ROW)
+        updated_keys = with_row_numbers(updates.select(names), _UPDATE_ROW)
+        matched = stored_keys.join(updated_keys, keys=names, join_type="inner")
+        if not matched.num_rows:
             return None
-        source, places = np.arange(stored.num_rows), both[_ROW].to_numpy()
-        source[places] = stored.num_rows + both[_OTHER].to_numpy()
-        values = pa.chunked_array([*stored[value].chunks, *changed[value].chunks], stored[value].type)
+        take_from, positions = np.arange(stored.num_rows), matched[_STORED_ROW].to_numpy()
+        take_from[positions] = stored.num_rows + matched[_UPDATE_ROW].to_numpy()
+        values = pa.chunked_array(
+            [*stored[value_column].chunks, *updates[value_column].chunks], stored[value_column].type
+        )
         field_id = self.columns.fields[-1].field_id
-        kept, values = np.ones(stored.num_rows, np.bool_), values.take(source).combine_chunks()
-        return Edited(kept, np.unique(places), field_id, values)
+        is_kept, values = np.ones(stored.num_rows, np.bool_), values.take(take_from).combine_chunks()
+        return FileEdit(is_kept, np.unique(positions), field_id, values)
 
 
-def _without(stored: pa.Table, keys: WantedKeys) -> Edited | None:
-    removed = keys.places_in(stored)
-    if not len(removed):
+def _remove_keys(stored: pa.Table, keys: LookupKeys) -> FileEdit | None:
+    removed_positions = keys.positions_in(stored)
+    if not len(removed_positions):
         return None
-    kept = np.ones(stored.num_rows, np.bool_)
-    kept[removed] = False
-    return Edited(kept, removed)
+    is_kept = np.ones(stored.num_rows, np.bool_)
+    is_kept[removed_positions] = False
+    return FileEdit(is_kept, removed_positions)
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenFile:
     """A data file in which a micro-batch changes rows."""
 
-    old: DataFile
-    new: tuple[DataFile, ...]
+    old_file: DataFile
+    new_files: tuple[DataFile, ...]
     """The files that replace it; empty if no rows are left."""
-    deletes: DataFile | None
+    delete_file: DataFile | None
     """The delete file with the positions of removed rows, if the data file is kept."""
-    merged: tuple[DataFile, ...] = ()
+    merged_deletes: tuple[DataFile, ...] = ()
     """Earlier delete files whose positions are also in the new one."""
-    moved: StagedRows | None = None
+    staged_rows: StagedRowsFile | None = None
     """The removed rows that are stored again with a new value."""
 
     @property
     def paths(self) -> list[str]:
         """The files that were written."""
-        return [file.file_path for file in (*self.new, self.deletes) if file is not None]
+        return [file.file_path for file in (*self.new_files, self.delete_file) if file is not None]
 
 
 @dataclass
@@ -156,57 +158,63 @@ class Rewriter:
 
     spark: SparkSession
     edit: Edit
-    repeated: bool = False
+    tasks_retried: bool = False
     """Whether a task was repeated."""
-    _known: dict[object, Rewritten | None] = field(default_factory=dict)
+    _outcomes: dict[object, RewrittenFile | None] = field(default_factory=dict)
     """The outcome for each file with its delete files; None if the micro-batch changes none of its rows."""
-    _moved: dict[object, list[DataFile]] = field(default_factory=dict)
+    _moved_files: dict[object, list[DataFile]] = field(default_factory=dict)
     """The data files with the rows of each set of staged files."""
 
-    def rewrite(self, target: FileTarget, files: Sequence[FileScanTask]) -> list[Rewritten]:
+    def rewrite(self, target: FileTarget, files: Sequence[FileScanTask]) -> list[RewrittenFile]:
         """Rewrite the files of a plan in which the micro-batch changes rows."""
         schema_id = target.metadata.current_schema_id
-        unknown = [file for file in files if (schema_id, identity(file)) not in self._known]
-        task = RewriteTask(target, self.edit, unknown)
-        for file, report in zip(unknown, task.reports(self.spark, len(unknown)), strict=True):
-            self.repeated |= report.attempt > 0
-            self._known[schema_id, identity(file)] = _reported(target, file, json.loads(report.result))
-        found = (self._known[schema_id, identity(file)] for file in files)
-        return [rewritten for rewritten in found if rewritten is not None]
+        unprocessed = [file for file in files if (schema_id, file_identity(file)) not in self._outcomes]
+        task = RewriteTask(target, self.edit, unprocessed)
+        for file, report in zip(unprocessed, task.reports(self.spark, len(unprocessed)), strict=True):
+            self.tasks_retried |= report.attempt > 0
+            self._outcomes[schema_id, file_identity(file)] = _outcome_from_report(
+                target, file, json.loads(report.result)
+            )
+        outcomes = (self._outcomes[schema_id, file_identity(file)] for file in files)
+        return [rewritten for rewritten in outcomes if rewritten is not None]
 
-    def moved(self, target: FileTarget, rewritten: Sequence[Rewritten]) -> list[DataFile]:
+    def move_rows(self, target: FileTarget, rewritten: Sequence[RewrittenFile]) -> list[DataFile]:
         """Return new data files with the rows that are stored again with a new value."""
-        leaving = [each.moved for each in rewritten if each.moved is not None]
-        key = frozenset(each.path for each in leaving)
-        if leaving and key not in self._moved:
-            parts, files = divided_rows(leaving), []
-            for report in MoveTask(target, parts).reports(self.spark, len(parts)):
-                self.repeated |= report.attempt > 0
+        staged_files = [rewrite.staged_rows for rewrite in rewritten if rewrite.staged_rows is not None]
+        key = frozenset(rewrite.path for rewrite in staged_files)
+        if staged_files and key not in self._moved_files:
+            parts, files = assign_rows(staged_files), []
+            for report in MoveRowsTask(target, parts).reports(self.spark, len(parts)):
+                self.tasks_retried |= report.attempt > 0
                 files += from_report(target, report.result)
-            self._moved[key] = files
-        return self._moved.get(key, [])
+            self._moved_files[key] = files
+        return self._moved_files.get(key, [])
 
     @property
     def paths(self) -> list[str]:
         """All files that were written, including those of plans that were not committed."""
-        moved = [file.file_path for files in self._moved.values() for file in files]
-        return [*moved, *(path for known in self._known.values() if known for path in known.paths)]
+        moved = [file.file_path for files in self._moved_files.values() for file in files]
+        return [*moved, *(path for outcome in self._outcomes.values() if outcome for path in outcome.paths)]
 
     @property
     def staged_paths(self) -> list[str]:
         """All files with staged rows."""
-        return [known.moved.path for known in self._known.values() if known and known.moved]
+        return [
+            outcome.staged_rows.path for outcome in self._outcomes.values() if outcome and outcome.staged_rows
+        ]
 
 
-def _reported(target: FileTarget, file: FileScanTask, report: dict[str, Any]) -> Rewritten | None:
+def _outcome_from_report(
+    target: FileTarget, file: FileScanTask, report: dict[str, Any]
+) -> RewrittenFile | None:
     """Return the outcome that a task reports for a file; None if the file is unchanged."""
     if "files" in report:
-        return Rewritten(file.file, tuple(from_report(target, report["files"].encode())), None)
+        return RewrittenFile(file.file, tuple(from_report(target, report["files"].encode())), None)
     if "deletes" not in report:
         return None
-    deletes = PositionDeletes(**report["deletes"]).of(file.file)
-    moved = StagedRows(**report["moved"]) if "moved" in report else None
-    return Rewritten(file.file, (), deletes, tuple(merged_deletes(file)), moved)
+    deletes = PositionDeletes(**report["deletes"]).as_delete_file(file.file)
+    moved = StagedRowsFile(**report["moved"]) if "moved" in report else None
+    return RewrittenFile(file.file, (), deletes, tuple(superseded_deletes(file)), moved)
 
 
 @dataclass
@@ -217,44 +225,52 @@ class RewriteTask(NumberedTask):
     edit: Edit = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
 
-    def failure(self, number: int) -> str:
+    def failure_of(self, number: int) -> str:
         return f"the file {self.files[number].file.file_path} cannot be rewritten"
 
     def result(self, number: int) -> bytes:
         target, columns = self.target, self.edit.columns
         file = StoredFile(target.io, target.metadata, self.files[number])
         schema = schema_to_pyarrow(columns, include_field_ids=False)
-        edited = self.edit.of(target.io, pa.Table.from_batches(file.live_rows(columns), schema))
-        return json.dumps({} if edited is None else self._report(file, edited)).encode()
+        edit = self.edit.edit_of(target.io, pa.Table.from_batches(file.live_rows(columns), schema))
+        return json.dumps({} if edit is None else self._report(file, edit)).encode()
 
-    def _report(self, file: StoredFile, edited: Edited) -> dict[str, Any]:
+    def _report(self, file: StoredFile, edit: FileEdit) -> dict[str, Any]:
         """Write an edited copy of the file, or a delete file and staged rows with a new value."""
         target = self.target
-        if not delete_by_position(target, file.task, len(edited.kept), len(edited.changed)):
-            rows = self._rows(file, edited, edited.kept)
-            return {"files": to_report(target, written(target, rows) if edited.kept.any() else []).decode()}
+        if not should_delete_by_position(target, file.task, len(edit.is_kept), len(edit.changed_positions)):
+            rows = self._edited_rows(file, edit, edit.is_kept)
+            return {
+                "files": to_report(
+                    target, write_data_files(target, rows) if edit.is_kept.any() else []
+                ).decode()
+            }
         positions, report = file.live_positions(), {}
-        _require_rows(len(edited.kept), len(positions))
-        if edited.values is not None:
-            changed = np.zeros(len(edited.kept), np.bool_)
-            changed[edited.changed] = True
-            report["moved"] = asdict(staged(target, self._rows(file, edited, changed)))
-        listed = np.union1d(file.listed(merged_deletes(file.task)), positions[edited.changed])
-        return {**report, "deletes": asdict(written_deletes(target, file.task.file, listed))}
+        _require_rows(len(edit.is_kept), len(positions))
+        if edit.new_values is not None:
+            is_changed = np.zeros(len(edit.is_kept), np.bool_)
+            is_changed[edit.changed_positions] = True
+            report["moved"] = asdict(stage_rows(target, self._edited_rows(file, edit, is_changed)))
+        deleted = np.union1d(
+            file.deleted_positions(superseded_deletes(file.task)), positions[edit.changed_positions]
+        )
+        return {**report, "deletes": asdict(write_position_deletes(target, file.task.file, deleted))}
 
-    def _rows(self, file: StoredFile, edited: Edited, chosen: NDArray[np.bool_]) -> Iterator[pa.Table]:
+    def _edited_rows(
+        self, file: StoredFile, edit: FileEdit, is_selected: NDArray[np.bool_]
+    ) -> Iterator[pa.Table]:
         """Yield the chosen rows of a file, with their new values."""
         target, start = self.target, 0
         schema = target.metadata.schema()
         ids = [column.field_id for column in schema.fields]
         for batch in file.live_rows(schema):
-            mask = pa.array(chosen[start : start + batch.num_rows])
+            mask = pa.array(is_selected[start : start + batch.num_rows])
             columns = list(batch.columns)
-            if edited.values is not None and edited.field_id is not None:
-                columns[ids.index(edited.field_id)] = edited.values.slice(start, batch.num_rows)
+            if edit.new_values is not None and edit.field_id is not None:
+                columns[ids.index(edit.field_id)] = edit.new_values.slice(start, batch.num_rows)
             start += batch.num_rows
-            yield in_schema(target, [column.filter(mask) for column in columns])
-        _require_rows(len(edited.kept), start)
+            yield cast_to_file_schema(target, [column.filter(mask) for column in columns])
+        _require_rows(len(edit.is_kept), start)
 
 
 def _require_rows(expected: int, found: int) -> None:

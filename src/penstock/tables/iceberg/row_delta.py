@@ -34,7 +34,7 @@ from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from penstock.lake.iceberg_deletes import only_data_file
 
-_MOST_MANIFESTS = 8
+_MAX_DELETE_MANIFESTS = 8
 
 
 class DeleteManifest(ManifestWriterV2):
@@ -66,20 +66,20 @@ class RowDelta(_OverwriteFiles):
             branch=branch,
         )
         self._new_deletes: list[DataFile] = []
-        self._merged: set[str] = set()
+        self._superseded_deletes: set[str] = set()
         self._removed_deletes: list[DataFile] = []
 
     def append_delete_file(self, file: DataFile) -> None:
         self._new_deletes.append(file)
 
     def remove_delete_file(self, file: DataFile) -> None:
-        self._merged.add(file.file_path)
+        self._superseded_deletes.add(file.file_path)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        current = [each for each in manifests if not self._is_outdated(each)]
-        data = [each for each in current if each.content == ManifestContent.DATA]
-        deletes = [each for each in current if each.content == ManifestContent.DELETES]
-        return self._merges.merge_manifests(data) + self._delete_manifests(deletes)
+        current = [manifest for manifest in manifests if not self._is_outdated(manifest)]
+        data = [manifest for manifest in current if manifest.content == ManifestContent.DATA]
+        deletes = [manifest for manifest in current if manifest.content == ManifestContent.DELETES]
+        return self._merge_manager.merge_manifests(data) + self._delete_manifests(deletes)
 
     def _is_outdated(self, manifest: ManifestFile) -> bool:
         """Whether a manifest lists only files that an earlier snapshot has removed."""
@@ -87,7 +87,7 @@ class RowDelta(_OverwriteFiles):
         return lists_none and manifest.added_snapshot_id != self._snapshot_id
 
     @property
-    def _merges(self) -> _ManifestMergeManager[_OverwriteFiles]:
+    def _merge_manager(self) -> _ManifestMergeManager[_OverwriteFiles]:
         properties, names = self._transaction.table_metadata.properties, TableProperties
         size = property_as_int(
             properties, names.MANIFEST_TARGET_SIZE_BYTES, names.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
@@ -105,38 +105,48 @@ class RowDelta(_OverwriteFiles):
     def _delete_manifests(self, stored: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return the manifests of delete files, with a rewritten one for each partition spec that changes."""
         self._removed_deletes = []
-        written, unchanged = self._added_entries(), []
-        gone = {file.file_path for file in self._deleted_data_files}
-        counts = Counter(manifest.partition_spec_id for manifest in stored)
-        many = {spec for spec in written if counts[spec] >= _MOST_MANIFESTS}
+        entries_by_spec, unchanged = self._added_entries(), []
+        removed_paths = {file.file_path for file in self._deleted_data_files}
+        manifest_counts = Counter(manifest.partition_spec_id for manifest in stored)
+        specs_to_merge = {spec for spec in entries_by_spec if manifest_counts[spec] >= _MAX_DELETE_MANIFESTS}
         for manifest in stored:
             spec = manifest.partition_spec_id
-            may_change = spec in many or gone or self._merged
-            entries = self._kept(manifest, gone) if may_change else []
-            if spec in many or any(entry.status == ManifestEntryStatus.DELETED for entry in entries):
-                written.setdefault(spec, []).extend(entries)
+            may_change = spec in specs_to_merge or removed_paths or self._superseded_deletes
+            entries = self._rewrite_entries(manifest, removed_paths) if may_change else []
+            if spec in specs_to_merge or any(
+                entry.status == ManifestEntryStatus.DELETED for entry in entries
+            ):
+                entries_by_spec.setdefault(spec, []).extend(entries)
             else:
                 unchanged.append(manifest)
-        return [*(self._written(spec, entries) for spec, entries in written.items() if entries), *unchanged]
+        return [
+            *(self._write_manifest(spec, entries) for spec, entries in entries_by_spec.items() if entries),
+            *unchanged,
+        ]
 
     def _added_entries(self) -> dict[int, list[ManifestEntry]]:
         """Return the entries of the new delete files, by the id of their partition spec."""
-        found: dict[int, list[ManifestEntry]] = {}
+        entries_by_spec: dict[int, list[ManifestEntry]] = {}
         for file in self._new_deletes:
             entry = ManifestEntry.from_args(
                 status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
             )
-            found.setdefault(file.spec_id, []).append(entry)
-        return found
+            entries_by_spec.setdefault(file.spec_id, []).append(entry)
+        return entries_by_spec
 
-    def _kept(self, manifest: ManifestFile, gone: Container[str | None]) -> list[ManifestEntry]:
+    def _rewrite_entries(
+        self, manifest: ManifestFile, removed_paths: Container[str | None]
+    ) -> list[ManifestEntry]:
         """Return a manifest's entries, with delete files that leave the table marked as removed.
 
-        ``gone`` are the data files that leave the table.
+        ``removed_paths`` are the data files that leave the table.
         """
         entries = []
         for entry in self.fetch_manifest_entry(manifest):
-            is_removed = only_data_file(entry.data_file) in gone or entry.data_file.file_path in self._merged
+            is_removed = (
+                only_data_file(entry.data_file) in removed_paths
+                or entry.data_file.file_path in self._superseded_deletes
+            )
             if is_removed:
                 self._removed_deletes.append(entry.data_file)
             entries.append(
@@ -150,7 +160,7 @@ class RowDelta(_OverwriteFiles):
             )
         return entries
 
-    def _written(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
+    def _write_manifest(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
         with DeleteManifest(
             self.spec(spec_id),
             self._transaction.table_metadata.schema(),
@@ -166,18 +176,18 @@ class RowDelta(_OverwriteFiles):
         """Count delete files too; pyiceberg assumes that all added files have the current partition spec."""
         metadata = self._transaction.table_metadata
         schema, specs, current = metadata.schema(), metadata.specs(), metadata.spec()
-        files = SnapshotSummaryCollector(
+        collector = SnapshotSummaryCollector(
             property_as_int(metadata.properties, TableProperties.WRITE_PARTITION_SUMMARY_LIMIT, 0) or 0
         )
         for file in self._added_data_files:
-            files.add_file(file, schema, current)
+            collector.add_file(file, schema, current)
         for file in self._new_deletes:
-            files.add_file(file, schema, specs[file.spec_id])
+            collector.add_file(file, schema, specs[file.spec_id])
         for file in (*self._deleted_data_files, *self._removed_deletes):
-            files.remove_file(file, schema, specs[file.spec_id])
-        before = self._parent_snapshot_id
-        previous = None if before is None else metadata.snapshot_by_id(before)
+            collector.remove_file(file, schema, specs[file.spec_id])
+        parent_id = self._parent_snapshot_id
+        previous = None if parent_id is None else metadata.snapshot_by_id(parent_id)
         return update_snapshot_summaries(
-            Summary(self._operation, **files.build(), **snapshot_properties),
+            Summary(self._operation, **collector.build(), **snapshot_properties),
             None if previous is None else previous.summary,
         )

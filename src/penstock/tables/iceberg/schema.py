@@ -22,7 +22,7 @@ from penstock.tables.iceberg.place import IcebergPlace
 log = logging.getLogger("penstock.tables")
 
 _ATTEMPTS = 10
-_SIMPLE: tuple[tuple[type[spark.DataType], iceberg.PrimitiveType], ...] = (
+_PRIMITIVE_TYPES: tuple[tuple[type[spark.DataType], iceberg.PrimitiveType], ...] = (
     (spark.BooleanType, iceberg.BooleanType()),
     (spark.ByteType, iceberg.IntegerType()),
     (spark.ShortType, iceberg.IntegerType()),
@@ -63,7 +63,7 @@ class TableLayout:
 
     schema: Schema
     spec_id: int
-    places: tuple[int | None, ...]
+    row_columns: tuple[int | None, ...]
     """For each column of the table, the index of the rows' column; None if the rows lack it."""
     keys: tuple[int, ...]
     """The field ids of the key columns."""
@@ -78,24 +78,27 @@ class TableLayout:
 
     def values(self, rows: pa.Table) -> list[pa.ChunkedArray | pa.Array]:
         """Return the values of each column of the table; nulls for columns that the rows lack."""
-        return [pa.nulls(rows.num_rows) if place is None else rows.column(place) for place in self.places]
+        return [
+            pa.nulls(rows.num_rows) if position is None else rows.column(position)
+            for position in self.row_columns
+        ]
 
 
 def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> RowLayout:
     """Return the layout of a query's schema."""
     ids = itertools.count(1)
-    types = [(field.name, _type(field.dataType, ids)) for field in rows.fields]
-    unknown = [
+    types = [(field.name, _iceberg_type(field.dataType, ids)) for field in rows.fields]
+    unsupported = [
         f"{in_quotes(name)} is {rows[name].dataType.simpleString()}" for name, kind in types if kind is None
     ]
-    if unknown:
+    if unsupported:
         raise UnsupportedTypeError(
-            f"an Iceberg table has no type for these columns: {'; '.join(unknown)}. Cast them, as with "
+            f"an Iceberg table has no type for these columns: {'; '.join(unsupported)}. Cast them, as with "
             "column.cast('string'), or drop them"
         )
     schema = pa.schema([field.with_nullable(True).remove_metadata() for field in canonical_schema(rows)])
-    fields = tuple(_field(ids, name, kind) for name, kind in types if kind is not None)
-    return RowLayout(schema, fields, tuple(_key(key, schema) for key in keys))
+    fields = tuple(_nested_field(ids, name, kind) for name, kind in types if kind is not None)
+    return RowLayout(schema, fields, tuple(_key_column(key, schema) for key in keys))
 
 
 def table_schema(rows: RowLayout) -> Schema:
@@ -105,22 +108,24 @@ def table_schema(rows: RowLayout) -> Schema:
 
 def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: int) -> TableLayout:
     """Return the table's layout, or refuse rows that it cannot take."""
-    found = {field.name: _match(field.name, schema) for field in rows.fields}
+    matches = {field.name: _match_column(field.name, schema) for field in rows.fields}
     differences = []
     for field in rows.fields:
-        column = found[field.name]
+        column = matches[field.name]
         if column is None:
             differences.append(f"it has no column {in_quotes(field.name)}")
-        elif not _takes(column.field_type, field.field_type, is_key=field.name in rows.keys):
+        elif not _can_store(column.field_type, field.field_type, is_key=field.name in rows.keys):
             differences.append(
-                f"column {in_quotes(column.name)} is {_shown(column.field_type)} in the table and "
-                f"{_shown(field.field_type)} in the rows"
+                f"column {in_quotes(column.name)} is {_type_for_messages(column.field_type)} in the table "
+                f"and {_type_for_messages(field.field_type)} in the rows"
             )
-    places = {column.field_id: rows.names.index(name) for name, column in found.items() if column is not None}
+    positions = {
+        column.field_id: rows.names.index(name) for name, column in matches.items() if column is not None
+    }
     differences += [
         f"its column {in_quotes(column.name)} takes no null, and the rows do not have it"
         for column in schema.fields
-        if column.required and column.field_id not in places
+        if column.required and column.field_id not in positions
     ]
     if differences:
         raise SchemaMismatchError(
@@ -131,15 +136,15 @@ def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: i
             table=place.shown,
             differences=differences,
         )
-    keys = tuple(column.field_id for key in rows.keys if (column := found[key]) is not None)
-    return TableLayout(schema, spec_id, tuple(places.get(f.field_id) for f in schema.fields), keys)
+    keys = tuple(column.field_id for key in rows.keys if (column := matches[key]) is not None)
+    return TableLayout(schema, spec_id, tuple(positions.get(f.field_id) for f in schema.fields), keys)
 
 
 def new_columns(rows: RowLayout, table: Table | None) -> list[str]:
     """Return the columns of the rows that a table lacks; an empty list if the table does not exist."""
     if table is None:
         return []
-    return [name for name in rows.names if _match(name, table.schema()) is None]
+    return [name for name in rows.names if _match_column(name, table.schema()) is None]
 
 
 def evolve(place: IcebergPlace, rows: RowLayout) -> None:
@@ -152,7 +157,7 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
     for attempt in range(_ATTEMPTS):
         table = place.find()
         names = [name for name in new_columns(rows, table) if name not in rows.keys]
-        wider = {} if table is None else _promoted(rows, table.schema())
+        wider = {} if table is None else _columns_to_promote(rows, table.schema())
         if table is None or not (names or wider):
             return
         last = attempt == _ATTEMPTS - 1
@@ -182,19 +187,23 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
         return
 
 
-def _promoted(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]:
+def _columns_to_promote(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]:
     """Return the columns of a table that need a wider type for the rows, where Iceberg can promote them."""
-    found = ((field, _match(field.name, schema)) for field in rows.fields if field.name not in rows.keys)
+    matches = (
+        (field, _match_column(field.name, schema)) for field in rows.fields if field.name not in rows.keys
+    )
     return {
         column.name: field.field_type
-        for field, column in found
+        for field, column in matches
         if column is not None and _is_promotion(column.field_type, field.field_type)
     }
 
 
-def _takes(stored: iceberg.IcebergType, given: iceberg.IcebergType, *, is_key: bool) -> bool:
+def _can_store(stored: iceberg.IcebergType, row_type: iceberg.IcebergType, *, is_key: bool) -> bool:
     """Whether a column takes values of a type: its own, or one from which it may have been promoted."""
-    return _plain(stored) == _plain(given) or (not is_key and _is_promotion(given, stored))
+    return _comparable_type(stored) == _comparable_type(row_type) or (
+        not is_key and _is_promotion(row_type, stored)
+    )
 
 
 def _is_promotion(stored: iceberg.IcebergType, wanted: iceberg.IcebergType) -> bool:
@@ -210,16 +219,18 @@ def replace_columns(rows: RowLayout, transaction: Transaction) -> None:
     A column whose type changes gets a new id, like a new column.
     """
     schema = transaction.table_metadata.schema()
-    kept = {
+    kept_names = {
         column.name
         for field in rows.fields
-        if (column := _match(field.name, schema)) is not None
-        and _plain(column.field_type) == _plain(field.field_type)
+        if (column := _match_column(field.name, schema)) is not None
+        and _comparable_type(column.field_type) == _comparable_type(field.field_type)
     }
     added = [
-        field for field in rows.fields if (c := _match(field.name, schema)) is None or c.name not in kept
+        field
+        for field in rows.fields
+        if (c := _match_column(field.name, schema)) is None or c.name not in kept_names
     ]
-    dropped = [column.name for column in schema.fields if column.name not in kept]
+    dropped = [column.name for column in schema.fields if column.name not in kept_names]
     if not added and not dropped:
         return
     with transaction.update_schema(allow_incompatible_changes=True) as update:
@@ -232,32 +243,36 @@ def replace_columns(rows: RowLayout, transaction: Transaction) -> None:
 _PROMOTIONS = ((iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType))
 
 
-def _type(kind: spark.DataType, ids: Iterator[int]) -> iceberg.IcebergType | None:
+def _iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> iceberg.IcebergType | None:
     """Return Iceberg's type for a Spark type; None if there is none."""
     if isinstance(kind, spark.DecimalType):
         return iceberg.DecimalType(kind.precision, kind.scale)
     if isinstance(kind, spark.ArrayType):
-        element = _type(kind.elementType, ids)
+        element = _iceberg_type(kind.elementType, ids)
         return element and iceberg.ListType(next(ids), element, element_required=False)
     if isinstance(kind, spark.MapType):
-        key, value = _type(kind.keyType, ids), _type(kind.valueType, ids)
+        key, value = _iceberg_type(kind.keyType, ids), _iceberg_type(kind.valueType, ids)
         if key is None or value is None:
             return None
         return iceberg.MapType(next(ids), key, next(ids), value, value_required=False)
     if isinstance(kind, spark.StructType):
-        types = [(field.name, _type(field.dataType, ids)) for field in kind.fields]
+        types = [(field.name, _iceberg_type(field.dataType, ids)) for field in kind.fields]
         if not types or any(part is None for _, part in types):
             return None
-        return iceberg.StructType(*(_field(ids, name, part) for name, part in types if part is not None))
-    return next((found for simple, found in _SIMPLE if isinstance(kind, simple)), None)
+        return iceberg.StructType(
+            *(_nested_field(ids, name, part) for name, part in types if part is not None)
+        )
+    return next((iceberg_type for simple, iceberg_type in _PRIMITIVE_TYPES if isinstance(kind, simple)), None)
 
 
-def _field(ids: Iterator[int], name: str, kind: iceberg.IcebergType) -> iceberg.NestedField:
+def _nested_field(ids: Iterator[int], name: str, kind: iceberg.IcebergType) -> iceberg.NestedField:
     return iceberg.NestedField(next(ids), name, kind, required=False)
 
 
-def _key(key: str, schema: pa.Schema) -> str:
-    name = next((name for name in (key, *schema.names) if name in schema.names and _same(name, key)), None)
+def _key_column(key: str, schema: pa.Schema) -> str:
+    name = next(
+        (name for name in (key, *schema.names) if name in schema.names and _same_name(name, key)), None
+    )
     if name is None:
         raise InvalidInputError(
             f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
@@ -282,32 +297,33 @@ def _key(key: str, schema: pa.Schema) -> str:
     return str(name)
 
 
-def _match(name: str, schema: Schema) -> iceberg.NestedField | None:
+def _match_column(name: str, schema: Schema) -> iceberg.NestedField | None:
     """Return the column with the name, or one whose name differs only in case."""
-    same = [field for field in schema.fields if _same(field.name, name)]
+    same = [field for field in schema.fields if _same_name(field.name, name)]
     return next((field for field in same if field.name == name), same[0] if same else None)
 
 
-def _same(name: str, other: str) -> bool:
+def _same_name(name: str, other: str) -> bool:
     return name.lower() == other.lower()
 
 
-def _plain(kind: iceberg.IcebergType) -> object:
+def _comparable_type(kind: iceberg.IcebergType) -> object:
     """Return a type without ids and nullability, for comparison."""
     if isinstance(kind, iceberg.StructType):
-        return [(field.name, _plain(field.field_type)) for field in kind.fields]
+        return [(field.name, _comparable_type(field.field_type)) for field in kind.fields]
     if isinstance(kind, iceberg.ListType):
-        return ("list", _plain(kind.element_type))
+        return ("list", _comparable_type(kind.element_type))
     if isinstance(kind, iceberg.MapType):
-        return ("map", _plain(kind.key_type), _plain(kind.value_type))
+        return ("map", _comparable_type(kind.key_type), _comparable_type(kind.value_type))
     return kind
 
 
-def _shown(kind: iceberg.IcebergType) -> str:
+def _type_for_messages(kind: iceberg.IcebergType) -> str:
     if isinstance(kind, iceberg.StructType):
-        return f"struct<{', '.join(f'{field.name}: {_shown(field.field_type)}' for field in kind.fields)}>"
+        fields = (f"{field.name}: {_type_for_messages(field.field_type)}" for field in kind.fields)
+        return f"struct<{', '.join(fields)}>"
     if isinstance(kind, iceberg.ListType):
-        return f"list<{_shown(kind.element_type)}>"
+        return f"list<{_type_for_messages(kind.element_type)}>"
     if isinstance(kind, iceberg.MapType):
-        return f"map<{_shown(kind.key_type)}, {_shown(kind.value_type)}>"
+        return f"map<{_type_for_messages(kind.key_type)}, {_type_for_messages(kind.value_type)}>"
     return str(kind)

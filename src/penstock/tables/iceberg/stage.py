@@ -10,13 +10,18 @@ from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.tables.iceberg.data_files import FileTarget, gathered, in_schema, written
+from penstock.tables.iceberg.data_files import (
+    FileTarget,
+    cast_to_file_schema,
+    to_row_groups,
+    write_data_files,
+)
 from penstock.tables.iceberg.reports import to_report
 from penstock.tables.iceberg.schema import RowLayout, TableLayout
 from penstock.tables.row_checks import require_key_value
 
-REPORT = "files binary, attempt int, query string"
-_REPORT = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("query", pa.string())])
+REPORT_DDL = "files binary, attempt int, query string"
+_REPORT_SCHEMA = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("query", pa.string())])
 
 
 @dataclass
@@ -37,20 +42,20 @@ class StageTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        files = written(self.target, map(self._converted, gathered(batches)))
+        files = write_data_files(self.target, map(self._to_file_schema, to_row_groups(batches)))
         query = context.getLocalProperty("sql.streaming.queryId")
         report = {
             "files": [to_report(self.target, files)],
             "attempt": [context.attemptNumber()],
             "query": [query],
         }
-        yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+        yield pa.RecordBatch.from_pydict(report, schema=_REPORT_SCHEMA)
 
-    def _converted(self, part: pa.Table) -> pa.Table:
+    def _to_file_schema(self, part: pa.Table) -> pa.Table:
         # Rows arrive with the columns c0, c1 and so on.
         table = conform(part.rename_columns(self.rows.names), self.rows)
         columns = self.layout.values(table)
         ids = [column.field_id for column in self.layout.schema.fields]
         for key, name in zip(self.layout.keys, self.layout.key_names, strict=True):
             require_key_value(columns[ids.index(key)], name, f"the Iceberg table {self.target.table}")
-        return in_schema(self.target, columns)
+        return cast_to_file_schema(self.target, columns)

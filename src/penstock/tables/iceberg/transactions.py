@@ -31,16 +31,21 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
-APP, BATCH, INPUT, ATTEMPT = "penstock.app-id", "penstock.batch-id", "penstock.input", "penstock.attempt"
-SNAPSHOT, NUMBER = "penstock.snapshot-id", "penstock.sequence-number"
+APP_KEY, BATCH_KEY, INPUT_KEY, ATTEMPT_KEY = (
+    "penstock.app-id",
+    "penstock.batch-id",
+    "penstock.input",
+    "penstock.attempt",
+)
+SNAPSHOT_KEY, SEQUENCE_NUMBER_KEY = "penstock.snapshot-id", "penstock.sequence-number"
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedBatch:
     """A micro-batch that a table has."""
 
     batch_id: int
-    input: str
+    input_digest: str
     attempt: str
     """The token of the attempt that committed it."""
     snapshot: tuple[int, int] | None = None
@@ -53,7 +58,7 @@ class MicroBatch:
 
     app_id: str
     batch_id: int
-    input: str
+    input_digest: str
     """A digest of the micro-batch's offsets."""
 
     @classmethod
@@ -68,48 +73,63 @@ class MicroBatch:
 
     def summary(self, attempt: str) -> dict[str, str]:
         """Return the entries for the summary of the commit's snapshot."""
-        return {APP: self.app_id, BATCH: str(self.batch_id), INPUT: self.input, ATTEMPT: attempt}
+        return {
+            APP_KEY: self.app_id,
+            BATCH_KEY: str(self.batch_id),
+            INPUT_KEY: self.input_digest,
+            ATTEMPT_KEY: attempt,
+        }
 
     def properties(self, attempt: str, snapshot: Snapshot) -> dict[str, str]:
         """Return the table properties that the commit of a snapshot sets."""
-        committed = {SNAPSHOT: snapshot.snapshot_id, NUMBER: snapshot.sequence_number or 0}
+        committed = {SNAPSHOT_KEY: snapshot.snapshot_id, SEQUENCE_NUMBER_KEY: snapshot.sequence_number or 0}
         return {self.property_name: json.dumps({**self.summary(attempt), **committed})}
 
-    def require_kept(self, table: Table, shown: str) -> None:
+    def refuse_rollback(self, table: Table, table_name: str) -> None:
         """Refuse a table that was rolled back to before the app's last commit, or replaced."""
-        last = self._in_properties(table)
+        last = self._last_in_properties(table)
         if last is None or last.snapshot is None or not is_rolled_back(table.metadata, *last.snapshot):
             return
         raise TableRefusedError(
-            f"the Iceberg table {shown} was rolled back or replaced, and lacks the rows of micro-batch "
+            f"the Iceberg table {table_name} was rolled back or replaced, and lacks the rows of micro-batch "
             f"{last.batch_id} of app {self.app_id!r}. They are not written again: go back to snapshot "
             f"{last.snapshot[0]}, or start over with a new checkpoint, after dropping the table if changes "
             "are applied to it",
             condition="TABLE_REFUSED.ROLLED_BACK",
-            table=shown,
+            table=table_name,
             snapshot=last.snapshot[0],
         )
 
-    def committed(self, table: Table) -> Committed | None:
+    def committed(self, table: Table) -> CommittedBatch | None:
         """Return the commit of the micro-batch if the table has it."""
         last = self._last(table)
-        newest = (None, None) if last is None else (last.batch_id, last.input)
-        found = has_batch("the Iceberg table", self.app_id, self.batch_id, self.input, *newest)
-        return last if found else None
+        last_batch = (None, None) if last is None else (last.batch_id, last.input_digest)
+        is_committed = has_batch(
+            "the Iceberg table", self.app_id, self.batch_id, self.input_digest, *last_batch
+        )
+        return last if is_committed else None
 
-    def _last(self, table: Table) -> Committed | None:
+    def _last(self, table: Table) -> CommittedBatch | None:
         """Return the last micro-batch of the app in the table."""
-        found = [each for each in (self._in_properties(table), self._in_snapshots(table)) if each is not None]
-        return max(found, key=lambda each: each.batch_id, default=None)
+        candidates = [
+            candidate
+            for candidate in (self._last_in_properties(table), self._last_in_snapshots(table))
+            if candidate is not None
+        ]
+        return max(candidates, key=lambda candidate: candidate.batch_id, default=None)
 
-    def _in_properties(self, table: Table) -> Committed | None:
+    def _last_in_properties(self, table: Table) -> CommittedBatch | None:
         text = table.properties.get(self.property_name)
         if text is None:
             return None
         try:
             value = json.loads(text)
-            snapshot = (int(value[SNAPSHOT]), int(value[NUMBER])) if SNAPSHOT in value else None
-            return Committed(int(value[BATCH]), str(value[INPUT]), str(value[ATTEMPT]), snapshot)
+            snapshot = (
+                (int(value[SNAPSHOT_KEY]), int(value[SEQUENCE_NUMBER_KEY])) if SNAPSHOT_KEY in value else None
+            )
+            return CommittedBatch(
+                int(value[BATCH_KEY]), str(value[INPUT_KEY]), str(value[ATTEMPT_KEY]), snapshot
+            )
         except (ValueError, KeyError, TypeError):
             raise TableRefusedError(
                 f"the property {self.property_name} of the Iceberg table {'.'.join(table.name())} does not "
@@ -119,11 +139,11 @@ class MicroBatch:
                 property=self.property_name,
             ) from None
 
-    def _in_snapshots(self, table: Table) -> Committed | None:
+    def _last_in_snapshots(self, table: Table) -> CommittedBatch | None:
         for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
             summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-            if summary.get(APP) == self.app_id and {BATCH, INPUT, ATTEMPT} <= summary.keys():
-                return Committed(int(summary[BATCH]), summary[INPUT], summary[ATTEMPT])
+            if summary.get(APP_KEY) == self.app_id and {BATCH_KEY, INPUT_KEY, ATTEMPT_KEY} <= summary.keys():
+                return CommittedBatch(int(summary[BATCH_KEY]), summary[INPUT_KEY], summary[ATTEMPT_KEY])
         return None
 
 
@@ -131,12 +151,12 @@ class CommitConflict(Exception):
     """Another writer committed first."""
 
 
-def commit_once(table: Table) -> None:
+def disable_commit_retries(table: Table) -> None:
     """Make a loaded table try each commit only once."""
-    table.catalog = cast("Catalog", OneTry(table.catalog))
+    table.catalog = cast("Catalog", SingleAttemptCatalog(table.catalog))
 
 
-class OneTry:
+class SingleAttemptCatalog:
     """A catalog that tries each commit only once.
 
     After a conflict, pyiceberg retries a commit on the changed table, although the other commit may be the
@@ -158,18 +178,20 @@ class OneTry:
     ) -> CommitTableResponse:
         try:
             return self._catalog.commit_table(
-                table, _with_all_branches(table, requirements, updates), updates
+                table, _require_all_branches(table, requirements, updates), updates
             )
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
 
 
-def _with_all_branches(
+def _require_all_branches(
     table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
 ) -> tuple[TableRequirement, ...]:
     refs = table.metadata.refs
     names = {update.ref_name for update in updates if isinstance(update, SetSnapshotRefUpdate)}
-    others = [each for each in requirements if not isinstance(each, AssertRefSnapshotId)]
+    other_requirements = [
+        requirement for requirement in requirements if not isinstance(requirement, AssertRefSnapshotId)
+    ]
     branches = [
         AssertRefSnapshotId.model_validate(
             {"ref": name, "snapshot-id": refs[name].snapshot_id if name in refs else None}
@@ -178,4 +200,4 @@ def _with_all_branches(
         # A table without snapshots has no branches, and pyiceberg accepts only the main one.
         if table.metadata.snapshots or name == MAIN_BRANCH
     ]
-    return (*others, *branches)
+    return (*other_requirements, *branches)

@@ -14,29 +14,34 @@ from penstock.errors import TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
-from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, end_committed
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, delete_pending_file_of
 from penstock.tables.iceberg.commit import Commit, Target
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import repeated_key
+from penstock.tables.iceberg.keys import find_repeated_key
 from penstock.tables.iceberg.partitioning import require_partitioning
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reports import from_report
 from penstock.tables.iceberg.rewriting import ReplacedRows, Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, table_schema
-from penstock.tables.iceberg.stage import REPORT, StageTask
+from penstock.tables.iceberg.stage import REPORT_DDL, StageTask
 from penstock.tables.iceberg.transactions import MicroBatch
-from penstock.tables.row_checks import rows_with_one_key, shown_key
+from penstock.tables.row_checks import duplicate_keys_error, key_for_messages
 
 _FORMAT_VERSION = 2
 
 
 def iceberg_writer(
-    place: IcebergPlace, rows: RowLayout, output_mode: str, guarantee: str, location: str, app_id: str | None
+    place: IcebergPlace,
+    rows: RowLayout,
+    output_mode: str,
+    guarantee: str,
+    checkpoint_location: str,
+    app_id: str | None,
 ) -> IcebergWriter:
     """Create the table or check an existing one, and return the ``foreachBatch`` function."""
     table = place.find() or place.create(table_schema(rows))
     require_writable(place, table)
-    writer = IcebergWriter(Target(place, rows, output_mode), guarantee, location, app_id)
+    writer = IcebergWriter(Target(place, rows, output_mode), guarantee, checkpoint_location, app_id)
     writer.target.layout(table.transaction())
     delete_abandoned(place, table)
     return writer
@@ -67,7 +72,7 @@ class IcebergWriter:
 
     target: Target
     guarantee: str
-    location: str
+    checkpoint_location: str
     """The location of the checkpoint."""
     app_id: str | None = None
 
@@ -75,36 +80,36 @@ class IcebergWriter:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         place, batch = self.target.place, self._micro_batch(batch_id)
         table = place.open()
-        self.target.require_kept(table, batch)
-        earlier = None if batch is None else batch.committed(table)
-        if batch is not None and earlier is not None:
+        self.target.refuse_rollback(table, batch)
+        committed = None if batch is None else batch.committed(table)
+        if batch is not None and committed is not None:
             # Spark requires that the batch is read, so that its state is committed.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed the micro-batch may have died before cleaning up.
-            end_committed(place, table, batch.app_id, earlier.attempt)
+            delete_pending_file_of(place, table, batch.app_id, committed.attempt)
             return
         require_writable(place, table)
         transaction = table.transaction()
         layout = self.target.layout(transaction)
         attempt = Attempt.new(f"run:{uuid.uuid4()}" if batch is None else batch.app_id)
         files = self.target.files(table, transaction, attempt.token)
-        attempt.begin(place, table)
-        reports = self._staging(frame, layout, files).collect()
+        attempt.write_pending_file(place, table)
+        reports = self._staging_query(frame, layout, files).collect()
         if reports and batch is not None:
-            Checkpoint(self.location).require_query(report.query for report in reports)
+            Checkpoint(self.checkpoint_location).require_query(report.query for report in reports)
         commit = self._new_commit(frame, layout, files, reports, batch_id, batch)
         try:
-            self._check(frame, files, commit)
+            self._check_keys(frame, files, commit)
             commit.run()
         finally:
             commit.delete_unused()
-        if not (commit.repeated or any(report.attempt for report in reports)):
+        if not (commit.tasks_retried or any(report.attempt for report in reports)):
             # Otherwise a task that died may have left a file.
-            attempt.end(place, table)
+            attempt.delete_pending_file(place, table)
 
-    def _staging(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
+    def _staging_query(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
         """Return the query whose tasks write the rows and report their files."""
-        return numbered_columns(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT)
+        return numbered_columns(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT_DDL)
 
     def _new_commit(
         self,
@@ -116,25 +121,27 @@ class IcebergWriter:
         batch: MicroBatch | None,
     ) -> Commit:
         """Return the commit of the files that tasks have reported."""
-        staged = [file for report in reports for file in from_report(files, report.files)]
+        staged_files = [file for report in reports for file in from_report(files, report.files)]
         rewriter = None
         if self.target.mode == "update":
-            edit = ReplacedRows(layout.key_schema, [file.file_path for file in staged])
+            edit = ReplacedRows(layout.key_schema, [file.file_path for file in staged_files])
             rewriter = Rewriter(frame.sparkSession, edit)
-        return Commit(self.target, layout, staged, files.io, files.token, batch_id, batch, rewriter)
+        return Commit(self.target, layout, staged_files, files.io, files.token, batch_id, batch, rewriter)
 
     def _micro_batch(self, batch_id: int) -> MicroBatch | None:
         if self.guarantee == "at_least_once":
             return None
-        return MicroBatch.of(Checkpoint(self.location), batch_id, self.app_id)
+        return MicroBatch.of(Checkpoint(self.checkpoint_location), batch_id, self.app_id)
 
-    def _check(self, frame: DataFrame, files: FileTarget, commit: Commit) -> None:
+    def _check_keys(self, frame: DataFrame, files: FileTarget, commit: Commit) -> None:
         """Refuse rows that have the same key."""
         keys = self.target.rows.keys
-        if not keys or not commit.staged:
+        if not keys or not commit.staged_files:
             return
         types = [frame.schema[key].dataType for key in keys]
         place = self.target.place
-        repeated = repeated_key(frame.sparkSession, place, files, commit.layout, types, commit.staged)
+        repeated = find_repeated_key(
+            frame.sparkSession, place, files, commit.layout, types, commit.staged_files
+        )
         if repeated is not None:
-            raise rows_with_one_key(shown_key(repeated), f"the Iceberg table {place.shown}")
+            raise duplicate_keys_error(key_for_messages(repeated), f"the Iceberg table {place.shown}")

@@ -25,73 +25,73 @@ from penstock.errors import SchemaMismatchError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import POSTGRES_BYTES, TableName, digest, quoted
-from penstock.tables.row_checks import ambiguous_order
+from penstock.tables.row_checks import ambiguous_order_error
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import StagedRows
-from penstock.tables.unchanged_values import UNKNOWN, column_numbers, has_value
+from penstock.tables.unchanged_values import MISSING_COLUMNS, column_numbers, has_value
 
-_FROM, _TO = quoted(VALID_FROM), quoted(VALID_TO)
-_RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
-_KEY = "key_"
+_VALID_FROM, _VALID_TO = quoted(VALID_FROM), quoted(VALID_TO)
+_LATEST_TABLE = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
+_KEY_PREFIX = "key_"
 """The prefix of the relation's key columns."""
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     """Apply staged changes, and return the number of new ones."""
-    beside = _applied_relation(tx, layout)
+    applied_table = _applied_table(tx, layout)
     if tx.dialect == "postgres":
         # Serialises writers, each of which compares its changes with those applied before.
-        tx.execute(f"lock table {beside.sql} in share row exclusive mode")
-        tx.require_trusted_owner(beside.schema, beside.table)
-    latest = _collect(tx, layout, source)
+        tx.execute(f"lock table {applied_table.sql} in share row exclusive mode")
+        tx.require_trusted_owner(applied_table.schema, applied_table.table)
+    latest = _collect_latest(tx, layout, source)
     if layout.history:
-        _drop_known_versions(tx, layout, beside, latest)
+        _drop_known_versions(tx, layout, applied_table, latest)
     else:
-        _drop_old(tx, layout, beside, latest)
+        _drop_outdated(tx, layout, applied_table, latest)
     _fill_from_table(tx, layout, latest)
     changed = int(tx.query(f"select count(*) from {latest}")[0][0])
     if layout.history:
         _end_versions(tx, layout, latest)
-        _insert_versions(tx, layout, beside, latest)
-        _record_deletes(tx, layout, beside, latest)
+        _insert_versions(tx, layout, applied_table, latest)
+        _record_deletes(tx, layout, applied_table, latest)
     else:
-        _delete(tx, layout, latest)
+        _delete_rows(tx, layout, latest)
         upsert.upsert(tx, layout, StagedRows(latest, "present = 1"))
-        _record(tx, layout, beside, latest)
+        _record_applied(tx, layout, applied_table, latest)
     tx.execute(f"drop table {latest}")
     return changed
 
 
-def _drop_old(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
+def _drop_outdated(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
     tx.change(
-        f"delete from {latest} where exists (select 1 from {beside.sql} as applied "
+        f"delete from {latest} where exists (select 1 from {applied_table.sql} as applied "
         f"where {_same_applied_key(layout, latest)} "
         f"and (applied.sequence, applied.present) >= ({latest}.sequence, {latest}.present))"
     )
 
 
-def _delete(tx: Transaction, layout: Layout, latest: str) -> None:
+def _delete_rows(tx: Transaction, layout: Layout, latest: str) -> None:
     deleted = f"select {', '.join(layout.staged_keys)} from {latest} where present = 0"
     tx.change(f"delete from {layout.name.sql} where ({layout.keys_sql}) in ({deleted})")
 
 
-def _record(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(map(quoted, _key_names(layout)))
+def _record_applied(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
+    keys = ", ".join(map(quoted, _applied_key_names(layout)))
     tx.change(
-        f"insert into {beside.sql} ({keys}, sequence, present) "
+        f"insert into {applied_table.sql} ({keys}, sequence, present) "
         f"select {', '.join(layout.staged_keys)}, sequence, present from {latest} where true "
         f"on conflict ({keys}) do update set sequence = excluded.sequence, present = excluded.present"
     )
 
 
-def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
+def _drop_known_versions(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
     """Drop repeated changes; a stored version takes precedence over a delete with the same sequence."""
     tx.change(
         f"delete from {latest} where exists (select 1 from {layout.name.sql} as kept "
-        f"where {layout.same_key(latest)} and kept.{_FROM} = {latest}.sequence)"
+        f"where {layout.same_key(latest)} and kept.{_VALID_FROM} = {latest}.sequence)"
     )
     tx.change(
-        f"delete from {latest} where present = 0 and exists (select 1 from {beside.sql} as applied "
+        f"delete from {latest} where present = 0 and exists (select 1 from {applied_table.sql} as applied "
         f"where {_same_applied_key(layout, latest)} and applied.sequence = {latest}.sequence)"
     )
 
@@ -99,216 +99,231 @@ def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, lat
 def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
     """End each stored version at the first change within its validity."""
     keys = [key.sql for key in layout.keys]
-    grouped = ", ".join(f"kept.{key}" for key in [*keys, _FROM])
-    ended = " and ".join(f"{layout.name.sql}.{key} = ended.{key}" for key in [*keys, _FROM])
+    group_columns = ", ".join(f"kept.{key}" for key in [*keys, _VALID_FROM])
+    same_version = " and ".join(f"{layout.name.sql}.{key} = ended.{key}" for key in [*keys, _VALID_FROM])
     tx.change(
-        f"update {layout.name.sql} set {_TO} = ended.sequence from (select {grouped}, min(latest.sequence) "
-        f"as sequence from {latest} as latest join {layout.name.sql} as kept on "
-        f"{layout.same_key('latest')} and kept.{_FROM} < latest.sequence and (kept.{_TO} is null or "
-        f"latest.sequence < kept.{_TO}) group by {grouped}) as ended where {ended}"
+        f"update {layout.name.sql} set {_VALID_TO} = ended.sequence from (select {group_columns}, "
+        f"min(latest.sequence) as sequence from {latest} as latest join {layout.name.sql} as kept on "
+        f"{layout.same_key('latest')} and kept.{_VALID_FROM} < latest.sequence and (kept.{_VALID_TO} is null "
+        f"or latest.sequence < kept.{_VALID_TO}) group by {group_columns}) as ended where {same_version}"
     )
 
 
-def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
+def _insert_versions(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
     """Insert the new versions, each valid up to the next change, which may be stored or deleted."""
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
-    following = (
-        f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('latest')} "
-        f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as "
-        f"applied where {_same_applied_key(layout, 'latest')} and applied.sequence > latest.sequence"
+    later_sequences = (
+        f"select min(kept.{_VALID_FROM}) from {layout.name.sql} as kept where {layout.same_key('latest')} "
+        f"and kept.{_VALID_FROM} > latest.sequence union all select min(applied.sequence) from "
+        f"{applied_table.sql} as applied where {_same_applied_key(layout, 'latest')} and applied.sequence > "
+        "latest.sequence"
     )
     keys = ", ".join(layout.staged_keys)
     tx.change(
-        f"insert into {layout.name.sql} ({layout.stored.columns_sql}) select {columns}, sequence, (select "
-        f"min(upto) from (select latest.coming as upto union all {following}) as ends) from (select *, "
-        f"lead(sequence) over (partition by {keys} order by sequence) as coming from {latest}) as latest "
-        "where present = 1"
+        f"insert into {layout.name.sql} ({layout.stored_layout.columns_sql}) select {columns}, sequence, "
+        f"(select min(upto) from (select latest.coming as upto union all {later_sequences}) as ends) from "
+        f"(select *, lead(sequence) over (partition by {keys} order by sequence) as coming from {latest}) as "
+        "latest where present = 1"
     )
 
 
-def _record_deletes(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(map(quoted, _key_names(layout)))
+def _record_deletes(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
+    keys = ", ".join(map(quoted, _applied_key_names(layout)))
     tx.change(
-        f"insert into {beside.sql} ({keys}, sequence) "
+        f"insert into {applied_table.sql} ({keys}, sequence) "
         f"select {', '.join(layout.staged_keys)}, sequence from {latest} where present = 0"
     )
 
 
-def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
+def _applied_table(tx: Transaction, layout: Layout) -> TableName:
     name = f"applied_{digest(layout.name.ledger_name)}"
     if tx.dialect == "sqlite":
         return TableName("main", f"penstock_{name}")
     return TableName(tx.schema[1:-1].replace('""', '"'), name)
 
 
-def prepare(tx: Transaction, layout: Layout) -> None:
+def prepare_tables(tx: Transaction, layout: Layout) -> None:
     """Create the table and the relation, or check existing ones; a new table gets a new relation."""
     new_table = ddl.find_table(tx, layout.name) is None
-    ddl.ensure_table(tx, layout.stored, complete=False)
+    ddl.ensure_table(tx, layout.stored_layout, complete=False)
     if new_table and layout.history:
         ddl.index_current_versions(tx, layout)
-    applied = _applied_relation(tx, layout)
+    applied = _applied_table(tx, layout)
     existing = ddl.find_table(tx, applied)
     if existing is not None and not new_table:
-        _require_same(tx, layout, applied, existing.types)
+        _require_same_keys(tx, layout, applied, existing.types)
         return
     if existing is not None:
         tx.execute(f"drop table {applied.sql}")
-    _create(tx, layout, applied)
+    _create_applied_table(tx, layout, applied)
 
 
-def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing: Mapping[str, str]) -> None:
+def _require_same_keys(
+    tx: Transaction, layout: Layout, applied: TableName, existing: Mapping[str, str]
+) -> None:
     """Refuse keys or an order that differ from those of the applied changes; widen key types."""
     assert layout.sequence is not None
-    known = {name: kind for name, kind in existing.items() if name.startswith(_KEY)}
-    keys = dict(zip(_key_names(layout), layout.keys, strict=True))
-    ordered_by = existing["sequence"]
-    narrow = {
-        name for name in keys.keys() & known.keys() if not ddl.takes(keys[name], known[name], tx.dialect)
+    recorded_keys = {name: kind for name, kind in existing.items() if name.startswith(_KEY_PREFIX)}
+    keys = dict(zip(_applied_key_names(layout), layout.keys, strict=True))
+    recorded_sequence = existing["sequence"]
+    too_narrow = {
+        name
+        for name in keys.keys() & recorded_keys.keys()
+        if not ddl.can_store(keys[name], recorded_keys[name], tx.dialect)
     }
     if (
-        known.keys() != keys.keys()
-        or ordered_by != layout.sequence.sql_type
-        or not all(ddl.is_wider(keys[name], known[name], tx.dialect) for name in narrow)
+        recorded_keys.keys() != keys.keys()
+        or recorded_sequence != layout.sequence.sql_type
+        or not all(ddl.can_widen(keys[name], recorded_keys[name], tx.dialect) for name in too_narrow)
     ):
-        before = ", ".join(f"{name.removeprefix(_KEY)} {kind}" for name, kind in known.items())
-        now = ", ".join(f"{key.name} {key.sql_type}" for key in layout.keys)
+        recorded = ", ".join(
+            f"{name.removeprefix(_KEY_PREFIX)} {kind}" for name, kind in recorded_keys.items()
+        )
+        current = ", ".join(f"{key.name} {key.sql_type}" for key in layout.keys)
         raise SchemaMismatchError(
-            f"earlier changes of {layout.name.sql} had the keys ({before}) and a sequence of type "
-            f"{ordered_by}, and these have the keys ({now}) and a sequence of type "
+            f"earlier changes of {layout.name.sql} had the keys ({recorded}) and a sequence of type "
+            f"{recorded_sequence}, and these have the keys ({current}) and a sequence of type "
             f"{layout.sequence.sql_type}: keep keys and sequence_by, or drop the table to start over",
             condition="SCHEMA_MISMATCH.KEYS_CHANGED",
             table=layout.name.sql,
         )
-    for name in sorted(narrow):
-        tx.execute(f"alter table {applied.sql} alter column {quoted(name)} type {keys[name].declared}")
+    for name in sorted(too_narrow):
+        tx.execute(f"alter table {applied.sql} alter column {quoted(name)} type {keys[name].ddl_type}")
 
 
-def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
+def _create_applied_table(tx: Transaction, layout: Layout, applied: TableName) -> None:
     assert layout.sequence is not None
-    keys = [quoted(name) for name in _key_names(layout)]
-    columns = [f"{name} {key.declared} not null" for name, key in zip(keys, layout.keys, strict=True)]
-    columns += [f"sequence {layout.sequence.declared} not null"]
+    keys = [quoted(name) for name in _applied_key_names(layout)]
+    columns = [f"{name} {key.ddl_type} not null" for name, key in zip(keys, layout.keys, strict=True)]
+    columns += [f"sequence {layout.sequence.ddl_type} not null"]
     primary = [*keys, "sequence"] if layout.history else keys
     columns += [] if layout.history else ["present integer not null"]
     columns += [f"primary key ({', '.join(primary)})"]
     tx.execute(f"create table {applied.sql} ({', '.join(columns)})")
 
 
-def _key_names(layout: Layout) -> list[str]:
+def _applied_key_names(layout: Layout) -> list[str]:
     """Return the relation's key columns; their names contain those of the keys, so other keys are noticed."""
-    names = [_KEY + key.name for key in layout.keys]
-    return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY + digest(name) for name in names]
+    names = [_KEY_PREFIX + key.name for key in layout.keys]
+    return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY_PREFIX + digest(name) for name in names]
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
     """Return the SQL condition that a relation row, ``applied``, and a staged row have the same key."""
-    pairs = zip(_key_names(layout), layout.staged_keys, strict=True)
+    pairs = zip(_applied_key_names(layout), layout.staged_keys, strict=True)
     return " and ".join(f"applied.{quoted(key)} = {staged}.{column}" for key, column in pairs)
 
 
-def _collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
+def _collect_latest(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Collect the last change of each key, or with history the last change of each key and sequence.
 
     The relation has the columns ``c0``, ``c1`` and so on, which are null for deletes except in keys,
     ``sequence``, ``present``, and ``unknown`` if changes may leave values out. The caller drops it.
     """
-    upsert.require_all(tx, source)
-    latest = _RELATION[tx.dialect]
-    place = [*layout.staged_keys, "sequence"] if layout.history else layout.staged_keys
+    upsert.require_all_staged(tx, source)
+    latest = _LATEST_TABLE[tx.dialect]
+    partition = [*layout.staged_keys, "sequence"] if layout.history else layout.staged_keys
     columns = ", ".join(
         f"c{n}" if column.key else f"case when present = 1 then c{n} end as c{n}"
         for n, column in enumerate(layout.columns)
     )
-    unknown = "" if layout.unchanged is None else f", {UNKNOWN}"
-    order = ", ".join(f"{name} desc" for name in layout.order)
+    missing = "" if layout.unchanged is None else f", {MISSING_COLUMNS}"
+    order = ", ".join(f"{name} desc" for name in layout.staged_order)
     name = latest.partition(".")[2]
     tx.execute(f"drop table if exists {latest}")
     tx.execute(
-        f"create temporary table {name} as select distinct {columns}, sequence, present{unknown} from ("
-        f"select *, rank() over (partition by {', '.join(place)} order by {order}) as place "
-        f"from {_carried(tx, layout, source)}) as ranked where place = 1"
+        f"create temporary table {name} as select distinct {columns}, sequence, present{missing} from ("
+        f"select *, rank() over (partition by {', '.join(partition)} order by {order}) as place "
+        f"from {_carried_over(tx, layout, source)}) as ranked where place = 1"
     )
     tx.execute(f"create index penstock_latest_place on {name} ({', '.join(layout.staged_keys)}, sequence)")
     if tx.dialect == "postgres":
         tx.execute(f"analyze {latest}")
-    _require_unambiguous(tx, layout, latest, place)
+    _require_unambiguous(tx, layout, latest, partition)
     return latest
 
 
-def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, place: list[str]) -> None:
+def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, partition: list[str]) -> None:
     keys = ", ".join(layout.staged_keys)
     ambiguous = tx.query(
-        f"select {keys} from {latest} group by {', '.join(place)} having count(*) > 1 limit 1"
+        f"select {keys} from {latest} group by {', '.join(partition)} having count(*) > 1 limit 1"
     )
     if ambiguous:
         assert layout.sequence is not None
-        raise ambiguous_order(layout.shown_key(ambiguous[0]), layout.name.sql, layout.sequence.name)
+        raise ambiguous_order_error(layout.shown_key(ambiguous[0]), layout.name.sql, layout.sequence.name)
 
 
-def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
+def _carried_over(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Return the staged rows in SQL, with unchanged values carried over from earlier changes of the key.
 
     ``unknown`` has the columns for which no earlier change has a value.
     """
-    plain = f"{source.relation} where {source.where}"
-    numbers = [] if layout.unchanged is None else _left_out(tx, plain)
+    staged = f"{source.relation} where {source.where}"
+    numbers = [] if layout.unchanged is None else _missing_column_numbers(tx, staged)
     if not numbers:
-        return plain
-    keys, order = ", ".join(layout.staged_keys), ", ".join(layout.order)
+        return staged
+    keys, order = ", ".join(layout.staged_keys), ", ".join(layout.staged_order)
     # A row with a value and the following rows without one have the same number.
-    counted = ", ".join(
-        f"sum(case when present = 1 and {has_value(UNKNOWN, n)} then 1 else 0 end) "
+    value_counts = ", ".join(
+        f"sum(case when present = 1 and {has_value(MISSING_COLUMNS, n)} then 1 else 0 end) "
         f"over (partition by {keys} order by {order}) as n{n}"
         for n in numbers
     )
-    first = ", ".join(
+    carried_values = ", ".join(
         f"first_value(c{n}) over (partition by {keys}, n{n} order by {order}) as f{n}" for n in numbers
     )
     columns = [
-        f"case when n{n} > 0 and not ({has_value(UNKNOWN, n)}) then f{n} else c{n} end as c{n}"
+        f"case when n{n} > 0 and not ({has_value(MISSING_COLUMNS, n)}) then f{n} else c{n} end as c{n}"
         if n in numbers
         else f"c{n}"
         for n in range(len(layout.columns))
     ]
-    left = " || ".join(
-        f"case when n{n} > 0 or {has_value(UNKNOWN, n)} then '' else ',{n},' end" for n in numbers
+    still_missing = " || ".join(
+        f"case when n{n} > 0 or {has_value(MISSING_COLUMNS, n)} then '' else ',{n},' end" for n in numbers
     )
-    selected = ", ".join([*columns, *layout.order, f"nullif({left}, '') as {UNKNOWN}"])
+    selected = ", ".join(
+        [*columns, *layout.staged_order, f"nullif({still_missing}, '') as {MISSING_COLUMNS}"]
+    )
     return (
-        f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as "
-        "firsts) as carried"
+        f"(select {selected} from (select *, {carried_values} from (select *, {value_counts} from {staged}) "
+        "as counted) as firsts) as carried"
     )
 
 
 def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
     """Fill the values that are still missing from the table's rows that the changes updated."""
-    numbers = [] if layout.unchanged is None else _left_out(tx, f"{latest} where true")
+    numbers = [] if layout.unchanged is None else _missing_column_numbers(tx, f"{latest} where true")
     if not numbers:
         return
     values = ", ".join(
-        f"c{n} = case when {has_value(f'{latest}.{UNKNOWN}', n)} then {latest}.c{n} "
+        f"c{n} = case when {has_value(f'{latest}.{MISSING_COLUMNS}', n)} then {latest}.c{n} "
         f"else kept.{layout.columns[n].sql} end"
         for n in numbers
     )
-    updated = f"{latest}.{UNKNOWN} is not null and {layout.same_key(latest)}"
+    is_updated = f"{latest}.{MISSING_COLUMNS} is not null and {layout.same_key(latest)}"
     if layout.history:
         begins, ends = f"kept.{quoted(VALID_FROM)}", f"kept.{quoted(VALID_TO)}"
         sequence = f"{latest}.sequence"
-        updated += f" and {begins} < {sequence} and ({ends} is null or {sequence} < {ends})"
+        is_updated += f" and {begins} < {sequence} and ({ends} is null or {sequence} < {ends})"
     tx.change(
-        f"update {latest} set {values}, {UNKNOWN} = null from {layout.name.sql} as kept where {updated}"
+        f"update {latest} set {values}, {MISSING_COLUMNS} = null from {layout.name.sql} as kept where "
+        f"{is_updated}"
     )
     keys = ", ".join(layout.staged_keys)
-    left = tx.query(f"select {UNKNOWN}, {keys} from {latest} where {UNKNOWN} is not null limit 1")
-    if left:
+    unfilled = tx.query(
+        f"select {MISSING_COLUMNS}, {keys} from {latest} where {MISSING_COLUMNS} is not null limit 1"
+    )
+    if unfilled:
         assert layout.unchanged is not None
-        name = layout.columns[column_numbers([left[0][0]])[0]].name
-        raise layout.unchanged.not_stored(name, layout.name.sql, layout.shown_key(left[0][1:]))
+        name = layout.columns[column_numbers([unfilled[0][0]])[0]].name
+        raise layout.unchanged.not_stored_error(name, layout.name.sql, layout.shown_key(unfilled[0][1:]))
 
 
-def _left_out(tx: Transaction, rows: str) -> list[int]:
+def _missing_column_numbers(tx: Transaction, rows: str) -> list[int]:
     """Return the numbers of the columns for which some rows leave values out."""
     return column_numbers(
-        row[0] for row in tx.query(f"select distinct {UNKNOWN} from {rows} and {UNKNOWN} is not null")
+        row[0]
+        for row in tx.query(
+            f"select distinct {MISSING_COLUMNS} from {rows} and {MISSING_COLUMNS} is not null"
+        )
     )

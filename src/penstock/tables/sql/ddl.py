@@ -38,7 +38,7 @@ from pg_class as c
 join pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = :schema and c.relname = :name
 """
-_WIDER = {
+_WIDER_TYPES = {
     "smallint": ("integer", "bigint", "numeric"),
     "integer": ("bigint", "numeric"),
     "bigint": ("numeric",),
@@ -46,9 +46,9 @@ _WIDER = {
     "text": ("character varying",),
     "jsonb": ("json",),
 }
-_GONE = ("3F000", "42P01")
+_MISSING_TABLE_STATES = ("3F000", "42P01")
 """SQL states for a schema or a table that does not exist."""
-_NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
+_NUMERIC_TYPE = re.compile(r"numeric\((\d+),(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _find_postgres(tx: Transaction, name: TableName) -> ExistingTable | None:
         return None
     oid, kind = relations[0]
     if kind not in ("r", "p"):
-        raise _not_a_table(name)
+        raise _not_a_table_error(name)
     columns = tx.query(_POSTGRES_COLUMNS, oid=oid)
     return ExistingTable(
         {column: kind for column, kind, _ in columns},
@@ -83,16 +83,16 @@ def _find_postgres(tx: Transaction, name: TableName) -> ExistingTable | None:
 
 
 def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
-    objects = tx.query(
+    schema_objects = tx.query(
         "select type from main.sqlite_schema where lower(name) = lower(:name) and type in ('table', 'view')",
         name=name.table,
     )
-    if not objects:
+    if not schema_objects:
         return None
-    if objects[0][0] != "table":
-        raise _not_a_table(name)
+    if schema_objects[0][0] != "table":
+        raise _not_a_table_error(name)
     columns = tx.query(f"pragma main.table_info({quoted(name.table)})")
-    unique = {frozenset(column for _, column, _, _, _, place in columns if place)}
+    unique = {frozenset(column for _, column, _, _, _, key_position in columns if key_position)}
     for _, index, is_unique, _, partial in tx.query(f"pragma main.index_list({quoted(name.table)})"):
         if is_unique and not partial:
             # An expression in an index has no name.
@@ -105,7 +105,7 @@ def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
     )
 
 
-def _not_a_table(name: TableName) -> TableRefusedError:
+def _not_a_table_error(name: TableName) -> TableRefusedError:
     return TableRefusedError(
         f"{name.sql} exists and is not a table: choose another name", condition="TABLE_REFUSED.NO_TABLE"
     )
@@ -126,7 +126,7 @@ def affinity(declared: str) -> str:
 def create_table(tx: Transaction, layout: Layout) -> None:
     """Create the table, with its key as the primary key."""
     lines = [
-        f"{column.sql} {column.declared}{' not null' if column.key else ''}" for column in layout.columns
+        f"{column.sql} {column.ddl_type}{' not null' if column.key else ''}" for column in layout.columns
     ]
     if layout.keys:
         lines.append(f"primary key ({layout.keys_sql})")
@@ -137,10 +137,10 @@ def index_current_versions(tx: Transaction, layout: Layout) -> None:
     """Create the unique index that allows one current version per key in a table with history."""
     name = f"penstock_current_{digest(layout.name.ledger_name)}"
     if tx.dialect == "sqlite":
-        where = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
+        index = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
     else:
-        where = f"{name} on {layout.name.sql}"
-    tx.execute(f"create unique index {where} ({layout.keys_sql}) where {quoted(VALID_TO)} is null")
+        index = f"{name} on {layout.name.sql}"
+    tx.execute(f"create unique index {index} ({layout.keys_sql}) where {quoted(VALID_TO)} is null")
 
 
 def drop_table(tx: Transaction, layout: Layout) -> None:
@@ -160,30 +160,32 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
     """Describe why the rows cannot be added to the table, or cannot replace all of its rows."""
     names = {column.name for column in layout.columns}
-    existing = spelled_as(existing, layout)
-    described = [_difference(column, existing, layout) for column in layout.columns]
-    extra = set(existing.types) - names if complete else existing.required - names
-    why = "" if complete else " is NOT NULL without a default, and"
-    described += [f"the table's column {in_quotes(name)}{why} is not in the rows" for name in sorted(extra)]
+    existing = with_spelling_of(existing, layout)
+    messages = [_difference(column, existing, layout) for column in layout.columns]
+    missing_in_rows = set(existing.types) - names if complete else existing.required - names
+    reason = "" if complete else " is NOT NULL without a default, and"
+    messages += [
+        f"the table's column {in_quotes(name)}{reason} is not in the rows" for name in sorted(missing_in_rows)
+    ]
     keys = frozenset(column.name for column in layout.keys)
     if keys and keys not in existing.unique:
-        described.append(f"the table has no unique index on ({layout.keys_sql})")
-    return [difference for difference in described if difference]
+        messages.append(f"the table has no unique index on ({layout.keys_sql})")
+    return [difference for difference in messages if difference]
 
 
-def spelled_as(existing: ExistingTable, layout: Layout) -> ExistingTable:
+def with_spelling_of(existing: ExistingTable, layout: Layout) -> ExistingTable:
     """Return the definition with the rows' spelling of names; SQLite ignores the case of ASCII letters."""
     if layout.dialect != "sqlite":
         return existing
     spelling = {column.name.encode().lower(): column.name for column in layout.columns}
 
-    def respelled(name: str) -> str:
+    def rename(name: str) -> str:
         return spelling.get(name.encode().lower(), name)
 
     return ExistingTable(
-        {respelled(name): kind for name, kind in existing.types.items()},
-        frozenset(map(respelled, existing.required)),
-        frozenset(frozenset(map(respelled, columns)) for columns in existing.unique),
+        {rename(name): kind for name, kind in existing.types.items()},
+        frozenset(map(rename, existing.required)),
+        frozenset(frozenset(map(rename, columns)) for columns in existing.unique),
     )
 
 
@@ -191,31 +193,33 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
     kind = existing.types.get(column.name)
     alter = f"alter table {layout.name.sql}"
     if kind is None:
-        fix = "" if column.key else f" ({alter} add column {column.sql} {column.declared})"
+        fix = "" if column.key else f" ({alter} add column {column.sql} {column.ddl_type})"
         return f"the table has no column {in_quotes(column.name)}{fix}"
-    if takes(column, kind, layout.dialect):
+    if can_store(column, kind, layout.dialect):
         return ""
-    wider = needs_wider(column, kind, layout.dialect)
-    fix = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
+    widenable = needs_widening(column, kind, layout.dialect)
+    fix = f" ({alter} alter column {column.sql} type {column.ddl_type})" if widenable else ""
     return f"the table's column {in_quotes(column.name)} is {kind}, and the rows need {column.sql_type}{fix}"
 
 
-def takes(column: Column, kind: str, dialect: str) -> bool:
+def can_store(column: Column, kind: str, dialect: str) -> bool:
     """Whether an existing column of a type (in SQLite: an affinity) stores a column's values unchanged."""
-    return _sqlite_takes(column, kind) if dialect == "sqlite" else _postgres_takes(column.sql_type, kind)
+    return (
+        _sqlite_can_store(column, kind) if dialect == "sqlite" else _postgres_can_store(column.sql_type, kind)
+    )
 
 
-def needs_wider(column: Column, kind: str, dialect: str) -> bool:
+def needs_widening(column: Column, kind: str, dialect: str) -> bool:
     """Whether an existing column must be altered to take a column's values, and can be."""
-    return not takes(column, kind, dialect) and is_wider(column, kind, dialect)
+    return not can_store(column, kind, dialect) and can_widen(column, kind, dialect)
 
 
-def is_wider(column: Column, kind: str, dialect: str) -> bool:
+def can_widen(column: Column, kind: str, dialect: str) -> bool:
     """Whether a column's type holds all values of an existing column, which can be altered to that type."""
-    return dialect == "postgres" and _postgres_takes(kind, column.sql_type)
+    return dialect == "postgres" and _postgres_can_store(kind, column.sql_type)
 
 
-def _sqlite_takes(column: Column, kind: str) -> bool:
+def _sqlite_can_store(column: Column, kind: str) -> bool:
     if kind in (column.sql_type, "BLOB"):
         return True
     # SQLite would convert text that looks like a number, and a decimal would lose digits.
@@ -225,19 +229,19 @@ def _sqlite_takes(column: Column, kind: str) -> bool:
     return kind == "NUMERIC" and not text_like_number
 
 
-def _postgres_takes(needed: str, kind: str) -> bool:
-    plain = "character varying" if kind.startswith("character varying(") else kind
-    if plain == needed or plain in _WIDER.get(needed, ()):
+def _postgres_can_store(needed: str, kind: str) -> bool:
+    base_type = "character varying" if kind.startswith("character varying(") else kind
+    if base_type == needed or base_type in _WIDER_TYPES.get(needed, ()):
         return True
-    have, want = _NUMERIC.fullmatch(kind), _NUMERIC.fullmatch(needed)
-    if want is None:
+    stored, wanted = _NUMERIC_TYPE.fullmatch(kind), _NUMERIC_TYPE.fullmatch(needed)
+    if wanted is None:
         return False
     if kind == "numeric":
         return True
-    if have is None:
+    if stored is None:
         return False
-    digits, scale = (int(have[1]) - int(have[2]), int(have[2]))
-    return digits >= int(want[1]) - int(want[2]) and scale >= int(want[2])
+    digits, scale = (int(stored[1]) - int(stored[2]), int(stored[2]))
+    return digits >= int(wanted[1]) - int(wanted[2]) and scale >= int(wanted[2])
 
 
 def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
@@ -246,26 +250,26 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
     if existing is None:
         create_table(tx, layout)
     elif not complete:
-        _require_compatible(layout, existing, _other_scales(tx, layout, existing))
+        _require_compatible(layout, existing, _scale_differences(tx, layout, existing))
 
 
-def _other_scales(tx: Transaction, layout: Layout, existing: ExistingTable) -> list[str]:
+def _scale_differences(tx: Transaction, layout: Layout, existing: ExistingTable) -> list[str]:
     """Describe decimal keys whose text in SQLite differs from the text of equal keys in the rows."""
     if layout.dialect != "sqlite":
         return []
-    names, described = spelled_as(existing, layout).types, []
+    names, messages = with_spelling_of(existing, layout).types, []
     for key in layout.keys:
         if not pat.is_decimal(key.type) or key.name not in names:
             continue
-        stored = f"select {key.sql} from {layout.name.sql} where typeof({key.sql}) = 'text' limit 1"
-        for (text,) in tx.query(stored):
+        stored_keys = f"select {key.sql} from {layout.name.sql} where typeof({key.sql}) = 'text' limit 1"
+        for (text,) in tx.query(stored_keys):
             scale = _scale(text)
             if scale not in (None, key.type.scale):
-                described.append(
+                messages.append(
                     f"the table's keys {in_quotes(key.name)} have {scale} digits after the point, and those "
                     f"of the rows {key.type.scale}, which are other text"
                 )
-    return described
+    return messages
 
 
 def _scale(text: str) -> int | None:
@@ -280,21 +284,21 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
     """Check that the table still exists and takes the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
-        raise _gone(layout.name)
+        raise _table_gone_error(layout.name)
     _require_compatible(layout, existing)
 
 
-def hold_table(tx: Transaction, name: TableName) -> None:
+def lock_table(tx: Transaction, name: TableName) -> None:
     """Prevent the table's replacement while the transaction writes; refuse a table of an untrusted role."""
     try:
         tx.lock_table(name.schema, name.table)
     except Exception as error:
-        if getattr(error, "sqlstate", None) not in _GONE:
+        if getattr(error, "sqlstate", None) not in _MISSING_TABLE_STATES:
             raise
-        raise _gone(name) from error
+        raise _table_gone_error(name) from error
 
 
-def _gone(name: TableName) -> TableRefusedError:
+def _table_gone_error(name: TableName) -> TableRefusedError:
     return TableRefusedError(
         f"the table {name.sql} has been dropped or renamed since the query started: restore it, or restart "
         "the query, which recreates it without its earlier rows",
@@ -303,13 +307,15 @@ def _gone(name: TableName) -> TableRefusedError:
     )
 
 
-def _require_compatible(layout: Layout, existing: ExistingTable, more: Sequence[str] = ()) -> None:
-    described = [*differences(layout, existing, complete=False), *more]
-    if described:
+def _require_compatible(
+    layout: Layout, existing: ExistingTable, other_differences: Sequence[str] = ()
+) -> None:
+    messages = [*differences(layout, existing, complete=False), *other_differences]
+    if messages:
         raise SchemaMismatchError(
-            f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query "
+            f"the table {layout.name.sql} does not take the rows: {'; '.join(messages)}. Change the query "
             "or the table, or use another table; only output mode complete replaces a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=layout.name.sql,
-            differences=described,
+            differences=messages,
         )

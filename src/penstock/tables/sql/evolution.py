@@ -10,7 +10,7 @@ from penstock.tables.columns import Column, Layout
 from penstock.tables.sql import ddl
 
 log = logging.getLogger("penstock.tables")
-_DEPENDED_ON = ("0A000", "2BP01")
+_DEPENDENT_OBJECT_STATES = ("0A000", "2BP01")
 """SQL states for a column that a view, a rule or a policy uses."""
 
 
@@ -19,39 +19,43 @@ def evolve(tx: Transaction, layout: Layout) -> None:
 
     A key is never added. Existing rows have NULL in new columns.
     """
-    types = _types(tx, layout)
+    types = _column_types(tx, layout)
     if types is None:
         return
     # Another query may add the column at the same time; SQLite has one writer at a time.
-    add = "add column if not exists" if tx.dialect == "postgres" else "add column"
-    changes = []
-    for column in layout.stored.columns:
+    add_column = "add column if not exists" if tx.dialect == "postgres" else "add column"
+    alterations = []
+    for column in layout.stored_layout.columns:
         kind = types.get(column.name)
         if kind is None and not column.key:
-            changes.append(_alter(tx, layout, column, f"{add} {column.sql} {column.declared}"))
-        elif kind is not None and ddl.needs_wider(column, kind, tx.dialect):
-            changes.append(_alter(tx, layout, column, f"alter column {column.sql} type {column.declared}"))
-    if changes:
+            alterations.append(_alter(tx, layout, column, f"{add_column} {column.sql} {column.ddl_type}"))
+        elif kind is not None and ddl.needs_widening(column, kind, tx.dialect):
+            alterations.append(
+                _alter(tx, layout, column, f"alter column {column.sql} type {column.ddl_type}")
+            )
+    if alterations:
         log.info(
             "the table %s is changed to take new rows: %s",
             layout.name.sql,
-            ", ".join(changes),
-            extra={"action": "table_evolves", "table": layout.name.sql, "columns": changes},
+            ", ".join(alterations),
+            extra={"action": "table_evolves", "table": layout.name.sql, "columns": alterations},
         )
 
 
 def new_columns(tx: Transaction, layout: Layout) -> list[str]:
     """Return the columns of the rows that the table lacks; an empty list if the table does not exist."""
-    types = _types(tx, layout)
+    types = _column_types(tx, layout)
     if types is None:
         return []
-    return [column.name for column in layout.stored.columns if not column.key and column.name not in types]
+    return [
+        column.name for column in layout.stored_layout.columns if not column.key and column.name not in types
+    ]
 
 
-def _types(tx: Transaction, layout: Layout) -> dict[str, str] | None:
+def _column_types(tx: Transaction, layout: Layout) -> dict[str, str] | None:
     """Return the types of the table's columns, with the rows' spelling of names; None without a table."""
     existing = ddl.find_table(tx, layout.name)
-    return None if existing is None else ddl.spelled_as(existing, layout).types
+    return None if existing is None else ddl.with_spelling_of(existing, layout).types
 
 
 def _alter(tx: Transaction, layout: Layout, column: Column, change: str) -> str:
@@ -60,7 +64,7 @@ def _alter(tx: Transaction, layout: Layout, column: Column, change: str) -> str:
     try:
         tx.execute(statement)
     except Exception as error:
-        if getattr(error, "sqlstate", None) not in _DEPENDED_ON:
+        if getattr(error, "sqlstate", None) not in _DEPENDENT_OBJECT_STATES:
             raise
         raise TableRefusedError(
             f"the column {column.sql} of {layout.name.sql} needs another type for the rows, and a view or a "

@@ -31,13 +31,13 @@ from penstock.store.records.staged import delete_staged_payloads, payloads_of
 from penstock.store.staging import Attempt, StagingLost
 from penstock.tables.columns import Layout
 from penstock.tables.names import digest
-from penstock.tables.row_encoding import chunked
+from penstock.tables.row_encoding import in_chunks
 
-_INVALID_BYTES, _UNTRANSLATABLE = "22021", "22P05"
-_ALL_BATCHES = 2**62
-_IN_USE_SECONDS = 3600.0
+_INVALID_BYTES, _UNTRANSLATABLE_CHARACTER = "22021", "22P05"
+_LAST_BATCH = 2**62
+_MARK_IN_USE_SECONDS = 3600.0
 """How often a long micro-batch marks its relation as in use; an unused one is dropped after a day."""
-_CHUNKS_BITS = 20
+_CHUNK_NUMBER_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class StagedRows:
     """The expected number of rows; None if they have already been counted."""
 
 
-def relation_columns(layout: Layout) -> tuple[str, ...]:
+def column_definitions(layout: Layout) -> tuple[str, ...]:
     """Return the column definitions of a relation for encoded rows; SQLite needs no types."""
     if layout.dialect == "sqlite":
-        return tuple(layout.staged)
-    return tuple(f"{name} {column.declared}" for name, column in layout.staged.items())
+        return tuple(layout.staged_columns)
+    return tuple(f"{name} {column.ddl_type}" for name, column in layout.staged_columns.items())
 
 
-def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
-    """Load chunks into a temporary relation with the given `relation_columns`; `clear` removes them."""
-    relation = _empty_relation(tx, columns)
+def load_chunks(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
+    """Load chunks into a temporary table with the given `column_definitions`; `drop_loaded` drops it."""
+    relation = _create_temporary_table(tx, columns)
     for chunk in chunks:
         if tx.dialect == "postgres":
-            _copy(tx, relation, chunk)
+            _copy_rows(tx, relation, chunk)
         else:
             rows = zip(*_python_values(chunk), strict=True)
             tx.load(f"insert into {relation} values ({', '.join('?' * chunk.num_columns)})", rows)
@@ -73,33 +73,33 @@ def _python_values(chunk: pa.RecordBatch) -> list[list[Any]]:
     try:
         return [column.to_pylist() for column in chunk.columns]
     except UnicodeDecodeError as error:
-        raise _invalid_utf8(str(error)) from None
+        raise _invalid_utf8_error(str(error)) from None
 
 
-def clear(tx: Transaction, columns: Sequence[str]) -> None:
+def drop_loaded(tx: Transaction, columns: Sequence[str]) -> None:
     """Remove loaded rows; PostgreSQL does so itself when the transaction ends."""
     if tx.dialect == "sqlite":
-        tx.execute(f"drop table if exists {_relation(tx, columns)}")
+        tx.execute(f"drop table if exists {_temporary_table(tx, columns)}")
 
 
-def _relation(tx: Transaction, columns: Sequence[str]) -> str:
+def _temporary_table(tx: Transaction, columns: Sequence[str]) -> str:
     schema = "temp" if tx.dialect == "sqlite" else "pg_temp"
     return f"{schema}.penstock_rows_{digest(', '.join(columns))}"
 
 
-def _empty_relation(tx: Transaction, columns: Sequence[str]) -> str:
+def _create_temporary_table(tx: Transaction, columns: Sequence[str]) -> str:
     """Create the relation; PostgreSQL reuses the connection's, since each new one bloats its catalog."""
-    relation = _relation(tx, columns)
+    relation = _temporary_table(tx, columns)
     name = relation.partition(".")[2]
     if tx.dialect == "sqlite":
-        clear(tx, columns)
+        drop_loaded(tx, columns)
         tx.execute(f"create temporary table {name} ({', '.join(columns)})")
     elif not tx.query("select to_regclass(:relation) is not null", relation=relation)[0][0]:
         tx.execute(f"create temporary table {name} ({', '.join(columns)}) on commit delete rows")
     return relation
 
 
-def _copy(tx: Transaction, relation: str, rows: pa.RecordBatch) -> None:
+def _copy_rows(tx: Transaction, relation: str, rows: pa.RecordBatch) -> None:
     """Send rows to PostgreSQL as CSV."""
     sink = pa.BufferOutputStream()
     pacsv.write_csv(rows, sink, pacsv.WriteOptions(include_header=False))
@@ -113,16 +113,16 @@ def refusing_unstorable_text() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        refusal = _unstorable_text(error.__cause__)
-        if refusal is None:
+        translated = _unstorable_text_error(error.__cause__)
+        if translated is None:
             raise
-        raise refusal from error
+        raise translated from error
 
 
-def _unstorable_text(error: Any) -> TableRefusedError | None:
+def _unstorable_text_error(error: Any) -> TableRefusedError | None:
     """Return the error for a text that PostgreSQL refused; None if PostgreSQL refused something else."""
     state = getattr(error, "sqlstate", None)
-    if state not in (_INVALID_BYTES, _UNTRANSLATABLE):
+    if state not in (_INVALID_BYTES, _UNTRANSLATABLE_CHARACTER):
         return None
     # The server may write messages in another language, but bytes and escapes are the same in all of them.
     message, detail = error.diag.message_primary or "", error.diag.message_detail or ""
@@ -132,19 +132,19 @@ def _unstorable_text(error: Any) -> TableRefusedError | None:
             "chr(0), '') does",
             condition="TABLE_REFUSED.NUL_CHARACTER",
         )
-    if state == _UNTRANSLATABLE:
+    if state == _UNTRANSLATABLE_CHARACTER:
         return TableRefusedError(
             f"a text has a character that the database's encoding does not have ({message}): replace it, or "
             "use a database with the encoding UTF8",
             condition="TABLE_REFUSED.ENCODING",
         )
-    return _invalid_utf8(message)
+    return _invalid_utf8_error(message)
 
 
-def _invalid_utf8(why: str) -> TableRefusedError:
+def _invalid_utf8_error(reason: str) -> TableRefusedError:
     return TableRefusedError(
-        f"a text is not valid UTF-8, so the database cannot store it ({why}): replace the invalid bytes, as "
-        "make_valid_utf8(column) does, or use a binary column",
+        f"a text is not valid UTF-8, so the database cannot store it ({reason}): replace the invalid bytes, "
+        "as make_valid_utf8(column) does, or use a binary column",
         condition="TABLE_REFUSED.INVALID_UTF8",
     )
 
@@ -157,7 +157,7 @@ class TaskWriter(ABC):
     """The schema of encoded rows."""
 
     @abstractmethod
-    def put(
+    def write_chunks(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
         """Write the rows of a task's attempt, and return how much it staged, by the writer's own names."""
@@ -192,7 +192,7 @@ class Stage(TaskWriter):
         """Drop what is left after the taken rows were published."""
         self.drop(tx)
 
-    def rows_gone(self) -> StagingLost:
+    def rows_lost_error(self) -> StagingLost:
         return StagingLost(
             f"rows that {self.app_id!r} staged for batch {self.batch_id} are gone: cleaned up as too old, "
             "dropped by another run, or lost in a server crash. Nothing of the batch is visible: restart the "
@@ -205,23 +205,23 @@ class Stage(TaskWriter):
 class SegmentStage(Stage):
     """Staging as Arrow segments, which are converted to SQL values in the transaction that publishes them."""
 
-    relation_columns: tuple[str, ...]
+    column_definitions: tuple[str, ...]
     """The columns of the temporary relation."""
 
     @classmethod
     def of(cls, layout: Layout, columns: pa.Schema, app_id: str, batch_id: int) -> SegmentStage:
-        return cls(columns, layout.name.ledger_name, app_id, batch_id, relation_columns(layout))
+        return cls(columns, layout.name.ledger_name, app_id, batch_id, column_definitions(layout))
 
-    def put(
+    def write_chunks(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        own = Attempt(self.app_id, self.batch_id, task, str(uuid.uuid4()))
+        task_attempt = Attempt(self.app_id, self.batch_id, task, str(uuid.uuid4()))
         staged = 0
         for chunk in chunks:
-            staged += self.add(database, own, chunk, staged)
-        return {own.attempt: staged} if staged else {}
+            staged += self.stage_chunk(database, task_attempt, chunk, staged)
+        return {task_attempt.attempt: staged} if staged else {}
 
-    def add(
+    def stage_chunk(
         self,
         database: Database,
         attempt: Attempt,
@@ -238,21 +238,25 @@ class SegmentStage(Stage):
         staged = staging.staged_records(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.attempt in attempts]
         rows.sort(key=lambda row: (row.task, row.attempt, row.ordinal))
-        load(tx, self.relation_columns, chunked(self._payload(tx, each) for each in payloads_of(rows)))
+        load_chunks(
+            tx,
+            self.column_definitions,
+            in_chunks(self._payload(tx, payload_id) for payload_id in payloads_of(rows)),
+        )
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         staged = staging.remove_records(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]
         if sum(row.segments for row in rows) != sum(attempts.values()):
-            raise self.rows_gone()
+            raise self.rows_lost_error()
         delete_staged_payloads(tx, staged)
-        return StagedRows(_relation(tx, self.relation_columns))
+        return StagedRows(_temporary_table(tx, self.column_definitions))
 
     def _payload(self, tx: Transaction, payload_id: int) -> pa.RecordBatch:
-        found = tx.all("read_payload", payload_id=payload_id)
-        if not found:
-            raise self.rows_gone()
-        return decode(found[0].data, self.columns)
+        payloads = tx.all("read_payload", payload_id=payload_id)
+        if not payloads:
+            raise self.rows_lost_error()
+        return decode(payloads[0].data, self.columns)
 
     def drop(self, tx: Transaction) -> None:
         self.clear(tx)
@@ -261,7 +265,7 @@ class SegmentStage(Stage):
     def clear(self, tx: Transaction) -> None:
         # Rows that tasks have staged since, while the driver was suspended, are left to its successor:
         # locking staged rows a second time could cause a deadlock.
-        clear(tx, self.relation_columns)
+        drop_loaded(tx, self.column_definitions)
 
 
 @dataclass(frozen=True)
@@ -298,34 +302,38 @@ class PostgresStage(Stage):
         """Create the relation, and drop the rows that earlier attempts of the app have left."""
         sink = layout.name.ledger_name
         drop_earlier_attempts(database, sink, app_id)
-        definitions = ["piece bigint", *relation_columns(layout)]
+        definitions = ["piece bigint", *column_definitions(layout)]
         relation = database.run(
             lambda tx: staging_relations.create(tx, definitions, sink=sink, app_id=app_id), idempotent=True
         )
         return cls(columns, sink, app_id, batch_id, relation, time.time())
 
-    def put(
+    def write_chunks(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        numbers = count(attempt << _CHUNKS_BITS)
-        noted, staged = self.opened_at, {}
+        numbers = count(attempt << _CHUNK_NUMBER_BITS)
+        marked_at, staged = self.opened_at, {}
         for chunk in chunks:
-            number, rows = self._put(database, numbers, chunk)
+            number, rows = self._copy_chunk(database, numbers, chunk)
             staged[number] = rows
-            if time.time() - noted >= _IN_USE_SECONDS:
-                database.run(self._note_use, idempotent=True)
-                noted = time.time()
+            if time.time() - marked_at >= _MARK_IN_USE_SECONDS:
+                database.run(self._mark_in_use, idempotent=True)
+                marked_at = time.time()
         return staged
 
-    def _note_use(self, tx: Transaction) -> None:
+    def _mark_in_use(self, tx: Transaction) -> None:
         staging_relations.describe(tx, self.relation, sink=self.sink, app_id=self.app_id)
 
-    def _put(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
+    def _copy_chunk(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
         def work(tx: Transaction) -> int:
             number = next(numbers)
             staging_relations.lock_relation(tx, self.relation)
-            piece = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
-            _copy(tx, staging_relations.qualified(tx, self.relation), chunk.add_column(0, "piece", piece))
+            chunk_numbers = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
+            _copy_rows(
+                tx,
+                staging_relations.qualified(tx, self.relation),
+                chunk.add_column(0, "piece", chunk_numbers),
+            )
             return number
 
         with refusing_unstorable_text():
@@ -334,7 +342,7 @@ class PostgresStage(Stage):
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         if not staging_relations.exists(tx, self.relation):
-            raise self.rows_gone()
+            raise self.rows_lost_error()
         staging_relations.lock_relation(tx, self.relation)
         numbers = ",".join(str(int(number)) for number in attempts)
         return StagedRows(
@@ -350,4 +358,4 @@ class PostgresStage(Stage):
 def drop_earlier_attempts(database: Database, sink: str, app_id: str) -> None:
     """Drop the rows that earlier attempts of an app have staged for a table, in either form."""
     staging_relations.drop_earlier_relations(database, sink, app_id)
-    database.run(lambda tx: staging.discard(tx, _SegmentOwner(sink), app_id, _ALL_BATCHES), idempotent=True)
+    database.run(lambda tx: staging.discard(tx, _SegmentOwner(sink), app_id, _LAST_BATCH), idempotent=True)

@@ -9,55 +9,55 @@ from penstock.errors import TableRefusedError
 from penstock.store.database import Transaction
 from penstock.store.staging import StagingLost
 from penstock.tables.columns import Layout
-from penstock.tables.row_checks import rows_with_one_key
+from penstock.tables.row_checks import duplicate_keys_error
 from penstock.tables.sql import ddl
 from penstock.tables.sql.staging import StagedRows
 
 _CARDINALITY_VIOLATION = "21000"
 _UNIQUE_VIOLATION = "23505"
-_UNDEFINED = ("42P01", "42703")
+_UNDEFINED_STATES = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    statement = f"insert into {layout.name.sql} ({layout.columns_sql}) {_rows(layout, source)}"
-    touched = _attempt(tx, statement, lambda error: _is_key_clash(error) or _is_undefined(error))
-    if isinstance(touched, int):
-        return _require_count(touched, source)
-    if _is_key_clash(touched):
-        raise _key_clash(tx, layout, source, touched) from touched
+    statement = f"insert into {layout.name.sql} ({layout.columns_sql}) {_select_rows(layout, source)}"
+    outcome = _try_statement(tx, statement, lambda error: _is_key_violation(error) or _is_undefined(error))
+    if isinstance(outcome, int):
+        return _require_count(outcome, source)
+    if _is_key_violation(outcome):
+        raise _key_violation_error(tx, layout, source, outcome) from outcome
     # If the table is the cause, raise an error that says what is wrong with it.
     ddl.require_compatible(tx, layout)
-    raise touched
+    raise outcome
 
 
 def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
     """Insert the rows whose key does not exist."""
     tx.change(
-        f"insert into {layout.name.sql} ({layout.columns_sql}) {_rows(layout, source)} on conflict "
+        f"insert into {layout.name.sql} ({layout.columns_sql}) {_select_rows(layout, source)} on conflict "
         f"({layout.keys_sql}) do nothing"
     )
 
 
 def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     """Insert the rows, or replace rows with the same keys; rows equal in every column count as one."""
-    others = [column for column in layout.columns if not column.key]
-    statements = [_on_conflict(layout, _rows(layout, source))]
-    if tx.has_merge and others:
-        statements.insert(0, _merge(layout, _rows(layout, source)))
+    value_columns = [column for column in layout.columns if not column.key]
+    statements = [_on_conflict_statement(layout, _select_rows(layout, source))]
+    if tx.has_merge and value_columns:
+        statements.insert(0, _merge_statement(layout, _select_rows(layout, source)))
     # With repeated keys, PostgreSQL fails with a cardinality violation, and SQLite does not.
     if tx.dialect == "postgres" or _first_repeated_key(tx, layout, source.relation) is None:
         for statement in statements:
-            touched = _attempt(tx, statement, _is_ambiguous_or_late)
-            if isinstance(touched, int):
-                if others:
-                    return _require_count(touched, source)
-                require_all(tx, source)
-                return touched
-    require_all(tx, source)
-    ambiguous = _first_repeated_key(tx, layout, f"({_rows(layout, source, distinct=True)}) as rows")
+            outcome = _try_statement(tx, statement, _is_repeated_or_concurrent_key)
+            if isinstance(outcome, int):
+                if value_columns:
+                    return _require_count(outcome, source)
+                require_all_staged(tx, source)
+                return outcome
+    require_all_staged(tx, source)
+    ambiguous = _first_repeated_key(tx, layout, f"({_select_rows(layout, source, distinct=True)}) as rows")
     if ambiguous is not None:
-        raise rows_with_one_key(ambiguous, layout.name.sql)
-    return tx.change(_on_conflict(layout, _rows(layout, source, distinct=True)))
+        raise duplicate_keys_error(ambiguous, layout.name.sql)
+    return tx.change(_on_conflict_statement(layout, _select_rows(layout, source, distinct=True)))
 
 
 def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
@@ -65,38 +65,41 @@ def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     return insert(tx, layout, source)
 
 
-def require_all(tx: Transaction, source: StagedRows) -> None:
+def require_all_staged(tx: Transaction, source: StagedRows) -> None:
     """Count the staged rows, for statements whose row count does not show that some are missing."""
     if source.rows is not None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
 
 
-def _rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
+def _select_rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     return f"select {'distinct ' if distinct else ''}{columns} from {source.relation} where {source.where}"
 
 
-def _merge(layout: Layout, rows: str) -> str:
+def _merge_statement(layout: Layout, rows: str) -> str:
     """Return a MERGE, a third faster than ON CONFLICT; it fails if a key is inserted at the same time."""
-    own, coming = "present_rows", "incoming_rows"
-    numbered = list(enumerate(layout.columns))
-    same = " and ".join(f"{own}.{column.sql} = {coming}.c{n}" for n, column in numbered if column.key)
-    changes = ", ".join(f"{column.sql} = {coming}.c{n}" for n, column in numbered if not column.key)
-    values = ", ".join(f"{coming}.c{n}" for n, _ in numbered)
+    target, incoming = "present_rows", "incoming_rows"
+    columns = list(enumerate(layout.columns))
+    key_condition = " and ".join(
+        f"{target}.{column.sql} = {incoming}.c{n}" for n, column in columns if column.key
+    )
+    assignments = ", ".join(f"{column.sql} = {incoming}.c{n}" for n, column in columns if not column.key)
+    values = ", ".join(f"{incoming}.c{n}" for n, _ in columns)
     return (
-        f"merge into {layout.name.sql} as {own} using ({rows}) as {coming} on {same} when matched then "
-        f"update set {changes} when not matched then insert ({layout.columns_sql}) values ({values})"
+        f"merge into {layout.name.sql} as {target} using ({rows}) as {incoming} on {key_condition} when "
+        f"matched then update set {assignments} when not matched then insert ({layout.columns_sql}) values "
+        f"({values})"
     )
 
 
-def _on_conflict(layout: Layout, rows: str) -> str:
+def _on_conflict_statement(layout: Layout, rows: str) -> str:
     """Return an INSERT … ON CONFLICT, which both databases support, and which tolerates other writers."""
-    changes = ", ".join(
+    assignments = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
     )
-    action = f"do update set {changes}" if changes else "do nothing"
-    into = f"insert into {layout.name.sql} ({layout.columns_sql})"
-    return f"{into} {rows} on conflict ({layout.keys_sql}) {action}"
+    action = f"do update set {assignments}" if assignments else "do nothing"
+    insert_into = f"insert into {layout.name.sql} ({layout.columns_sql})"
+    return f"{insert_into} {rows} on conflict ({layout.keys_sql}) {action}"
 
 
 def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | None:
@@ -106,37 +109,37 @@ def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | Non
     return layout.shown_key(repeated[0]) if repeated else None
 
 
-def _attempt(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
+def _try_statement(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
     """Execute a statement, and return the number of changed rows, or an expected error after undoing it."""
     tx.execute("savepoint merging")
     try:
-        touched = tx.change(statement)
+        changed_rows = tx.change(statement)
     except Exception as error:
         if not expected(error):
             raise
         tx.execute("rollback to savepoint merging")
         return error
     tx.execute("release savepoint merging")
-    return touched
+    return changed_rows
 
 
-def _is_ambiguous_or_late(error: Exception) -> bool:
+def _is_repeated_or_concurrent_key(error: Exception) -> bool:
     """Whether keys repeat, or another transaction has just inserted one of them."""
     return getattr(error, "sqlstate", None) in (_CARDINALITY_VIOLATION, _UNIQUE_VIOLATION)
 
 
-def _require_count(touched: int, source: StagedRows) -> int:
+def _require_count(written: int, source: StagedRows) -> int:
     """Refuse to write fewer rows than were staged: a crash of the server empties an unlogged relation."""
-    if source.rows is not None and touched != source.rows:
+    if source.rows is not None and written != source.rows:
         raise StagingLost(
-            f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "
+            f"{source.rows} rows were staged and {written} are left: the server lost them in a crash, or "
             "they were cleaned up. Nothing of the batch is visible: restart the query, it repeats the "
             "micro-batch"
         )
-    return touched
+    return written
 
 
-def _is_key_clash(error: Exception) -> bool:
+def _is_key_violation(error: Exception) -> bool:
     name = getattr(error, "sqlite_errorname", "")
     return getattr(error, "sqlstate", None) == _UNIQUE_VIOLATION or name in (
         "SQLITE_CONSTRAINT_UNIQUE",
@@ -148,12 +151,14 @@ def _is_key_clash(error: Exception) -> bool:
 def _is_undefined(error: Exception) -> bool:
     """Whether a table or a column may be missing."""
     return (
-        getattr(error, "sqlstate", None) in _UNDEFINED
+        getattr(error, "sqlstate", None) in _UNDEFINED_STATES
         or getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR"
     )
 
 
-def _key_clash(tx: Transaction, layout: Layout, source: StagedRows, error: Exception) -> TableRefusedError:
+def _key_violation_error(
+    tx: Transaction, layout: Layout, source: StagedRows, error: Exception
+) -> TableRefusedError:
     rows = f"{source.relation} where {source.where}"
     repeated = _first_repeated_key(tx, layout, rows) if layout.keys else None
     if repeated is not None:

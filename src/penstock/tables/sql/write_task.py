@@ -22,17 +22,17 @@ from penstock.tables.row_checks import (
     require_no_nan,
     require_writable_times,
 )
-from penstock.tables.row_encoding import chunked, database_schema, projected_schema, to_database_types
+from penstock.tables.row_encoding import database_schema, in_chunks, projected_schema, to_database_types
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import (
     StagedRows,
     TaskWriter,
-    clear,
-    load,
+    column_definitions,
+    drop_loaded,
+    load_chunks,
     refusing_unstorable_text,
-    relation_columns,
 )
-from penstock.tables.unchanged_values import UNKNOWN
+from penstock.tables.unchanged_values import MISSING_COLUMNS
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
 _REPORT = pa.schema(
@@ -45,8 +45,8 @@ class RowEncoder:
     """Checks projected rows and encodes them for the database."""
 
     layout: Layout
-    projected: pa.Schema
-    columns: pa.Schema
+    projected_schema: pa.Schema
+    encoded_schema: pa.Schema
     """The schema of encoded rows."""
 
     @classmethod
@@ -55,19 +55,19 @@ class RowEncoder:
         return cls(layout, projected, database_schema(projected, layout.dialect))
 
     def encode(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        rows = conform(chunk, self.projected)
+        rows = conform(chunk, self.projected_schema)
         for array, column in zip(rows.columns, self.layout.columns, strict=False):
             if column.key:
                 require_key_value(array, column.name, self.layout.name.sql)
-        for array, column in zip(rows.columns, self.layout.staged.values(), strict=True):
+        for array, column in zip(rows.columns, self.layout.staged_columns.values(), strict=True):
             require_writable_times(array, column.name, self.layout.name.sql, self.layout.dialect)
-            if column.key or column.ordered:
+            if column.key or column.orders_rows:
                 require_no_nan(array, column.name, self.layout.name.sql, self.layout.dialect)
         if self.layout.sequence is not None:
             require_changes(rows, self.layout.sequence.name)
         if self.layout.unchanged is not None:
-            self.layout.unchanged.require_known(rows.column(UNKNOWN), self.layout.name.sql)
-        return to_database_types(rows, self.columns)
+            self.layout.unchanged.require_resolvable(rows.column(MISSING_COLUMNS), self.layout.name.sql)
+        return to_database_types(rows, self.encoded_schema)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class StageTask:
         context = TaskContext.get()
         assert context is not None
         self._rows = 0
-        staged = self.put(context, batches)
+        staged = self.write_rows(context, batches)
         query = context.getLocalProperty("sql.streaming.queryId")
         reports = {
             "attempt": [*staged, None],
@@ -96,14 +96,14 @@ class StageTask:
         }
         yield pa.RecordBatch.from_pydict(reports, schema=_REPORT)
 
-    def put(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
+    def write_rows(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
         """Write the rows, and return how much was staged by attempt."""
         database = open_store(self.url).database
-        return self.stage.put(
-            database, context.partitionId(), context.taskAttemptId(), self._encoded(chunked(batches))
+        return self.stage.write_chunks(
+            database, context.partitionId(), context.taskAttemptId(), self._encode_chunks(in_chunks(batches))
         )
 
-    def _encoded(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _encode_chunks(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for chunk in chunks:
             self._rows += chunk.num_rows
             yield self.encoder.encode(chunk)
@@ -116,12 +116,12 @@ def insert_chunk(
     insert: Callable[[Transaction, Layout, StagedRows], object],
 ) -> None:
     """Write encoded rows to the table in one transaction, with ``upsert.insert`` or another statement."""
-    columns = relation_columns(layout)
+    columns = column_definitions(layout)
 
     def work(tx: Transaction) -> None:
-        ddl.hold_table(tx, layout.name)
-        insert(tx, layout, load(tx, columns, [chunk]))
-        clear(tx, columns)
+        ddl.lock_table(tx, layout.name)
+        insert(tx, layout, load_chunks(tx, columns, [chunk]))
+        drop_loaded(tx, columns)
 
     with refusing_unstorable_text():
         database.run(work, idempotent=True)
@@ -136,7 +136,7 @@ class IdempotentInsert(TaskWriter):
 
     layout: Layout
 
-    def put(
+    def write_chunks(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
         keys = []
@@ -144,10 +144,10 @@ class IdempotentInsert(TaskWriter):
             keys.append(pa.Table.from_batches([chunk.select(self.layout.staged_keys)]))
             insert_chunk(database, self.layout, chunk, upsert.insert_new)
         if keys:
-            self._require_distinct(pa.concat_tables(keys))
+            self._require_distinct_keys(pa.concat_tables(keys))
         return {}
 
-    def _require_distinct(self, keys: pa.Table) -> None:
+    def _require_distinct_keys(self, keys: pa.Table) -> None:
         """Refuse several rows with the same key: all except the first would be skipped as repeats.
 
         One task has all of them, since a query that shuffles its rows is refused when it starts.
@@ -155,11 +155,11 @@ class IdempotentInsert(TaskWriter):
         repeated = first_repeated_key(keys)
         if repeated is None:
             return
-        shown = self.layout.shown_key(tuple(repeated.values()))
+        key = self.layout.shown_key(tuple(repeated.values()))
         raise TableRefusedError(
-            f"the transformation returns several rows for the source row with {shown}, of which "
+            f"the transformation returns several rows for the source row with {key}, of which "
             f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
             "return one row for each",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
-            key=shown,
+            key=key,
         )

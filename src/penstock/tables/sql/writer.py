@@ -32,33 +32,33 @@ CHANGES = "changes"
 
 # The store's connections disable these plans, since its own statements use indexes, while statements for a
 # table read all rows.
-_ALL_PLANS = "; ".join(
+_ENABLE_ALL_PLANS = "; ".join(
     f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 )
 
 
 @dataclass(frozen=True)
-class _Table(Target[int]):
+class _TargetTable(Target[int]):
     """A SQL table as the target of a commit."""
 
     layout: Layout
-    called: str
+    given_name: str
     """The table's name as the user wrote it."""
 
     @property
     def name(self) -> str:
-        return self.called
+        return self.given_name
 
     @property
     def ledger_name(self) -> str:
         return self.layout.name.ledger_name
 
     def __str__(self) -> str:
-        return f"table {self.called!r}"
+        return f"table {self.given_name!r}"
 
 
 @dataclass(frozen=True)
-class TableTarget(_Table):
+class TableTarget(_TargetTable):
     """A table into which staged rows are inserted, upserted or applied, or whose rows they replace."""
 
     mode: str
@@ -77,7 +77,7 @@ class TableTarget(_Table):
 
     def _publish(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
         if tx.dialect == "postgres":
-            tx.execute(_ALL_PLANS)
+            tx.execute(_ENABLE_ALL_PLANS)
         written = self._write_rows(tx, self.stage.take(tx, attempts))
         self.stage.clear(tx)
         return written
@@ -86,7 +86,7 @@ class TableTarget(_Table):
         if self.mode == "complete":
             self._recreate_when_changed(tx)
             return upsert.replace(tx, self.layout, source)
-        ddl.hold_table(tx, self.layout.name)
+        ddl.lock_table(tx, self.layout.name)
         if self.mode == CHANGES:
             return apply_changes(tx, self.layout, source)
         if self.mode == "update":
@@ -111,7 +111,7 @@ class TableTarget(_Table):
 
 
 @dataclass(frozen=True)
-class WrittenTarget(_Table):
+class IdempotentTarget(_TargetTable):
     """A table that the tasks have written themselves, with idempotent inserts."""
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
@@ -127,10 +127,10 @@ class TableWriter:
 
     url: str = field(repr=False)
     layout: Layout
-    called: str
+    given_name: str
     mode: str
     guarantee: str
-    location: str = field(repr=False)
+    checkpoint_location: str = field(repr=False)
     """The location of the checkpoint."""
     app_id: str | None = None
     rebind: bool = False
@@ -141,22 +141,24 @@ class TableWriter:
         store = open_store(self.url)
         rows = project_rows(frame, self.layout)
         encoder = RowEncoder.of(self.layout)
-        writer = self._task_writer(store, encoder.columns, batch_id)
+        writer = self._task_writer(store, encoder.encoded_schema, batch_id)
         task = StageTask(self.url, encoder, writer)
         # Even if the micro-batch was committed before, Spark requires that its state is committed.
         reports = rows.mapInArrow(task, REPORT).collect()
         staged = {report.attempt: report.staged for report in reports if report.attempt is not None}
         if not isinstance(writer, Stage):
-            self._commit(store, WrittenTarget(self.layout, self.called), batch_id, reports, {})
+            self._commit(store, IdempotentTarget(self.layout, self.given_name), batch_id, reports, {})
             return
-        target = TableTarget(self.layout, self.called, self.mode, writer)
+        target = TableTarget(self.layout, self.given_name, self.mode, writer)
         if self.guarantee == "at_least_once":
             store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
-            self._note(store, target, batch_id, reports)
+            self._record_in_ledger(store, target, batch_id, reports)
         else:
             self._commit(store, target, batch_id, reports, staged)
 
-    def _note(self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]) -> None:
+    def _record_in_ledger(
+        self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]
+    ) -> None:
         # A micro-batch that the optimizer recognizes as empty has no tasks.
         query = reports[0].query if reports else self._query_id()
         if query is not None:
@@ -167,7 +169,7 @@ class TableWriter:
     def _query_id(self) -> str | None:
         """Return the query's id; None if this process cannot read the checkpoint."""
         with suppress(CommitRefusedError):
-            return Checkpoint(self.location).query_id()
+            return Checkpoint(self.checkpoint_location).query_id()
         return None
 
     def _commit(
@@ -178,7 +180,7 @@ class TableWriter:
         reports: Sequence[Row],
         staged: dict[str, int],
     ) -> None:
-        checkpoint = Checkpoint(self.location)
+        checkpoint = Checkpoint(self.checkpoint_location)
         if reports:
             checkpoint.require_query(report.query for report in reports)
         batch = checkpoint.batch_commit(
@@ -204,4 +206,4 @@ class TableWriter:
         if self.guarantee == "at_least_once":
             # This process may be unable to read the checkpoint.
             return f"run:{uuid.uuid4()}"
-        return self.app_id or Checkpoint(self.location).query_id()
+        return self.app_id or Checkpoint(self.checkpoint_location).query_id()

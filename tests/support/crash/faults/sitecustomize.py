@@ -166,7 +166,7 @@ def _patch_commit(module: ModuleType) -> None:
 
 def patch_table_tasks(module: ModuleType) -> None:
     task = module.StageTask
-    put = task.put
+    put = task.write_rows
 
     def putting(self: Any, context: Any, batches: Any) -> Any:
         staged = put(self, context, batches)
@@ -174,12 +174,12 @@ def patch_table_tasks(module: ModuleType) -> None:
             stop(self.encoder.layout.name.table, "HALF", in_batch(self.stage.batch_id))
         return staged
 
-    task.put = putting
+    task.write_rows = putting
 
 
 def patch_delta_tasks(module: ModuleType) -> None:
     task = module.DeltaStageTask
-    put = task.put
+    put = task.write_rows
 
     def putting(self: Any, batches: Any) -> Any:
         from pyspark import TaskContext
@@ -190,7 +190,7 @@ def patch_delta_tasks(module: ModuleType) -> None:
             stop(Path(self.stage.place.path).name, "HALF", in_batch(self.stage.batch_id))
         return staged
 
-    task.put = putting
+    task.write_rows = putting
 
 
 COMMITTING: dict[str, int] = {}
@@ -248,7 +248,7 @@ def patch_iceberg_commits(module: ModuleType) -> None:
     that write files for it and the request to the catalog.
     """
     commit = module.Commit
-    run, send = commit.run, commit._send
+    run, send = commit.run, commit._commit_changes
 
     def running(self: Any) -> None:
         name = self.target.place.identifier[-1]
@@ -260,7 +260,7 @@ def patch_iceberg_commits(module: ModuleType) -> None:
         stop(self.target.place.identifier[-1], "REWRITTEN", in_batch(self.batch_id))
         return send(self, *arguments)
 
-    commit.run, commit._send = running, sending
+    commit.run, commit._commit_changes = running, sending
 
 
 def patch_iceberg_writer(module: ModuleType) -> None:
@@ -281,7 +281,7 @@ def patch_iceberg_rewriting(module: ModuleType) -> None:
 
 def patch_iceberg_moves(module: ModuleType) -> None:
     """In a task, when it has written rows that another one has taken out of their files and staged."""
-    _patch_results(module.MoveTask, "MOVED")
+    _patch_results(module.MoveRowsTask, "MOVED")
 
 
 def _patch_results(task: Any, state: str) -> None:
@@ -331,7 +331,7 @@ def patch_continuous_queues(module: ModuleType) -> None:
 def patch_continuous_tables(module: ModuleType) -> None:
     for kind in (module.TableStagingWriter, module.TableInsertWriter):
         kind.end = _staged(kind.end)
-    _committed(module.TableSinkDriver, lambda driver: str(driver._known.layout.name.table))
+    _committed(module.TableSinkDriver, lambda driver: str(driver._checked_encoder.layout.name.table))
 
 
 def _staged(end: Any) -> Any:

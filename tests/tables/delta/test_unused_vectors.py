@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.lake.storage import DeltaPlace
-from penstock.tables.delta import unneeded_vectors, vectors
-from penstock.tables.delta.unneeded_vectors import NOTES, delete_unneeded_vectors
+from penstock.tables.delta import unused_vectors, vectors
+from penstock.tables.delta.unused_vectors import NOTES_FOLDER, delete_unused_vectors
 from tests.tables.delta.row_queries import RowQuery
 from tests.tables.delta.vectors import ENABLED, create, live, vectors_of
 
@@ -24,9 +24,9 @@ class Table:
     """A table with vectors, of which time passes."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
-        monkeypatch.setattr(vectors, "_LEAST_BYTES", 0)
+        monkeypatch.setattr(vectors, "_MIN_FILE_BYTES", 0)
         monkeypatch.setattr(vectors, "_INLINE_BYTES", 0)
-        monkeypatch.setattr(unneeded_vectors.time, "time_ns", lambda: self.now * 1_000_000_000)
+        monkeypatch.setattr(unused_vectors.time, "time_ns", lambda: self.now * 1_000_000_000)
         self.folder, self.now, self.batch = folder, int(time.time()), 0
         create(folder, SCHEMA, ENABLED | properties)
         self.query = RowQuery(folder, SCHEMA, "update", ["a"])
@@ -45,8 +45,11 @@ class Table:
         self.now += int(days * DAY)
         table = DeltaTable(str(self.folder))
         table.create_checkpoint()
-        delete_unneeded_vectors(DeltaPlace(str(self.folder)), table)
-        return sorted(f"{vectors.FOLDER}/{path.name}" for path in (self.folder / vectors.FOLDER).glob("*"))
+        delete_unused_vectors(DeltaPlace(str(self.folder)), table)
+        return sorted(
+            f"{vectors.VECTORS_FOLDER}/{path.name}"
+            for path in (self.folder / vectors.VECTORS_FOLDER).glob("*")
+        )
 
 
 def test_a_replaced_vector_is_deleted_after_seven_days(
@@ -60,7 +63,7 @@ def test_a_replaced_vector_is_deleted_after_seven_days(
     assert len(live(tmp_path)) == ROWS
     for _ in range(20):
         assert table.clean() == [second]
-    assert len(list((tmp_path / NOTES).iterdir())) <= 9
+    assert len(list((tmp_path / NOTES_FOLDER).iterdir())) <= 9
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_a_driver_that_cleans_up_late_keeps_vectors_of_a_version_that_was_restor
     table.clean()
     DeltaTable(str(tmp_path)).restore(2)
     table.now += 8 * DAY
-    delete_unneeded_vectors(DeltaPlace(str(tmp_path)), DeltaPlace(str(tmp_path)).open(3))
+    delete_unused_vectors(DeltaPlace(str(tmp_path)), DeltaPlace(str(tmp_path)).open(3))
     assert (tmp_path / first).exists()
     assert len(live(tmp_path)) == ROWS
 
@@ -121,7 +124,7 @@ def test_vectors_of_attempts_that_died_are_deleted_and_of_those_that_commit_are_
 ) -> None:
     table = Table(tmp_path, monkeypatch)
     needed = table.update(1)
-    dead = vectors.written_vector(DeltaPlace(str(tmp_path)), pa.array([1, 2]).to_numpy()).path
+    dead = vectors.write_vector(DeltaPlace(str(tmp_path)), pa.array([1, 2]).to_numpy()).path
     for _ in range(7):
         assert table.clean() == sorted([needed, str(dead)])
     assert table.clean() == [needed]
@@ -131,12 +134,12 @@ def test_commits_clean_up_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyP
     table = Table(tmp_path, monkeypatch, **{"delta.checkpointInterval": "1"})
     for key in range(1, 4):
         table.update(key)
-    assert len(list((tmp_path / NOTES).iterdir())) == 1
+    assert len(list((tmp_path / NOTES_FOLDER).iterdir())) == 1
     table.now += 2 * DAY
     table.update(4)
-    assert len(list((tmp_path / NOTES).iterdir())) == 2
-    (tmp_path / vectors.FOLDER / "other").write_text("stays")
-    (tmp_path / NOTES / "other").write_text("stays")
+    assert len(list((tmp_path / NOTES_FOLDER).iterdir())) == 2
+    (tmp_path / vectors.VECTORS_FOLDER / "other").write_text("stays")
+    (tmp_path / NOTES_FOLDER / "other").write_text("stays")
     table.clean(20)
-    assert (tmp_path / vectors.FOLDER / "other").exists()
+    assert (tmp_path / vectors.VECTORS_FOLDER / "other").exists()
     assert len(live(tmp_path)) == ROWS

@@ -24,77 +24,79 @@ from penstock.lake.deletion_vectors import DeletionVector
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import checkpoint_path, file_actions
-from penstock.tables.delta.vectors import FOLDER, vector_of
+from penstock.tables.delta.vectors import VECTORS_FOLDER, vector_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-NOTES = f"{FOLDER}_unneeded"
-_DAY = 86_400_000
-_LEAST_DAYS = 7
-_RETENTION = "delta.deletedFileRetentionDuration"
+NOTES_FOLDER = f"{VECTORS_FOLDER}_unneeded"
+_DAY_MS = 86_400_000
+_MIN_RETENTION_DAYS = 7
+_RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
 _UNITS = {
-    "week": 7 * _DAY,
-    "day": _DAY,
-    "hour": _DAY // 24,
+    "week": 7 * _DAY_MS,
+    "day": _DAY_MS,
+    "hour": _DAY_MS // 24,
     "minute": 60_000,
     "second": 1000,
     "millisecond": 1,
     "microsecond": 0,
     "nanosecond": 0,
 }
-_PART = rf"\s*(\d+)\s+({'|'.join(_UNITS)})s?(?:\s|$)"
-_INTERVAL = re.compile(rf"\s*(?:interval\s)?((?:{_PART})+)", re.IGNORECASE)
-_NAME = re.compile(r"(\d+)-[0-9a-f]{32}\.json")
+_INTERVAL_PART = rf"\s*(\d+)\s+({'|'.join(_UNITS)})s?(?:\s|$)"
+_INTERVAL = re.compile(rf"\s*(?:interval\s)?((?:{_INTERVAL_PART})+)", re.IGNORECASE)
+_NOTE_NAME = re.compile(r"(\d+)-[0-9a-f]{32}\.json")
 
 
 @dataclass(frozen=True)
-class Note:
+class UnusedVectorsNote:
     path: str
-    at: int
+    written_ms: int
     """In milliseconds since 1970."""
 
 
-def delete_unneeded_vectors(place: DeltaPlace, table: DeltaTable) -> None:
+def delete_unused_vectors(place: DeltaPlace, table: DeltaTable) -> None:
     """Note the vectors that a table does not use, and delete those unused for the retention time.
 
     The table's version must have a checkpoint.
     """
     files, now = place.files(), time.time_ns() // 1_000_000
-    notes, stored = _notes(files), _stored(files)
-    if notes and now - notes[-1].at < _DAY:
+    notes, vector_files = _list_notes(files), _list_vector_files(files)
+    if notes and now - notes[-1].written_ms < _DAY_MS:
         return
     try:
-        live = _live(files, table.version()) | _added_since(place, files, table.version())
+        in_use = _vectors_in_use(files, table.version()) | _vectors_added_since(place, files, table.version())
     except UnreadableFile:
         # The log was cleaned up in the meantime: the driver had been suspended.
         return
-    unneeded = stored - live
-    if not unneeded and not notes:
+    unused = vector_files - in_use
+    if not unused and not notes:
         return
-    kept = _retention(table.metadata().configuration)
-    old = [] if kept is None else [note for note in notes if note.at <= now - kept]
-    if old:
-        lists = (_listed(files, note) for note in notes[len(old) - 1 :])
-        for path in unneeded.intersection(*lists):
+    retention = _retention(table.metadata().configuration)
+    expired = [] if retention is None else [note for note in notes if note.written_ms <= now - retention]
+    if expired:
+        unused_by_note = (_read_note(files, note) for note in notes[len(expired) - 1 :])
+        for path in unused.intersection(*unused_by_note):
             _delete(files, path)
-            unneeded = unneeded - {path}
-        for note in old[:-1]:
+            unused = unused - {path}
+        for note in expired[:-1]:
             _delete(files, note.path)
-    text = json.dumps(sorted(unneeded)).encode()
-    with files.open_output_stream(f"{NOTES}/{now}-{uuid.uuid4().hex}.json", buffer_size=len(text) + 1) as out:
+    text = json.dumps(sorted(unused)).encode()
+    with files.open_output_stream(
+        f"{NOTES_FOLDER}/{now}-{uuid.uuid4().hex}.json", buffer_size=len(text) + 1
+    ) as out:
         out.write(text)
 
 
-def _notes(files: FileSystem) -> list[Note]:
+def _list_notes(files: FileSystem) -> list[UnusedVectorsNote]:
     """List the notes, the oldest first."""
-    infos = files.get_file_info(FileSelector(NOTES, allow_not_found=True))
-    named = ((info.base_name, _NAME.fullmatch(info.base_name)) for info in infos)
-    notes = [Note(f"{NOTES}/{name}", int(found[1])) for name, found in named if found]
-    return sorted(notes, key=lambda note: note.at)
+    infos = files.get_file_info(FileSelector(NOTES_FOLDER, allow_not_found=True))
+    matches = ((info.base_name, _NOTE_NAME.fullmatch(info.base_name)) for info in infos)
+    notes = [UnusedVectorsNote(f"{NOTES_FOLDER}/{name}", int(match[1])) for name, match in matches if match]
+    return sorted(notes, key=lambda note: note.written_ms)
 
 
-def _listed(files: FileSystem, note: Note) -> set[str]:
+def _read_note(files: FileSystem, note: UnusedVectorsNote) -> set[str]:
     try:
         with files.open_input_file(note.path) as file:
             return set(parse_json(file.readall()))
@@ -103,44 +105,46 @@ def _listed(files: FileSystem, note: Note) -> set[str]:
         return set()
 
 
-def _stored(files: FileSystem) -> set[str]:
-    infos = files.get_file_info(FileSelector(FOLDER, allow_not_found=True))
-    return {f"{FOLDER}/{info.base_name}" for info in infos if info.base_name.endswith(".bin")}
+def _list_vector_files(files: FileSystem) -> set[str]:
+    infos = files.get_file_info(FileSelector(VECTORS_FOLDER, allow_not_found=True))
+    return {f"{VECTORS_FOLDER}/{info.base_name}" for info in infos if info.base_name.endswith(".bin")}
 
 
-def _live(files: FileSystem, version: int) -> set[str]:
+def _vectors_in_use(files: FileSystem, version: int) -> set[str]:
     """Return the vector files of a version, from its checkpoint."""
     with files.open_input_file(checkpoint_path(version)) as file:
         # This name selects a group of columns.
         adds = pq.ParquetFile(file).read(columns=["add.deletionVector"])
-    found: set[str] = set()
+    paths: set[str] = set()
     for chunk in adds["add"].chunks if adds.num_columns else ():
         vectors = pc.struct_field(chunk, "deletionVector").drop_null()
         # Other vectors are stored as bytes in the log.
         in_files = vectors.filter(pc.equal(pc.struct_field(vectors, "storageType").cast(pa.string()), "u"))
-        found.update(DeletionVector.of(each).path or "" for each in in_files.to_pylist())
-    return found
+        paths.update(DeletionVector.of(descriptor).path or "" for descriptor in in_files.to_pylist())
+    return paths
 
 
-def _added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
+def _vectors_added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
     """Return the vector files that commits after a version have added, for example by restoring a version."""
     actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
-    vectors = (vector_of(action["add"]) for each in actions for action in each if "add" in action)
+    vectors = (vector_of(action["add"]) for commit in actions for action in commit if "add" in action)
     in_files = (vector for vector in vectors if vector is not None and vector.storage == "u")
     return {vector.path or "" for vector in in_files}
 
 
 def _retention(properties: Mapping[str, str | None]) -> int | None:
     """Return how long unused vectors are kept, in milliseconds; None if the property cannot be parsed."""
-    least = _LEAST_DAYS * _DAY
-    text = next((value for name, value in properties.items() if name.lower() == _RETENTION.lower()), None)
+    minimum = _MIN_RETENTION_DAYS * _DAY_MS
+    text = next(
+        (value for name, value in properties.items() if name.lower() == _RETENTION_PROPERTY.lower()), None
+    )
     if not text:
-        return least
-    found = _INTERVAL.fullmatch(text)
-    if found is None:
+        return minimum
+    match = _INTERVAL.fullmatch(text)
+    if match is None:
         return None
-    parts = re.findall(_PART, found[1].lower())
-    return max(least, sum(int(number) * _UNITS[unit] for number, unit in parts))
+    parts = re.findall(_INTERVAL_PART, match[1].lower())
+    return max(minimum, sum(int(number) * _UNITS[unit] for number, unit in parts))
 
 
 def _delete(files: FileSystem, path: str) -> None:

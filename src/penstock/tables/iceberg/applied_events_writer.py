@@ -19,65 +19,71 @@ from pyspark.sql import SparkSession
 
 from penstock.tables.changes.events import EventLayout
 from penstock.tables.changes.merge_plan import distinct_events
+from penstock.tables.iceberg.applied_events import AppliedEvents, AppliedEventsChange, write_events
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.numbered_tasks import NumberedTask
-from penstock.tables.iceberg.reading import StoredFile, identity
-from penstock.tables.iceberg.record import Record, RecordChange, written_lines
+from penstock.tables.iceberg.reading import StoredFile, file_identity
 from penstock.tables.iceberg.reports import from_report, to_report
 
-_MOST_FILES = 8
+_MAX_FILES = 8
 """The number of files up to which none are merged, however small they are."""
 _SMALL_ROWS = 65_536
 """The number of rows up to which the driver merges files itself."""
-_LARGEST_ROWS = 1 << 24
+_MAX_ROWS = 1 << 24
 """The maximum number of rows of a merge, which a task holds in memory."""
 
 
 @dataclass
-class RecordWriter:
+class AppliedEventsWriter:
     """Writer for the record's new files, for all attempts to commit; unchanged files are written once."""
 
     spark: SparkSession
-    record: Record
+    applied_events: AppliedEvents
     events: EventLayout
-    repeated: bool = False
-    _known: list[tuple[pa.Table, list[object], DataFile]] = field(default_factory=list)
+    tasks_retried: bool = False
+    _written_files: list[tuple[pa.Table, list[object], DataFile]] = field(default_factory=list)
 
-    def change(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> RecordChange:
+    def change(
+        self, target: FileTarget, files: Sequence[FileScanTask], new_events: pa.Table
+    ) -> AppliedEventsChange:
         """Return the change that adds lines to the record, given its present files."""
-        if not lines.num_rows:
-            return RecordChange(self.record)
-        lines = lines.select(self.events.recorded.names)
-        merged = _merged(files, lines.num_rows)
-        sources: list[object] = [identity(each) for each in merged]
-        for known_lines, known_sources, known in self._known:
-            if known_sources == sources and known_lines.equals(lines):
-                file = known
+        if not new_events.num_rows:
+            return AppliedEventsChange(self.applied_events)
+        new_events = new_events.select(self.events.recorded_schema.names)
+        merged_files = _files_to_merge(files, new_events.num_rows)
+        sources: list[object] = [file_identity(merged_file) for merged_file in merged_files]
+        for written_events, written_sources, written in self._written_files:
+            if written_sources == sources and written_events.equals(new_events):
+                file = written
                 break
         else:
-            file = self._written(target, merged, lines)
-            self._known.append((lines, sources, file))
-        return RecordChange(self.record, [each.file for each in merged], [file])
+            file = self._write_file(target, merged_files, new_events)
+            self._written_files.append((new_events, sources, file))
+        return AppliedEventsChange(
+            self.applied_events, [merged_file.file for merged_file in merged_files], [file]
+        )
 
     @property
     def paths(self) -> list[str]:
         """All files that were written, including those of attempts that were not committed."""
-        return [file.file_path for *_, file in self._known]
+        return [file.file_path for *_, file in self._written_files]
 
-    def _written(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> DataFile:
-        task = MergeTask(target, self.record.schema, self.events, files, lines)
-        if lines.num_rows + sum(each.file.record_count for each in files) <= _SMALL_ROWS:
-            result = task.translated(0)
+    def _write_file(
+        self, target: FileTarget, files: Sequence[FileScanTask], new_events: pa.Table
+    ) -> DataFile:
+        task = MergeEventsTask(target, self.applied_events.schema, self.events, files, new_events)
+        if new_events.num_rows + sum(source.file.record_count for source in files) <= _SMALL_ROWS:
+            result = task.run_one(0)
         else:
             (report,) = task.reports(self.spark, 1)
-            self.repeated |= report.attempt > 0
+            self.tasks_retried |= report.attempt > 0
             result = report.result
         (file,) = from_report(target, result)
         return file
 
 
 @dataclass
-class MergeTask(NumberedTask):
+class MergeEventsTask(NumberedTask):
     """Task that merges files of the record and new lines into one sorted file without outdated lines."""
 
     target: FileTarget = field(repr=False)
@@ -85,8 +91,8 @@ class MergeTask(NumberedTask):
     """The columns of the record."""
     events: EventLayout = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
-    lines: pa.Table = field(repr=False)
-    what = "the record of applied events cannot be written"
+    new_events: pa.Table = field(repr=False)
+    failed_action = "the record of applied events cannot be written"
 
     def result(self, number: int) -> bytes:
         target, columns = self.target, self.columns
@@ -96,20 +102,20 @@ class MergeTask(NumberedTask):
             for file in self.files
             for batch in StoredFile(target.io, target.metadata, file).live_rows(columns)
         )
-        old = pa.Table.from_batches(stored, schema).rename_columns(self.lines.column_names)
-        lines = pa.concat_tables([self.lines, old.cast(self.lines.schema)])
-        return to_report(target, [written_lines(target, columns, distinct_events(self.events, lines))])
+        old = pa.Table.from_batches(stored, schema).rename_columns(self.new_events.column_names)
+        combined = pa.concat_tables([self.new_events, old.cast(self.new_events.schema)])
+        return to_report(target, [write_events(target, columns, distinct_events(self.events, combined))])
 
 
-def _merged(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
+def _files_to_merge(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
     """Return the files to merge with ``rows`` new rows."""
-    chosen: list[FileScanTask] = []
-    if len(files) < _MOST_FILES:
-        return chosen
-    for file in sorted(files, key=lambda each: each.file.record_count):
+    selected: list[FileScanTask] = []
+    if len(files) < _MAX_FILES:
+        return selected
+    for file in sorted(files, key=lambda task: task.file.record_count):
         count = file.file.record_count
-        if count > max(2 * rows, _SMALL_ROWS) or rows + count > _LARGEST_ROWS:
+        if count > max(2 * rows, _SMALL_ROWS) or rows + count > _MAX_ROWS:
             break
-        chosen.append(file)
+        selected.append(file)
         rows += count
-    return chosen
+    return selected

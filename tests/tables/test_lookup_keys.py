@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tables.changes.wanted_keys import WantedKeys, as_stream, from_stream
+from penstock.tables.changes.lookup_keys import LookupKeys, from_arrow_stream, to_arrow_stream
 
 NUMBERS = st.lists(st.integers(-3, 12) | st.none(), max_size=25)
 KINDS = [
@@ -28,12 +28,12 @@ def test_rows_of_keys_are_found(
     if pa.types.is_boolean(kind) or pa.types.is_unsigned_integer(kind):
         most = 2 if pa.types.is_boolean(kind) else 5
         rows, keys = ([each and abs(each) % most for each in some] for some in (rows, keys))
-    wanted = WantedKeys(pa.table({"other": column(kind, keys)}))
+    wanted = LookupKeys(pa.table({"other": column(kind, keys)}))
     expected = [place for place, row in enumerate(rows) if row is not None and row in keys]
     stored = pa.chunked_array([column(kind, rows[:7]), column(kind, rows[7:])])
-    assert wanted.places_in(pa.table({"k": stored})).tolist() == expected
-    two = WantedKeys(pa.table({"other": column(kind, keys), "more": pa.array(keys, pa.int64())}))
-    assert two.places_in(pa.table({"k": stored, "n": pa.array(rows, pa.int64())})).tolist() == expected
+    assert wanted.positions_in(pa.table({"k": stored})).tolist() == expected
+    two = LookupKeys(pa.table({"other": column(kind, keys), "more": pa.array(keys, pa.int64())}))
+    assert two.positions_in(pa.table({"k": stored, "n": pa.array(rows, pa.int64())})).tolist() == expected
 
 
 @given(rows=NUMBERS, keys=NUMBERS, sizes=st.lists(st.integers(1, 5), min_size=25, max_size=25))
@@ -45,7 +45,7 @@ def test_rows_are_found_batch_by_batch(
     for size in sizes:
         batches += table.slice(at, size).combine_chunks().to_batches()
         at += size
-    found = list(WantedKeys(pa.table({"k": pa.array(keys, pa.int64())})).rows_in(batches))
+    found = list(LookupKeys(pa.table({"k": pa.array(keys, pa.int64())})).rows_in(batches))
     expected = [place for place, row in enumerate(rows) if row is not None and row in keys]
     assert [place for places, _ in found for place in places.tolist()] == expected
     assert [row for _, batch in found for row in batch.column("v").to_pylist()] == expected
@@ -54,7 +54,7 @@ def test_rows_are_found_batch_by_batch(
 def test_found_rows_arrive_as_they_were() -> None:
     rows = pa.table({"k": [1, 2], "v": [None, "é"]})
     for each in (rows, rows.slice(0, 0)):
-        assert from_stream(as_stream(each)).equals(each)
+        assert from_arrow_stream(to_arrow_stream(each)).equals(each)
 
 
 def column(kind: pa.DataType, values: Sequence[int | None]) -> pa.Array:

@@ -32,24 +32,24 @@ from pyiceberg.types import BooleanType, IcebergType, IntegerType, NestedField, 
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import bounds
+from penstock.tables.iceberg.keys import column_bounds
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import TableLayout
-from penstock.tables.iceberg.transactions import CommitConflict, commit_once
+from penstock.tables.iceberg.transactions import CommitConflict, disable_commit_retries
 
-BRANCH, PROPERTY = "penstock_applied", "penstock.changes"
+BRANCH, STATE_PROPERTY = "penstock_applied", "penstock.changes"
 _SEQUENCE_ID, _PRESENT_ID = 2_000_000_001, 2_000_000_002
 """Field ids that no column of the table gets, since tables number their columns from 1."""
-_TRIES = 10
-_FOREVER = 1 << 60
+_ATTEMPTS = 10
+_NEVER_EXPIRE_MS = 1 << 60
 """In milliseconds."""
-_LONGEST_BOUND = 64
+_MAX_BOUND_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Named:
+class AppliedEventsState:
     """The value of the table's property."""
 
     keys: list[list[Any]]
@@ -66,16 +66,18 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Record:
+class AppliedEvents:
     """The record of applied events of a table."""
 
     place: IcebergPlace
     keys: tuple[NestedField, ...]
-    sequence: IcebergType
-    history: bool
+    sequence_type: IcebergType
+    keeps_history: bool
 
     @classmethod
-    def of(cls, place: IcebergPlace, layout: TableLayout, sequence: IcebergType, history: bool) -> Record:
+    def of(
+        cls, place: IcebergPlace, layout: TableLayout, sequence: IcebergType, history: bool
+    ) -> AppliedEvents:
         return cls(place, tuple(layout.key_schema.fields), sequence, history)
 
     @property
@@ -83,94 +85,99 @@ class Record:
         """The columns of the record's files."""
         return Schema(
             *(NestedField(key.field_id, key.name, key.field_type, required=False) for key in self.keys),
-            NestedField(_SEQUENCE_ID, SEQUENCE, self.sequence, required=False),
+            NestedField(_SEQUENCE_ID, SEQUENCE, self.sequence_type, required=False),
             NestedField(_PRESENT_ID, PRESENT, IntegerType(), required=False),
         )
 
     def prepare(self) -> Table:
         """Start the record if the table has none, refuse one that does not match, and load the table."""
         place = self.place
-        for _ in range(_TRIES):
+        for _ in range(_ATTEMPTS):
             table = place.open()
-            if PROPERTY in table.properties or BRANCH in table.metadata.refs:
+            if STATE_PROPERTY in table.properties or BRANCH in table.metadata.refs:
                 break
             # Another process may do so at the same time.
             with (
                 suppress(CommitConflict),
                 place.translating_errors("the commit failed", beside=(CommitConflict,)),
             ):
-                self._begin(table)
+                self._create_branch(table)
         table = place.open()
-        self.require(table.metadata)
+        self.require_consistent(table.metadata)
         return table
 
-    def _begin(self, table: Table) -> None:
-        commit_once(table)
+    def _create_branch(self, table: Table) -> None:
+        disable_commit_retries(table)
         transaction = table.transaction()
         # The first snapshot of a table has to be on its main branch.
         main = transaction.update_snapshot().fast_append()
         main.commit()
-        change = RecordChange(self)
-        recorded = change.commit(transaction)
-        transaction.set_properties(change.properties(transaction, recorded, main.snapshot_id))
+        change = AppliedEventsChange(self)
+        branch_snapshot = change.commit(transaction)
+        transaction.set_properties(change.properties(transaction, branch_snapshot, main.snapshot_id))
         transaction.commit_transaction()
 
-    def require(self, metadata: TableMetadata) -> None:
+    def require_consistent(self, metadata: TableMetadata) -> None:
         """Refuse a table whose record does not match its rows."""
-        named, branch = self._named(metadata), metadata.refs.get(BRANCH)
+        state, branch = self._read_state(metadata), metadata.refs.get(BRANCH)
         if branch is None:
-            raise self._forgotten(f"its branch {BRANCH} is gone: it was dropped, or not kept by the catalog")
-        if branch.snapshot_id != named.snapshot:
-            raise self._forgotten(f"its branch {BRANCH} was moved")
-        if is_rolled_back(metadata, named.main, named.number):
+            raise self._events_lost_error(
+                f"its branch {BRANCH} is gone: it was dropped, or not kept by the catalog"
+            )
+        if branch.snapshot_id != state.snapshot:
+            raise self._events_lost_error(f"its branch {BRANCH} was moved")
+        if is_rolled_back(metadata, state.main, state.number):
             raise TableRefusedError(
                 f"the Iceberg table {self.place.shown} was rolled back, but the record of its changes was "
-                f"not: go back to snapshot {named.main}, or drop the table to start over",
+                f"not: go back to snapshot {state.main}, or drop the table to start over",
                 condition="TABLE_REFUSED.ROLLED_BACK",
                 table=self.place.shown,
-                snapshot=named.main,
+                snapshot=state.main,
             )
-        self._require_same(named)
+        self._require_same_settings(state)
 
-    def _named(self, metadata: TableMetadata) -> Named:
-        text = metadata.properties.get(PROPERTY)
+    def _read_state(self, metadata: TableMetadata) -> AppliedEventsState:
+        text = metadata.properties.get(STATE_PROPERTY)
         if text is None:
-            raise self._forgotten(f"its property {PROPERTY} was removed")
+            raise self._events_lost_error(f"its property {STATE_PROPERTY} was removed")
         try:
-            return Named(**json.loads(text))
+            return AppliedEventsState(**json.loads(text))
         except (ValueError, TypeError):
-            raise self._forgotten(f"its property {PROPERTY} cannot be read") from None
+            raise self._events_lost_error(f"its property {STATE_PROPERTY} cannot be read") from None
 
-    def _forgotten(self, why: str) -> TableRefusedError:
+    def _events_lost_error(self, reason: str) -> TableRefusedError:
         return TableRefusedError(
-            f"the Iceberg table {self.place.shown} has lost the record of its changes: {why}. "
+            f"the Iceberg table {self.place.shown} has lost the record of its changes: {reason}. "
             "Restore it, or drop the table to start over",
             condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
             table=self.place.shown,
         )
 
-    def _require_same(self, named: Named) -> None:
+    def _require_same_settings(self, state: AppliedEventsState) -> None:
         """Refuse keys, a sequence type or an SCD type that differ from the record's."""
-        ids = [key[0] for key in named.keys]
-        same_keys = ids == [key[0] for key in self._keys] and _types(named.keys) == _types(self._keys)
-        if not same_keys or named.sequence != str(self.sequence):
+        ids = [key[0] for key in state.keys]
+        same_keys = ids == [key[0] for key in self._key_descriptions] and _types(state.keys) == _types(
+            self._key_descriptions
+        )
+        if not same_keys or state.sequence != str(self.sequence_type):
             raise SchemaMismatchError(
-                f"earlier changes of the Iceberg table {self.place.shown} were ordered by {named.sequence} "
-                f"with the keys {_shown(named.keys)}, and these are ordered by {self.sequence} with "
-                f"{_shown(self._keys)}: keep keys and sequence_by, or drop the table to start over",
+                f"earlier changes of the Iceberg table {self.place.shown} were ordered by {state.sequence} "
+                f"with the keys {_keys_for_messages(state.keys)}, and these are ordered by "
+                f"{self.sequence_type} with {_keys_for_messages(self._key_descriptions)}: keep keys and "
+                "sequence_by, or drop the table to start over",
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.place.shown,
             )
-        if named.history != self.history:
+        if state.history != self.keeps_history:
             raise SchemaMismatchError(
                 f"changes were applied to the Iceberg table {self.place.shown} with "
-                f"scd_type={2 if named.history else 1}: keep it, or use another table",
+                f"scd_type={2 if state.history else 1}: keep it, or use another table",
                 condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
                 table=self.place.shown,
             )
 
     @property
-    def _keys(self) -> list[list[Any]]:
+    def _key_descriptions(self) -> list[list[Any]]:
         return [[key.field_id, key.name, str(key.field_type)] for key in self.keys]
 
     def files(self, table: Table) -> list[FileScanTask]:
@@ -184,28 +191,28 @@ class Record:
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
             ]
 
-    def near(self, files: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
+    def files_with_keys(self, files: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
         """Return the files whose bounds allow one of the keys, which have the table's types."""
-        ranges = [bounds(column) for column in keys.columns]
-        return [file for file in files if not self._is_apart(file.file, ranges)]
+        ranges = [column_bounds(column) for column in keys.columns]
+        return [file for file in files if not self._excludes_keys(file.file, ranges)]
 
-    def _is_apart(self, file: DataFile, ranges: Sequence[tuple[Any, Any]]) -> bool:
+    def _excludes_keys(self, file: DataFile, ranges: Sequence[tuple[Any, Any]]) -> bool:
         for key, (low, high) in zip(self.keys, ranges, strict=True):
-            found = (file.lower_bounds, file.upper_bounds)
-            least, most = ((each or {}).get(key.field_id) for each in found)
+            file_bounds = (file.lower_bounds, file.upper_bounds)
+            minimum, maximum = ((bounds_by_field or {}).get(key.field_id) for bounds_by_field in file_bounds)
             kind = key.field_type
-            if least is None or most is None or not isinstance(kind, PrimitiveType):
+            if minimum is None or maximum is None or not isinstance(kind, PrimitiveType):
                 continue
-            if from_bytes(kind, most) < low or high < from_bytes(kind, least):
+            if from_bytes(kind, maximum) < low or high < from_bytes(kind, minimum):
                 return True
         return False
 
 
 @dataclass(frozen=True)
-class RecordChange:
+class AppliedEventsChange:
     """The change that a commit makes to the record."""
 
-    record: Record
+    applied_events: AppliedEvents
     removed: Sequence[DataFile] = ()
     added: Sequence[DataFile] = ()
 
@@ -228,26 +235,38 @@ class RecordChange:
         manage = ManageSnapshots(transaction).create_branch(
             producer.snapshot_id,
             BRANCH,
-            max_ref_age_ms=_FOREVER,
+            max_ref_age_ms=_NEVER_EXPIRE_MS,
             max_snapshot_age_ms=1,
             min_snapshots_to_keep=1,
         )
         manage.commit()
         return producer.snapshot_id
 
-    def properties(self, transaction: Transaction, recorded: int, main: int) -> dict[str, str]:
+    def properties(
+        self, transaction: Transaction, branch_snapshot: int, main_snapshot: int
+    ) -> dict[str, str]:
         """Return the table's property, for the snapshots of both branches in the transaction."""
-        record, snapshot = self.record, transaction.table_metadata.snapshot_by_id(main)
-        number = 0 if snapshot is None else snapshot.sequence_number or 0
-        named = Named(record._keys, str(record.sequence), record.history, recorded, main, number)
-        return {PROPERTY: json.dumps(asdict(named))}
+        applied_events, snapshot = (
+            self.applied_events,
+            transaction.table_metadata.snapshot_by_id(main_snapshot),
+        )
+        sequence_number = 0 if snapshot is None else snapshot.sequence_number or 0
+        state = AppliedEventsState(
+            applied_events._key_descriptions,
+            str(applied_events.sequence_type),
+            applied_events.keeps_history,
+            branch_snapshot,
+            main_snapshot,
+            sequence_number,
+        )
+        return {STATE_PROPERTY: json.dumps(asdict(state))}
 
 
-def written_lines(target: FileTarget, columns: Schema, lines: pa.Table) -> DataFile:
+def write_events(target: FileTarget, columns: Schema, events: pa.Table) -> DataFile:
     """Write lines of a record, with its columns in their order, to a file that no snapshot has yet."""
     schema = sanitize_column_names(columns)
     arrow = schema_to_pyarrow(schema)
-    rows = lines.rename_columns(arrow.names).cast(arrow)
+    rows = events.rename_columns(arrow.names).cast(arrow)
     path = target.new_path()
     with target.io.new_output(path).create(overwrite=True) as out:
         pq.write_table(rows, out, compression="zstd")
@@ -277,8 +296,8 @@ def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int,
         kind = column.field_type
         if not rows.num_rows or not isinstance(kind, PrimitiveType) or isinstance(kind, BooleanType):
             continue
-        low, high = (to_bytes(kind, value) for value in bounds(rows[column.name]))
-        if max(len(low), len(high)) <= _LONGEST_BOUND:
+        low, high = (to_bytes(kind, value) for value in column_bounds(rows[column.name]))
+        if max(len(low), len(high)) <= _MAX_BOUND_BYTES:
             lows[column.field_id], highs[column.field_id] = low, high
     return lows, highs
 
@@ -287,5 +306,5 @@ def _types(keys: Sequence[Sequence[Any]]) -> list[Any]:
     return [key[2] for key in keys]
 
 
-def _shown(keys: Sequence[Sequence[Any]]) -> str:
+def _keys_for_messages(keys: Sequence[Sequence[Any]]) -> str:
     return ", ".join(f"{name} {kind}" for _, name, kind in keys)

@@ -11,39 +11,39 @@ import pyarrow as pa
 
 from penstock.lake.deletion_vectors import Positions
 from penstock.lake.parquet import FileSplit
-from penstock.tables.changes.wanted_keys import WantedKeys
+from penstock.tables.changes.lookup_keys import LookupKeys
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.statistics import FileStatistics
-from penstock.tables.delta.stored_files import Identity, Stored, StoredFiles
+from penstock.tables.delta.stored_files import FileIdentity, StoredFile, StoredFiles
 from penstock.tables.delta.stored_rows import StoredRows
 
-_RANGES = 16
+_KEY_RANGES = 16
 """The number of key ranges with which a table's files are compared."""
 
 
 @dataclass(frozen=True)
-class Leaving:
+class FileRemovals:
     """The rows to remove from one file."""
 
     positions: Positions
-    values: pa.Table | None = None
+    new_values: pa.Table | None = None
     """New values of some columns, with which the same rows are stored again; None if they are not."""
 
 
-class LeavingRows(ABC):
+class RemovedRows(ABC):
     """Rows to remove from stored files."""
 
     @abstractmethod
-    def files(self, stored: StoredFiles) -> list[Stored]:
+    def files(self, stored: StoredFiles) -> list[StoredFile]:
         """Return the files that may have such rows."""
 
     @abstractmethod
-    def of(self, rows: StoredRows) -> Leaving:
+    def in_file(self, rows: StoredRows) -> FileRemovals:
         """Return the live rows to remove from a file."""
 
 
-class RowsOfKeys(LeavingRows):
+class RemovedByKey(RemovedRows):
     """The rows with certain keys, which tasks look for."""
 
     keys: pa.Schema
@@ -55,75 +55,77 @@ class RowsOfKeys(LeavingRows):
 
     @property
     @abstractmethod
-    def wanted(self) -> WantedKeys:
+    def lookup_keys(self) -> LookupKeys:
         """The keys."""
 
-    def files(self, stored: StoredFiles) -> list[Stored]:
-        return stored.near(self.keys, self.bounds)
+    def files(self, stored: StoredFiles) -> list[StoredFile]:
+        return stored.overlapping(self.keys, self.bounds)
 
-    def of(self, rows: StoredRows) -> Leaving:
-        found = [positions for positions, _ in rows.with_keys(self.wanted, self.keys, FileSplit())]
-        return Leaving(np.concatenate([np.empty(0, np.int64), *found]))
+    def in_file(self, rows: StoredRows) -> FileRemovals:
+        position_arrays = [
+            positions for positions, _ in rows.with_keys(self.lookup_keys, self.keys, FileSplit())
+        ]
+        return FileRemovals(np.concatenate([np.empty(0, np.int64), *position_arrays]))
 
 
-class StagedKeys(RowsOfKeys):
+class RemovedByStagedKey(RemovedByKey):
     """The rows with a key of the micro-batch; tasks read the keys from the micro-batch's files."""
 
     def __init__(self, stage: DeltaStage, files: Sequence[DataFile]) -> None:
-        self.stage, self.staged = stage, tuple(files)
+        self.stage, self.staged_files = stage, tuple(files)
         self.keys = pa.schema([stage.layout.schema.field(key) for key in stage.layout.keys])
-        self._wanted: WantedKeys | None = None
+        self._lookup_keys: LookupKeys | None = None
 
     @property
     def bounds(self) -> list[str]:
-        return [file.statistics for file in self.staged]
+        return [file.statistics for file in self.staged_files]
 
     @property
-    def wanted(self) -> WantedKeys:
-        if self._wanted is None:
-            self._wanted = WantedKeys(self.stage.columns(self.staged, self.keys.names))
-        return self._wanted
+    def lookup_keys(self) -> LookupKeys:
+        if self._lookup_keys is None:
+            self._lookup_keys = LookupKeys(self.stage.columns(self.staged_files, self.keys.names))
+        return self._lookup_keys
 
 
-class GivenKeys(RowsOfKeys):
+class RemovedByGivenKey(RemovedByKey):
     """The rows with one of the keys in a table."""
 
     def __init__(self, table: pa.Table) -> None:
-        self.keys, self._wanted = table.schema, WantedKeys(table)
+        self.keys, self._lookup_keys = table.schema, LookupKeys(table)
 
     @property
     def bounds(self) -> list[str]:
-        return bounds_of(self._wanted.keys)
+        return key_bounds(self._lookup_keys.keys)
 
     @property
-    def wanted(self) -> WantedKeys:
-        return self._wanted
+    def lookup_keys(self) -> LookupKeys:
+        return self._lookup_keys
 
 
 @dataclass
-class KnownRows(LeavingRows):
+class RemovedAtPositions(RemovedRows):
     """Rows whose positions are known."""
 
-    stored: Sequence[Stored] = field(repr=False)
+    stored_files: Sequence[StoredFile] = field(repr=False)
     """The files that have such rows."""
-    rows: Mapping[Identity, Leaving] = field(repr=False)
+    removals: Mapping[FileIdentity, FileRemovals] = field(repr=False)
 
-    def files(self, stored: StoredFiles) -> list[Stored]:
-        return list(self.stored)
+    def files(self, stored: StoredFiles) -> list[StoredFile]:
+        return list(self.stored_files)
 
-    def of(self, rows: StoredRows) -> Leaving:
-        return self.rows[rows.file.identity]
+    def in_file(self, rows: StoredRows) -> FileRemovals:
+        return self.removals[rows.file.identity]
 
 
-def bounds_of(keys: pa.Table) -> list[str]:
+def key_bounds(keys: pa.Table) -> list[str]:
     """Return statistics of keys, one for each range of the first column; an empty list without keys."""
     if not keys.num_rows:
         return []
     ordered = keys.sort_by(keys.column_names[0]).combine_chunks()
-    size = -(-keys.num_rows // _RANGES)
-    found = []
-    for batch in ordered.to_batches(max_chunksize=size):
+    range_size = -(-keys.num_rows // _KEY_RANGES)
+    statistics_of_ranges = []
+    for batch in ordered.to_batches(max_chunksize=range_size):
         statistics = FileStatistics.of(keys.schema, keys.column_names)
         statistics.add(batch)
-        found.append(statistics.to_json())
-    return found
+        statistics_of_ranges.append(statistics.to_json())
+    return statistics_of_ranges
