@@ -60,7 +60,7 @@ class Column:
     sql_type: str
     key: bool = False
     orders_rows: bool = False
-    """Whether rows are ordered by it."""
+    """Whether changes are ordered by this column."""
 
     @property
     def sql(self) -> str:
@@ -68,7 +68,7 @@ class Column:
 
     @property
     def ddl_type(self) -> str:
-        """The type in CREATE TABLE; text that orders rows collates by bytes, as in Spark and SQLite."""
+        """The type in CREATE TABLE; text that orders changes collates by bytes, as in Spark and SQLite."""
         return 'text collate "C"' if self.orders_rows and self.sql_type == "text" else self.sql_type
 
     @property
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def staged_columns(self) -> dict[str, Column]:
-        """The columns of staged rows, by their names in the staged relation."""
+        """The columns of staged rows, by their names in the staging table."""
         columns = {f"c{n}": column for n, column in enumerate(self.columns)}
         if self.sequence is not None:
             columns |= {"sequence": self.sequence, "present": Column("present", pa.int32(), "integer")}
@@ -117,7 +117,7 @@ class Layout:
 
     @property
     def staged_keys(self) -> list[str]:
-        """The staged columns with the keys."""
+        """The staged columns that hold the keys."""
         return [f"c{n}" for n, column in enumerate(self.columns) if column.key]
 
     @property
@@ -131,7 +131,7 @@ class Layout:
         return ", ".join(column.sql for column in self.keys)
 
     def same_key(self, staged: str) -> str:
-        """Return the SQL condition that a table row, ``kept``, and a staged row have the same key."""
+        """Return the SQL condition that a stored row (alias ``kept``) and a staged row have the same key."""
         pairs = zip(self.keys, self.staged_keys, strict=True)
         return " and ".join(f"kept.{key.sql} = {staged}.{column}" for key, column in pairs)
 
@@ -141,7 +141,7 @@ class Layout:
 
     @property
     def stored_layout(self) -> Layout:
-        """The table in the database; with history, a version's key includes its first sequence."""
+        """The layout of the stored table; with history, the key of a row version includes its start."""
         if self.sequence is None or not self.history:
             return self
         begins = replace(self.sequence, name=VALID_FROM, key=True)
@@ -174,7 +174,7 @@ def layout_of(
     for key in keys:
         if key not in names:
             raise InvalidInputError(
-                f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They "
+                f"the rows have no column {in_quotes(key)}, which is in keys.{did_you_mean(key, names)} They "
                 f"have {', '.join(names)}",
                 condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 parameter="keys",

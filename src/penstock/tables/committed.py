@@ -1,4 +1,4 @@
-"""Check whether a Delta or Iceberg table already has a micro-batch of a query."""
+"""Check whether a micro-batch of a query is already committed to a Delta or Iceberg table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def has_batch(
     last: int | None,
     last_input: Digest | None,
 ) -> bool:
-    """Return whether a table has a micro-batch.
+    """Return whether a micro-batch is already committed to a table.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def has_batch(
     CheckpointRewoundError
         When the table has a later micro-batch.
     CheckpointMismatchError
-        When it has the micro-batch with other offsets.
+        When the table has the micro-batch with other offsets.
     """
     if last is None or last < batch_id:
         return False

@@ -1,4 +1,4 @@
-"""Compaction of a Delta or Iceberg table: small files are merged into large ones."""
+"""Compaction of Delta and Iceberg tables: small data files are rewritten into fewer large ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 
 _MIN_SMALL_FILES = 5
-"""The number of small files from which a partition's files are merged, even if they do not fill a file."""
+"""The number of small files from which a partition is compacted, even if they do not fill a new file."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
         When the storage or the catalog does not answer; the call can be repeated.
     """
     if type(file_bytes) is not int or file_bytes < 1 << 10:
-        raise InvalidInputError(f"file_bytes is 1,024 or more, not {file_bytes!r}", parameter="file_bytes")
+        raise InvalidInputError(
+            f"file_bytes must be 1,024 or more, not {file_bytes!r}", parameter="file_bytes"
+        )
     if is_iceberg(url or name):
         iceberg: Callable[..., TableCompaction] = load(
             "penstock.tables.iceberg.compaction", "compact", "an Iceberg table"
@@ -89,7 +91,7 @@ def table_not_found_error(kind: str, table: str) -> TableRefusedError:
 def attempts_exhausted_error(kind: str, table: str, attempts: int, reason: str) -> CommitRefusedError:
     return CommitRefusedError(
         f"other writers changed {kind} at each of {attempts} attempts to merge files ({reason}). No row is "
-        "lost or repeated: compact it when it is written less",
+        "lost or repeated: compact the table when fewer writers are active",
         condition="COMMIT_REFUSED.TABLE_CHANGED",
         table=table,
     )

@@ -1,7 +1,7 @@
-"""A SQL table as the sink of a continuous query: the task side and the driver side.
+"""SQL tables as sinks of continuous queries: the task side and the driver side.
 
-With exactly_once, tasks stage their rows, and the driver adds the rows of an epoch in one transaction. With
-at_least_once, tasks add rows immediately.
+With exactly_once, tasks stage their rows, and the driver inserts the rows of an epoch in one transaction.
+With at_least_once, tasks insert rows immediately.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableWriterFactory(WriterFactory):
-    """Factory of writers to a table, whose rows are visible immediately, or staged until their epoch ends."""
+    """Factory of table writers, whose rows are visible immediately or staged until their epoch ends."""
 
     url: str = field(repr=False)
     encoder: RowEncoder
     app_id: str | None
-    """The app id for staged rows; None for rows that are visible immediately."""
+    """The app id of staged rows; None if rows are inserted immediately."""
 
     def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
         return project_rows(frame, self.encoder.layout)
@@ -51,7 +51,7 @@ class TableWriterFactory(WriterFactory):
 
 
 class TableInsertWriter(SinkWriter):
-    """Writer that adds rows immediately; a write is one transaction, or several for many rows."""
+    """Writer that inserts rows immediately, in one transaction for each chunk of rows."""
 
     def __init__(self, sink: TableWriterFactory) -> None:
         self._encoder = sink.encoder
@@ -65,11 +65,11 @@ class TableInsertWriter(SinkWriter):
         return {}
 
     def close(self) -> None:
-        """Do nothing: the process keeps its store open."""
+        """Do nothing: the store stays open for other writers of the process."""
 
 
 class TableStagingWriter(StagingWriter):
-    """Writer that stages rows."""
+    """Writer that stages rows until the driver commits their epoch."""
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
         super().__init__(app_id, task, most_rows=CHUNK_ROWS, most_bytes=CHUNK_BYTES)
@@ -84,17 +84,17 @@ class TableStagingWriter(StagingWriter):
         return staged - already_staged
 
     def close(self) -> None:
-        """Do nothing: staged rows that are never promoted are deleted with the next epoch."""
+        """Do nothing: staged rows that are never published are deleted with the next epoch."""
 
 
 @dataclass
 class TableSinkDriver(SinkDriver):
-    """Driver side of a table to which rows are added."""
+    """Driver side of a table sink that appends rows."""
 
     name: str
     url: str = field(repr=False)
     prepare: Callable[[StructType], Layout]
-    """Creates the table, or checks that it takes rows of a schema."""
+    """Creates the table, or checks that an existing one accepts rows of a schema."""
     commits: Commits
     exactly_once: bool
     _encoder: RowEncoder | None = field(default=None, init=False)

@@ -38,10 +38,10 @@ _SUPPORTED_CONNECTIONS = (
     "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 )
 LEDGER = "penstock_exactly_once"
-# Serialises creation, since one of two concurrent CREATE TABLEs fails.
+# Advisory lock that serializes creation, since one of two concurrent CREATE TABLE statements fails.
 CREATION_LOCK = 7235416081274634
 _LOCK_RETRY_SECONDS = 0.05
-# One row for each sink and app, with its newest micro-batch: replays never repeat an earlier one.
+# One row for each sink and app, with its newest micro-batch: Spark never replays an earlier one.
 CREATE = """
 create table if not exists {ledger} (
     sink varchar(255) not null,
@@ -52,7 +52,7 @@ create table if not exists {ledger} (
     primary key (sink, app_id)
 )
 """
-# Looks up, by the caller's search path, the existing ledger and the schema in which it would be created.
+# Finds the existing ledger in the caller's search path, and the schema in which it would be created.
 _LOCATE_LEDGER = (
     f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
 )
@@ -66,7 +66,7 @@ _INSERT_FIRST = (
     "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
 )
-# A compare-and-set, which waits for another driver of the query and then sees its commit.
+# Compare-and-set: it waits for the transaction of another driver of the query, and then sees its commit.
 _UPDATE_TO_NEXT = (
     "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), "
     f"committed_at = current_timestamp where {_SAME_APP} and batch_id = :newest"
@@ -75,13 +75,13 @@ _UPDATE_TO_NEXT = (
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch in its transaction, truthy when it is new."""
+    """A micro-batch inside its transaction; true if it is new."""
 
     sink: str
     app_id: str
     batch_id: int
     new: bool
-    """False when it was committed before: skip its statements."""
+    """False if the micro-batch was committed before: skip its statements."""
 
     def __bool__(self) -> bool:
         return self.new
@@ -174,7 +174,7 @@ def exactly_once(
 def _record_batch(
     connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledger_owner: str | None
 ) -> bool:
-    """Enter the micro-batch in the ledger; return False if it is already the newest one."""
+    """Record the micro-batch in the ledger; return False if it is already there."""
     ledger_location = connection.row(_LOCATE_LEDGER) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
         if ledger_location is None:
@@ -188,13 +188,13 @@ def _record_batch(
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
-                # Another session may have created it during the wait.
+                # Another session may have created the ledger during the wait.
                 _require_trusted_owner(connection, schema, ledger_owner)
         return ledger.enter(entry, new_sink=new_sink)
 
 
 def _ledger_schema(connection: CallerConnection, oid: int | None, current_schema: str | None) -> str:
-    """Return the ledger's schema, by default the first one of the search path."""
+    """Return the schema of an existing ledger, or else the first schema of the search path."""
     row = None if oid is None else connection.row(_SELECT_LEDGER_SCHEMA, oid=oid)
     schema = current_schema if row is None else str(row[0])
     if schema is None:
@@ -222,13 +222,13 @@ def _require_trusted_owner(connection: CallerConnection, schema: str, ledger_own
 def _qualified_ledger_name(schema: str) -> str:
     if ":" not in schema:
         return f"{quoted(schema)}.{LEDGER}"
-    # A colon would be read as a parameter.
+    # A colon would start a parameter, so write it as a Unicode escape.
     escaped = quoted(schema.replace("\\", "\\\\").replace(":", "\\003A"))
     return f"U&{escaped}.{LEDGER}"
 
 
 def _wait_for_other_creators(connection: CallerConnection) -> None:
-    """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
+    """Acquire the creation lock, with a timeout, because any role that may connect can hold it."""
     deadline = time.monotonic() + DEFAULT_LOCK_WAIT
     while time.monotonic() < deadline:
         row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=CREATION_LOCK)
@@ -259,7 +259,7 @@ class Ledger:
                 if newest[0] == entry.batch_id:
                     return False
                 changed_rows = self._change(_UPDATE_TO_NEXT, newest=newest[0], **vars(entry))
-            # If nothing was entered, another driver of the query was faster: read its entry.
+            # If no row changed, another driver of the query was faster: read its entry.
             if changed_rows:
                 return True
 
@@ -312,7 +312,7 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
 
 
 class CallerConnection(ABC):
-    """A caller's connection, which takes statements with ``:name`` parameters."""
+    """Adapter for a caller's connection; statements have ``:name`` parameters."""
 
     dialect: str
 
@@ -326,11 +326,11 @@ class CallerConnection(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[object]:
-        """Open a transaction; inside an open one a savepoint, which the caller commits."""
+        """Open a transaction, or a savepoint inside an open one, which the caller commits."""
 
     @contextmanager
     def trusted_search_path(self) -> Iterator[None]:
-        """Use the store's own search path inside the block; a rollback restores the caller's too."""
+        """Use the store's search path inside the block; a rollback also restores the caller's."""
         if self.dialect != "postgres":
             yield
             return
@@ -370,7 +370,7 @@ class _Sqlite(CallerConnection):
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._connection.cursor()
-        cursor.row_factory = None  # the caller's connection may have one
+        cursor.row_factory = None  # ignore a row factory of the caller's connection
         return cursor
 
     @contextmanager
@@ -402,7 +402,7 @@ class _Psycopg(CallerConnection):
         from psycopg.rows import tuple_row
 
         self._connection = connection
-        # Not the connection's default cursor class, which the caller may have changed.
+        # Do not use the connection's cursor class and row factory, which the caller may have changed.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
 
     def change(self, text: str, **parameters: object) -> int:
@@ -434,7 +434,7 @@ class _SqlAlchemy(CallerConnection):
         return self._execute(text, parameters).first()
 
     def _execute(self, text: str, parameters: dict[str, object]) -> CursorResult[Any]:
-        # The caller has imported it, to make the connection.
+        # The caller has imported SQLAlchemy to create the connection.
         return self._connection.execute(sys.modules["sqlalchemy"].text(text), parameters)
 
     def transaction(self) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Delta tables in a folder and Iceberg tables in a catalog as sinks."""
+"""Delta and Iceberg tables as sinks: one interface for both table formats."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ChangeLayout = TypeVar("ChangeLayout")
 
 @dataclass(frozen=True)
 class LakeFormat(Generic[Place, Layout, ChangeLayout]):
-    """The differences between Delta and Iceberg tables."""
+    """The operations that differ between Delta and Iceberg tables."""
 
     description: str
-    """The kind of table, for messages."""
+    """The kind of table in messages, such as "a Delta table"."""
     row_layout: Callable[[StructType, Sequence[str], str], Layout]
-    """Returns the columns that a table must have for rows; refuses rows that no table takes."""
+    """Returns the columns that a table needs for rows; refuses rows that no table of this format supports."""
     change_layout: Callable[[StructType, Place, Sequence[str], str, int], ChangeLayout]
-    """Returns how change rows are applied; refuses change rows that no table takes."""
+    """Returns the layout of change events; refuses change rows that no table of this format supports."""
     table_layout: Callable[[ChangeLayout], Layout]
     new_columns: Callable[[Layout, Place], list[str]]
     evolve: Callable[[Place, Layout], None]
@@ -58,7 +58,7 @@ class LakeTable(Generic[Place, Layout, ChangeLayout]):
     scd_type: int
 
     def layout(self, schema: StructType, output_mode: str) -> Layout:
-        """Return the columns that the table must have; refuse rows that no table of this kind takes."""
+        """Return the columns that the table needs; refuse rows that no table of this format supports."""
         changes = self._changes(schema)
         return self._rows(schema, output_mode) if changes is None else self.format.table_layout(changes)
 

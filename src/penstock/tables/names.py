@@ -16,7 +16,7 @@ from penstock.store.statements import store_relations
 _NAME_PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _QUALIFIED = re.compile(rf"(?:({_NAME_PART})\.)?({_NAME_PART})", re.DOTALL)
 POSTGRES_BYTES = 63
-"""The longest name that PostgreSQL does not cut off."""
+"""The maximum length of a name in PostgreSQL, which truncates longer ones."""
 
 
 def quoted(name: str) -> str:
@@ -26,7 +26,7 @@ def quoted(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Return 32 hexadecimal digits that represent a text of any length in a name."""
+    """Return a digest of 32 hexadecimal digits, for names that are derived from a text of any length."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -43,7 +43,7 @@ class TableName:
 
     @property
     def ledger_name(self) -> str:
-        """The sink's name in the ledger, which a recreated table shares with the dropped one."""
+        """The sink's name in the ledger; a recreated table has the same name as the dropped one."""
         return f"table:{self.sql}"
 
 

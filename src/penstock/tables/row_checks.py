@@ -1,4 +1,4 @@
-"""Checks of the rows that a table takes, and the errors that all kinds of table share."""
+"""Checks of the rows of a batch, and the errors that SQL, Delta and Iceberg tables share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.spark.schemas import is_split, required_sequence, row_id_columns, 
 
 _DAY = 86_400_000_000
 _FIRST_DAYS = {"postgres": (1, -719_162), "sqlite": (-32767, -12_687_428)}
-"""The first years that can be written, and their first days since 1970. PostgreSQL cannot read signs."""
+"""First supported year of each database, and its first day in days since 1970. PostgreSQL rejects signs."""
 _END_DAY = 11_248_738
-"""The first day of the year 32768, which Arrow does not write as text."""
+"""The first day of the year 32768, in days since 1970; Arrow cannot format years from then on."""
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
 def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
     """Refuse keys without a column that identifies the feed's rows."""
     missing = [name for name in row_id_columns(schema) if name not in keys]
-    # Keys that are not columns are refused in another check.
+    # Another check refuses keys that are not columns.
     if missing and set(keys) <= set(schema.names):
         raise InvalidOptionError(
             f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
@@ -150,9 +150,9 @@ def require_no_nan(array: pa.Array, column: str, table: str, dialect: str) -> No
 
 
 def require_writable_times(array: pa.Array, column: str, table: str, dialect: str) -> None:
-    """Refuse dates and timestamps that Arrow cannot write as text, or that PostgreSQL could not read.
+    """Refuse dates and timestamps that Arrow cannot format as text, or that PostgreSQL cannot parse.
 
-    Arrow writes some of them as wrong dates, without an error.
+    Arrow formats some of them as wrong dates, without an error.
     """
     if pat.is_date(array.type):
         values, units_per_day, unit = array.view(pa.int32()), 1, "days"
@@ -176,7 +176,7 @@ def require_writable_times(array: pa.Array, column: str, table: str, dialect: st
 
 
 def ambiguous_order_error(key: str, table: str, sequence_by: str) -> TableRefusedError:
-    """Return the error for different changes of a key with the same position in the order."""
+    """Return the error for different changes of a key that have the same position in the order."""
     return TableRefusedError(
         f"the key {key} of {table} has several changes with the same {in_quotes(sequence_by)}, so none of "
         "them is the last: read the feed's net changes (deduplication_mode='netChanges', "

@@ -36,10 +36,10 @@ JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""Options for nested values as JSON: with every field, and times in UTC to the microsecond."""
+"""``to_json`` options for nested values: null fields are kept, and times are in UTC with microseconds."""
 CHUNK_ROWS = 131_072
 CHUNK_BYTES = 32 << 20
-"""The number of bytes that a task gathers before it writes."""
+"""The number of rows, and of bytes, that a task buffers before it writes."""
 _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
@@ -52,7 +52,7 @@ def project_rows(frame: Frame, layout: Layout) -> Frame:
 
 
 def in_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate batches to chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`, except for the last one."""
+    """Concatenate batches into chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`; the last may be smaller."""
     return (pa.concat_batches(group) for group in grouped(batches, CHUNK_ROWS, CHUNK_BYTES))
 
 
@@ -82,7 +82,7 @@ def _projected_type(column: Column, dialect: str) -> pa.DataType:
 
 
 def database_schema(projected: pa.Schema, dialect: str) -> pa.Schema:
-    """Return the schema of projected rows whose types are converted for the database."""
+    """Return the schema of encoded rows: projected rows with the types of the database."""
     return pa.schema([pa.field(field.name, _database_type(field.type, dialect)) for field in projected])
 
 
@@ -94,7 +94,7 @@ def to_database_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatc
 
 def _database_type(kind: pa.DataType, dialect: str) -> pa.DataType:
     if dialect == "postgres":
-        # Arrow writes all other types to CSV in a form that PostgreSQL reads.
+        # Arrow writes all other types to CSV in a format that PostgreSQL parses.
         return pa.string() if pat.is_duration(kind) else kind
     if pat.is_boolean(kind):
         return pa.int8()
@@ -116,7 +116,7 @@ def _convert_array(array: pa.Array, target_type: pa.DataType) -> pa.Array:
 
 
 def _format_intervals(micros: pa.Array) -> pa.Array:
-    """Format intervals with integers, which PostgreSQL 13 also reads; all parts have the same sign."""
+    """Format durations as intervals of integers, which PostgreSQL 13 also parses; all parts have one sign."""
     days = pc.divide(micros, _DAY)
     remainder = pc.subtract(micros, pc.multiply(days, _DAY))
     seconds = pc.divide(remainder, _SECOND)

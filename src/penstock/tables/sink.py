@@ -188,7 +188,7 @@ class TableSink(Sink, ContinuousSink):
     def refusal(
         self, frame: DataFrame, output_mode: str, *, continuous: bool = False
     ) -> PenstockError | None:
-        """Return the error with which a pipeline of these rows would not start; the table is not read."""
+        """Return the error that keeps a pipeline of these rows from starting; the table is not read."""
         try:
             self.check("exactly_once", output_mode)
             self._check_rows(frame, output_mode, continuous)
@@ -197,7 +197,7 @@ class TableSink(Sink, ContinuousSink):
         return None
 
     def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
-        # A sink without a store yet is checked as a SQLite table.
+        # Check a sink without a configured store as a SQLite table.
         url = self.store_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
             self._require_append_only(url, "exactly_once", output_mode)
@@ -210,7 +210,7 @@ class TableSink(Sink, ContinuousSink):
             lake.layout(frame.schema, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
-        """Refuse anything other than appends: rows are identified by the coordinates of their source."""
+        """Refuse anything but appends, because rows are identified by their coordinates in the source."""
         if output_mode != "append" or self.apply_changes:
             setting = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
             raise InvalidOptionError(
@@ -293,7 +293,7 @@ class TableSink(Sink, ContinuousSink):
             return store.database.run(read_new_columns, write=False)
 
     def _lake_table(self, url: str) -> AnyLakeTable | None:
-        """Return the table, unless it is in the database of a store."""
+        """Return the Delta or Iceberg table; None for a SQL table in the database of a store."""
         sequence_by = self._sequence_by if self.apply_changes else None
         return lake_table(url, self.name, self.keys, sequence_by, self.scd_type)
 
@@ -413,7 +413,7 @@ class TableSink(Sink, ContinuousSink):
         )
 
     def prepared(self, url: str, schema: StructType, output_mode: str, keys: Sequence[str]) -> Layout:
-        """Create the table, or check that the existing one takes rows of a schema; return its layout."""
+        """Create the table, or check that the existing one accepts rows of a schema; return its layout."""
 
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
@@ -427,7 +427,7 @@ class TableSink(Sink, ContinuousSink):
 
         with connect(url) as store:
             layout = store.database.run(work, idempotent=True)
-            # Maintenance, which cleans up after queries that died, may not run on this machine.
+            # Clean up after queries that died, since maintenance may not run on this machine.
             store.clean_up()
         return layout
 
@@ -441,7 +441,7 @@ def _check_store(url: str) -> None:
 
 
 def _require_coordinates(frame: DataFrame) -> None:
-    """Refuse rows without their source's coordinates, and rows of several reads, which may share them."""
+    """Refuse rows without source coordinates, and rows of several reads, whose coordinates may be equal."""
     missing = [name for name in COORDINATES if name not in frame.columns]
     if missing:
         raise InvalidInputError(

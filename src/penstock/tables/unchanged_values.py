@@ -1,8 +1,7 @@
-"""Values that a change row leaves out because the change did not touch them (PostgreSQL's unchanged TOAST
-values).
+"""Unchanged TOAST values, which a change row omits because the change did not touch them.
 
-PostgreSQL leaves long values out of an update that does not touch them, unless the table's replica identity
-is full. A table keeps the value that its row had before.
+PostgreSQL omits long values from an update that does not touch them, unless the table's replica identity is
+FULL. The sink table then keeps the stored value of the row.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
 from penstock.spark.schemas import feed_column, quote_column, unchanged_column
 
 MISSING_COLUMNS = "unknown"
-"""The column of a projected row with the numbers of the columns without a value, such as ",2,,5,"; null if
-all columns have one.
+"""The column of a projected row with the numbers of the columns whose value is missing, such as ",2,,5,";
+null if all columns have a value.
 """
 _KEY_CHANGED, _COMPUTED = "!", "?"
 _TOASTABLE_TYPES = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
@@ -40,17 +39,17 @@ _TOASTABLE_TYPES = (ArrayType, BinaryType, DecimalType, MapType, StringType, Str
 
 @dataclass(frozen=True)
 class UnchangedValues:
-    """The column that names the values a change leaves out, and the numbers of the table's columns."""
+    """The feed's column that lists the omitted values of a change, and the columns that may have them."""
 
     column: str
     columns_by_source: tuple[tuple[str, tuple[int, ...]], ...]
-    """The column numbers, by the feed's name of the column."""
+    """The numbers of the table's columns, by the name of their column in the feed."""
     computed: tuple[str, ...]
-    """The columns that may be computed from such values."""
+    """The columns that may be computed from omitted values."""
 
     @classmethod
     def of(cls, schema: StructType, keys: Sequence[str]) -> UnchangedValues | None:
-        """Read the column metadata of a schema; return None if the feed never leaves values out."""
+        """Read the column metadata of a schema; return None if the feed never omits values."""
         column = unchanged_column(schema)
         if column is None:
             _require_no_values_left_out(schema, keys)
@@ -72,7 +71,7 @@ class UnchangedValues:
 
     @property
     def omittable_columns(self) -> list[int]:
-        """The numbers of all columns whose values may be left out."""
+        """The numbers of all columns whose values may be omitted."""
         return sorted(number for _, numbers in self.columns_by_source for number in numbers)
 
     def missing_columns(self) -> Column:
@@ -93,7 +92,7 @@ class UnchangedValues:
         return listed
 
     def require_resolvable(self, missing: pa.Array, table: str) -> None:
-        """Refuse changes that leave out values which no earlier row can have."""
+        """Refuse changes that omit values which cannot be taken from an earlier row."""
         markers = pc.utf8_slice_codeunits(missing, 0, 1)
         for marker, reason in (
             (_KEY_CHANGED, "the change gives the row another key"),
@@ -120,12 +119,12 @@ class UnchangedValues:
 
 
 def column_numbers(missing: Iterable[str]) -> list[int]:
-    """Return the column numbers in some values of `MISSING_COLUMNS`."""
+    """Return the distinct column numbers in values of `MISSING_COLUMNS`."""
     return sorted({int(number) for numbers in missing for number in numbers.split(",") if number})
 
 
 def has_value(missing: str, number: int) -> str:
-    """Return the SQL condition, for any database, that a change has a value for a column."""
+    """Return the SQL condition that a change has a value for a column; it works in every database."""
     return f"coalesce({missing}, '') not like '%,{number},%'"
 
 

@@ -98,6 +98,6 @@ def test_wrong_arguments_are_refused(path: str, tmp_path: Path) -> None:
         penstock.compact_table("orders", "sqlite:///shop.db")
     with pytest.raises(InvalidUrlError):
         penstock.compact_table("orders")
-    with pytest.raises(InvalidInputError, match=r"file_bytes is 1,024 or more, not 10"):
+    with pytest.raises(InvalidInputError, match=r"file_bytes must be 1,024 or more, not 10"):
         penstock.compact_table("orders", f"delta://{tmp_path}", file_bytes=10)
     assert _files(path) == 6

@@ -1,1 +1,1 @@
-"""Change rows for Delta and Iceberg tables: their events, and the plan of a merge."""
+"""Change events for Delta and Iceberg tables, and the plan that merges them."""

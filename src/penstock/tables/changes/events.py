@@ -1,7 +1,7 @@
-"""Change events for a Delta or Iceberg table: a change of a key, and its position in the order of changes.
+"""Change events for a Delta or Iceberg table: the change of a key, with its position in the order of changes.
 
-Spark collapses a micro-batch to the last event of each key, since later events replace earlier ones, and
-tasks stage these events.
+Spark reduces a micro-batch to the last event of each key, since later events replace earlier ones, and tasks
+stage these events in files.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.tables.row_encoding import JSON_OPTIONS
 from penstock.tables.unchanged_values import UnchangedValues, column_numbers
 
 SEQUENCE, PRESENT, MISSING_COLUMNS = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
-"""The columns that staged events have in addition to the columns of their rows."""
+"""The metadata columns of staged events."""
 _RESERVED_NAMES = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, MISSING_COLUMNS)
 
 
 class ColumnLayout(Protocol):
-    """The columns of rows in a table format."""
+    """The columns of rows in the types of a table format."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -50,7 +50,7 @@ class ColumnLayout(Protocol):
 @dataclass(frozen=True)
 class EventLayout:
     row_schema: pa.Schema
-    """The columns of the rows that events insert or update, with their names in staged files."""
+    """The columns of the rows that events upsert, with their names in staged files."""
     keys: tuple[str, ...]
     query_columns: tuple[str, ...]
     """The same columns, with the query's names."""
@@ -58,22 +58,22 @@ class EventLayout:
     sequence_by: str
     """The query's column that orders the events of a key."""
     keeps_history: bool
-    """Whether the table keeps every version of a row (type 2), or only the current one (type 1)."""
+    """Whether the table keeps every version of a row (SCD type 2), or only the current one (type 1)."""
     unchanged: UnchangedValues | None = None
-    """The columns whose values events may leave out, if any."""
+    """The columns whose values events may omit, if any."""
     tie_breakers: tuple[str, ...] = ()
     """The query's columns that order events with the same key and sequence."""
 
     @property
     def staged_schema(self) -> pa.Schema:
-        """The columns that tasks stage: the row's columns and the event's."""
+        """The columns of staged files: those of the rows, and the events' metadata columns."""
         event_columns = [pa.field(SEQUENCE, self.sequence_type), pa.field(PRESENT, pa.int32())]
         event_columns += [] if self.unchanged is None else [pa.field(MISSING_COLUMNS, pa.string())]
         return pa.schema([*self.row_schema, *event_columns])
 
     @property
     def planning_schema(self) -> pa.Schema:
-        """The columns of staged events from which their merge is planned."""
+        """The columns of staged events that the merge plan is computed from."""
         missing = [] if self.unchanged is None else [MISSING_COLUMNS]
         return pa.schema(
             [self.staged_schema.field(name) for name in (*self.keys, SEQUENCE, PRESENT, *missing)]
@@ -81,12 +81,12 @@ class EventLayout:
 
     @property
     def recorded_schema(self) -> pa.Schema:
-        """The columns of events that are recorded as applied."""
+        """The columns of applied events, as they are recorded."""
         return pa.schema([self.staged_schema.field(name) for name in (*self.keys, SEQUENCE, PRESENT)])
 
     @property
     def version_schema(self) -> pa.Schema:
-        """With history: the columns that identify the versions of a row in the table."""
+        """With history: the columns that identify a row version in the table."""
         return pa.schema([self.table_schema.field(name) for name in (*self.keys, VALID_FROM, VALID_TO)])
 
     @property
@@ -166,7 +166,7 @@ def _require_exact_type(parameter: str, column: pa.Field) -> None:
 
 
 def check_events(chunk: pa.RecordBatch, events: EventLayout, table: str) -> pa.RecordBatch:
-    """Refuse collapsed events that cannot be applied, and return the others without ``ambiguous``."""
+    """Refuse collapsed events that cannot be applied, and drop the column ``ambiguous``."""
     require_changes(chunk, events.sequence_by)
     if pc.any(chunk.column("ambiguous")).as_py():
         ambiguous = chunk.filter(chunk.column("ambiguous"))
@@ -178,7 +178,7 @@ def check_events(chunk: pa.RecordBatch, events: EventLayout, table: str) -> pa.R
 
 
 def require_stored_values(refused: pa.Table, events: EventLayout, table: str) -> None:
-    """Refuse events that leave out values which no stored row has; called before anything is written."""
+    """Refuse events that omit values which no stored row has; called before anything is written."""
     if refused.num_rows and events.unchanged is not None:
         name = events.row_schema.names[column_numbers(refused[MISSING_COLUMNS][:1].to_pylist())[0]]
         key = key_for_messages({key: refused[key][0].as_py() for key in events.keys})
@@ -213,14 +213,14 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
         projected = _carry_over_values(projected, events.unchanged.omittable_columns, keys, order)
     key_partition = Window.partitionBy(*keys, *(["sequence"] if events.keeps_history else []))
     invalid = F.col("sequence").isNull() | F.col("present").isNull()
-    # The frame of this window ends with the peers of a row, so the first row sees the number of its peers.
+    # The window frame of a row includes its peers, so the first row has the number of its peers.
     newest_first = key_partition.orderBy(invalid.desc(), *(F.col(name).desc() for name in order))
     last_events = (
         projected.withColumn("place", F.rank().over(newest_first))
         .withColumn("peers", F.count("*").over(newest_first))
         .where("place = 1")
     )
-    # Peers are rare, so few rows are written as text.
+    # Peers are rare, so few rows are converted to JSON.
     digest = F.when(
         F.expr("peers > 1 and present = 1"), F.md5(F.to_json(F.struct(*data_columns), JSON_OPTIONS))
     )
@@ -237,7 +237,7 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
 def _carry_over_values(
     projected: DataFrame, numbers: Sequence[int], keys: Sequence[str], order: Sequence[str]
 ) -> DataFrame:
-    """Carry unchanged values over from earlier events of the key; ``unknown`` has the remaining columns."""
+    """Carry omitted values over from earlier events of the key; ``unknown`` lists those still missing."""
     up_to_now = (
         Window.partitionBy(*keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )

@@ -1,4 +1,4 @@
-"""Lookup of keys in stored rows, and the Arrow streams in which tasks send the result to the driver."""
+"""Lookup of keys in stored rows, and the Arrow streams in which tasks return the results to the driver."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Positions = NDArray[np.int64]
 
 @dataclass
 class LookupKeys:
-    """Keys that are looked up in rows, part by part."""
+    """Keys to look up in batches of stored rows."""
 
     keys: pa.Table = field(repr=False)
     _values_by_type: dict[pa.DataType, pa.ChunkedArray] = field(default_factory=dict, repr=False)
-    """The keys of a single column, cast to the type of the rows' column."""
+    """The keys of a single column, by the type of the stored column they are cast to."""
     _numbers_by_type: dict[pa.DataType, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    """The same as sorted numbers."""
+    """The same keys as sorted integers."""
 
     def positions_in(self, stored: pa.Table) -> Positions:
         """Return the sorted positions of the rows that have one of the keys; null is never a key.
@@ -50,7 +50,7 @@ class LookupKeys:
             offset += batch.num_rows
 
     def any_between(self, low: object, high: object) -> bool:
-        """Whether the first column of a key may be between two bounds; always true except for integers."""
+        """Whether a key may lie between bounds of the first key column; always true except for integers."""
         kind = self.keys.column(0).type
         if not (pat.is_signed_integer(kind) and type(low) is int and type(high) is int):
             return True
@@ -69,14 +69,14 @@ class LookupKeys:
             self._values_by_type[column.type] = self.keys.column(0).drop_null().cast(column.type)
         values = self._values_by_type[column.type]
         if len(values) > len(column):
-            # Build the hash table from the smaller side.
+            # Build the hash table on the smaller side.
             values = values.filter(pc.is_in(values, value_set=column))
         return np.flatnonzero(pc.is_in(column, value_set=values))
 
     def _positions_by_bisection(self, column: pa.ChunkedArray) -> Positions:
-        """Find numbers or times by bisection.
+        """Find integers or timestamps by binary search.
 
-        They are sorted in the record, and often in tables with sequential keys.
+        They are sorted among the applied events, and often in tables with sequential keys.
         """
         values, numbers = column.cast(pa.int64()).to_numpy(), self._sorted_numbers(column.type)
         if (values[1:] < values[:-1]).any():
@@ -89,7 +89,7 @@ class LookupKeys:
             numbers = numbers[start:stop]
         starts, ends = (np.searchsorted(values, numbers, side) for side in ("left", "right"))
         counts = ends - starts
-        # The places first, first + 1, … of each key.
+        # The positions start, start + 1, … of each key.
         within_key = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions: Positions = np.repeat(starts, counts) + within_key
         return positions

@@ -1,8 +1,8 @@
-"""Plan of a merge: the changes that staged events make to a table, computed with Arrow from the keys only.
-Values that events leave out are filled from the stored rows that the events updated.
+"""Merge plan: the changes that staged events make to a table, computed with Arrow from the keys only. Values
+that events omit are filled from the stored rows that the events update.
 
-Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
-and sequence, and each is compared with its neighbours.
+Events are rows with the key columns, ``SEQUENCE`` and ``PRESENT``. They are sorted by key and sequence, and
+each is compared with its neighbors.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ROW, _STORED_ROW = "_penstock_row", "_penstock_stored_row"
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The events to merge, and the events to record as applied."""
+    """The events to merge into the table, and the events to record as applied."""
 
     merged: pa.BooleanArray
     """For each staged event, whether its row is merged."""
     recorded: pa.Table
     """The events to record as applied."""
     valid_to: pa.Array | None = None
-    """With history: for each merged event, in order, the sequence of the next event of its key."""
+    """With history: the ``VALID_TO`` of each merged event, in order: the sequence of the key's next event."""
     ended_versions: pa.Table | None = None
-    """With history: key, ``VALID_FROM`` and new ``VALID_TO`` of stored rows whose end changes."""
+    """With history: key, ``VALID_FROM`` and new ``VALID_TO`` of stored row versions whose end changes."""
 
     @property
     def is_empty(self) -> bool:
@@ -44,7 +44,7 @@ class MergePlan:
 def plan_events(
     events: EventLayout, staged: pa.Table, recorded: pa.Table, read_versions: Callable[[], pa.Table]
 ) -> tuple[MergePlan, pa.Table]:
-    """Return the merge plan, and the staged events that leave out values which no stored row has.
+    """Return the merge plan, and the staged events that omit values which no stored row has.
 
     ``staged`` has the planning columns of the staged events, and ``recorded`` the applied events of the same
     keys. ``read_versions`` reads the stored row versions of these keys; it is only called with history.
@@ -63,7 +63,7 @@ def plan_events(
 
 
 def plan_latest(keys: Sequence[str], staged: pa.Table, recorded: pa.Table) -> MergePlan:
-    """Plan SCD type 1: the staged event of a key is applied if it sorts after the last known one."""
+    """Plan SCD type 1: the staged event of a key is applied if it sorts after the last recorded event."""
     order = [("descending", SEQUENCE), ("descending", PRESENT), ("ascending", _STAGED_NUMBER)]
     candidates = _sort_events(
         keys, [with_row_numbers(staged, _STAGED_NUMBER), _without_numbers(recorded)], order
@@ -112,9 +112,9 @@ def plan_history(
 
 
 def distinct_events(events: EventLayout, recorded: pa.Table) -> pa.Table:
-    """Return recorded events, sorted by key, without redundant ones.
+    """Return recorded events sorted by key, without redundant ones.
 
-    For SCD type 1 that leaves the last event of each key, for type 2 one delete for each key and sequence.
+    For SCD type 1, only the last event of each key is kept; for type 2, one delete for each key and sequence.
     """
     keys = list(events.keys)
     order = [(SEQUENCE, "descending"), (PRESENT, "descending")]
@@ -140,7 +140,7 @@ def _sort_events(
 
 
 def _starts_group(rows: pa.Table, names: Sequence[str]) -> pa.BooleanArray:
-    """Return for each line whether its values differ from the one before."""
+    """Return for each row whether its values differ from those of the row before."""
     starts = np.zeros(rows.num_rows, dtype=bool)
     starts[:1] = True
     for name in names:
@@ -150,7 +150,7 @@ def _starts_group(rows: pa.Table, names: Sequence[str]) -> pa.BooleanArray:
 
 
 def _next_sequences(events: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
-    """Return the sequence of the next line, or null if the next line has another key."""
+    """Return the sequence of the next event, or null if the next event has another key."""
     sequence = events[SEQUENCE]
     no_next = pa.nulls(min(1, events.num_rows), sequence.type)
     following = pa.chunked_array([*sequence.slice(1).chunks, no_next], sequence.type)
@@ -171,12 +171,12 @@ def _mask_of(rows: pa.Table, count: int) -> pa.BooleanArray:
 
 
 def with_missing_values(staged: pa.Table, merged: pa.BooleanArray) -> pa.Table:
-    """Return the taken events that leave values out."""
+    """Return the merged events that omit values."""
     return staged.filter(pc.and_(merged, pc.is_valid(staged[MISSING_COLUMNS])))
 
 
 def _match_stored(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
-    """Join events with the stored rows that they updated; return the row numbers of both."""
+    """Join events with the stored rows that they update; return the row numbers of both."""
     validity = [name for name in (VALID_FROM, VALID_TO) if name in stored.column_names]
     event_keys = with_row_numbers(events.select([*keys, SEQUENCE]), _ROW)
     stored_keys = with_row_numbers(stored.select([*keys, *validity]), _STORED_ROW)
@@ -189,7 +189,7 @@ def _match_stored(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa
 
 
 def without_stored_row(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the events whose key no stored row has."""
+    """Return the events whose key has no stored row."""
     unmatched = with_row_numbers(events.select(keys), _ROW).join(
         stored.select(keys), keys=list(keys), join_type="left anti"
     )
@@ -197,7 +197,7 @@ def without_stored_row(keys: Sequence[str], events: pa.Table, stored: pa.Table) 
 
 
 def without_stored_version(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the events that updated no stored version."""
+    """Return the events that update no stored row version."""
     matched = _match_stored(keys, events, stored)[_ROW]
     return events.filter(pc.invert(pc.is_in(np.arange(events.num_rows), matched.combine_chunks())))
 
@@ -205,10 +205,10 @@ def without_stored_version(keys: Sequence[str], events: pa.Table, stored: pa.Tab
 def fill_missing_values(
     rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str]], pa.Table]
 ) -> pa.Table:
-    """Fill the values that events leave out from the stored rows that they updated.
+    """Fill the values that events omit from the stored rows that they update.
 
-    ``read`` takes keys and column names, and returns the rows with these keys: the keys, the named columns,
-    and with history ``VALID_FROM`` and ``VALID_TO``.
+    ``read`` is called with keys and column names, and returns the stored rows of these keys: the keys, the
+    named columns, and with history ``VALID_FROM`` and ``VALID_TO``.
     """
     missing = rows[MISSING_COLUMNS]
     positions = np.flatnonzero(pc.is_valid(missing).to_numpy())

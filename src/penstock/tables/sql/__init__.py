@@ -1,1 +1,1 @@
-"""SQL tables as sinks: definitions, staging, and statements that insert, upsert and apply rows."""
+"""SQL tables as sinks: DDL, staging, and the statements that insert, upsert and apply rows."""

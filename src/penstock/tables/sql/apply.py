@@ -1,4 +1,4 @@
-"""Application of change rows to a SQL table, in whatever order they arrive.
+"""Apply change rows to a SQL table, in whatever order they arrive.
 
 SCD type 1: the table has the last change of each key. (This is Lamport's last-writer-wins register, with
 tombstones.)
@@ -6,15 +6,15 @@ tombstones.)
 SCD type 2: the table has a row for each version, with the sequences between which it was valid. A version is
 valid from its own change to the next change of its key, of any kind. So the table is a function of the set of
 changes, and does not depend on the order in which they arrive. The versions are in the table, and the deletes
-in an additional relation. A late change ends the version that was valid at its sequence, and is valid up to
-the next change. (Slowly changing dimensions, type 2: Kimball, "The Data Warehouse Toolkit".)
+in the applied-changes table. A late change ends the version that was valid at its sequence, and is valid up
+to the next change. (Slowly changing dimensions, type 2: Kimball, "The Data Warehouse Toolkit".)
 
-The additional relation records the applied changes. For type 1 it has the sequence of each key's last change,
-even if that was a delete, so that late and repeated changes are recognized as old. For type 2 it has the
-deletes, since the table itself has the rest.
+The applied-changes table is a second table of the store. For type 1 it has the sequence of each key's last
+change, even if that was a delete, so that late and repeated changes are recognized as outdated. For type 2 it
+has the deletes, since the table itself has the other changes.
 
-Values that changes leave out are an exception: they are taken from changes that arrived earlier, so the
-changes of a row then have to arrive in order.
+Omitted values are an exception: they are taken from changes that arrived earlier, so the changes of a row
+then have to arrive in order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from penstock.tables.unchanged_values import MISSING_COLUMNS, column_numbers, ha
 _VALID_FROM, _VALID_TO = quoted(VALID_FROM), quoted(VALID_TO)
 _LATEST_TABLE = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
 _KEY_PREFIX = "key_"
-"""The prefix of the relation's key columns."""
+"""The prefix of the key columns in the applied-changes table."""
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     """Apply staged changes, and return the number of new ones."""
     applied_table = _applied_table(tx, layout)
     if tx.dialect == "postgres":
-        # Serialises writers, each of which compares its changes with those applied before.
+        # Serialize writers, since each compares its changes with those applied before.
         tx.execute(f"lock table {applied_table.sql} in share row exclusive mode")
         tx.require_trusted_owner(applied_table.schema, applied_table.table)
     latest = _collect_latest(tx, layout, source)
@@ -85,7 +85,7 @@ def _record_applied(tx: Transaction, layout: Layout, applied_table: TableName, l
 
 
 def _drop_known_versions(tx: Transaction, layout: Layout, applied_table: TableName, latest: str) -> None:
-    """Drop repeated changes; a stored version takes precedence over a delete with the same sequence."""
+    """Drop changes applied before; a stored version takes precedence over a delete with the same sequence."""
     tx.change(
         f"delete from {latest} where exists (select 1 from {layout.name.sql} as kept "
         f"where {layout.same_key(latest)} and kept.{_VALID_FROM} = {latest}.sequence)"
@@ -97,7 +97,7 @@ def _drop_known_versions(tx: Transaction, layout: Layout, applied_table: TableNa
 
 
 def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
-    """End each stored version at the first change within its validity."""
+    """End each stored version at the first change within its validity period."""
     keys = [key.sql for key in layout.keys]
     group_columns = ", ".join(f"kept.{key}" for key in [*keys, _VALID_FROM])
     same_version = " and ".join(f"{layout.name.sql}.{key} = ended.{key}" for key in [*keys, _VALID_FROM])
@@ -143,7 +143,10 @@ def _applied_table(tx: Transaction, layout: Layout) -> TableName:
 
 
 def prepare_tables(tx: Transaction, layout: Layout) -> None:
-    """Create the table and the relation, or check existing ones; a new table gets a new relation."""
+    """Create the table and its applied-changes table, or check existing ones.
+
+    A new table gets a new applied-changes table.
+    """
     new_table = ddl.find_table(tx, layout.name) is None
     ddl.ensure_table(tx, layout.stored_layout, complete=False)
     if new_table and layout.history:
@@ -203,13 +206,13 @@ def _create_applied_table(tx: Transaction, layout: Layout, applied: TableName) -
 
 
 def _applied_key_names(layout: Layout) -> list[str]:
-    """Return the relation's key columns; their names contain those of the keys, so other keys are noticed."""
+    """Return the key columns of the applied-changes table; their names show when a query has other keys."""
     names = [_KEY_PREFIX + key.name for key in layout.keys]
     return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY_PREFIX + digest(name) for name in names]
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
-    """Return the SQL condition that a relation row, ``applied``, and a staged row have the same key."""
+    """Return the SQL condition that an applied change (alias ``applied``) and a staged row have one key."""
     pairs = zip(_applied_key_names(layout), layout.staged_keys, strict=True)
     return " and ".join(f"applied.{quoted(key)} = {staged}.{column}" for key, column in pairs)
 
@@ -217,7 +220,7 @@ def _same_applied_key(layout: Layout, staged: str) -> str:
 def _collect_latest(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Collect the last change of each key, or with history the last change of each key and sequence.
 
-    The relation has the columns ``c0``, ``c1`` and so on, which are null for deletes except in keys,
+    The temporary table has the columns ``c0``, ``c1`` and so on, which are null for deletes except in keys,
     ``sequence``, ``present``, and ``unknown`` if changes may leave values out. The caller drops it.
     """
     upsert.require_all_staged(tx, source)
@@ -254,16 +257,16 @@ def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, partition
 
 
 def _carried_over(tx: Transaction, layout: Layout, source: StagedRows) -> str:
-    """Return the staged rows in SQL, with unchanged values carried over from earlier changes of the key.
+    """Return SQL for the staged rows, with omitted values carried over from earlier changes of the key.
 
-    ``unknown`` has the columns for which no earlier change has a value.
+    ``unknown`` lists the columns for which no earlier change has a value.
     """
     staged = f"{source.relation} where {source.where}"
     numbers = [] if layout.unchanged is None else _missing_column_numbers(tx, staged)
     if not numbers:
         return staged
     keys, order = ", ".join(layout.staged_keys), ", ".join(layout.staged_order)
-    # A row with a value and the following rows without one have the same number.
+    # Count the values so far: a row with a value and the following rows without one have the same count.
     value_counts = ", ".join(
         f"sum(case when present = 1 and {has_value(MISSING_COLUMNS, n)} then 1 else 0 end) "
         f"over (partition by {keys} order by {order}) as n{n}"
@@ -291,7 +294,7 @@ def _carried_over(tx: Transaction, layout: Layout, source: StagedRows) -> str:
 
 
 def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
-    """Fill the values that are still missing from the table's rows that the changes updated."""
+    """Fill the values that are still missing from the stored rows that the changes update."""
     numbers = [] if layout.unchanged is None else _missing_column_numbers(tx, f"{latest} where true")
     if not numbers:
         return
@@ -320,7 +323,7 @@ def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
 
 
 def _missing_column_numbers(tx: Transaction, rows: str) -> list[int]:
-    """Return the numbers of the columns for which some rows leave values out."""
+    """Return the numbers of the columns whose values some rows omit."""
     return column_numbers(
         row[0]
         for row in tx.query(

@@ -1,4 +1,4 @@
-"""Table definitions in the database: read them, create them, and compare them with the rows of a query."""
+"""DDL of SQL tables: read and create definitions, and compare them with the rows of a query."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ExistingTable:
 
 
 def find_table(tx: Transaction, name: TableName) -> ExistingTable | None:
-    """Read the definition of a table; None if it does not exist. A table of an untrusted role is refused."""
+    """Read the definition of a table, or None if it does not exist; refuse a table of an untrusted role."""
     tx.require_trusted_owner(name.schema, name.table)
     return _find_sqlite(tx, name) if tx.dialect == "sqlite" else _find_postgres(tx, name)
 
@@ -95,7 +95,7 @@ def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
     unique = {frozenset(column for _, column, _, _, _, key_position in columns if key_position)}
     for _, index, is_unique, _, partial in tx.query(f"pragma main.index_list({quoted(name.table)})"):
         if is_unique and not partial:
-            # An expression in an index has no name.
+            # An expression in an index has no column name.
             parts = tx.query(f"pragma main.index_info({quoted(index)})")
             unique.add(frozenset(column or "" for _, _, column in parts))
     return ExistingTable(
@@ -112,7 +112,7 @@ def _not_a_table_error(name: TableName) -> TableRefusedError:
 
 
 def affinity(declared: str) -> str:
-    """Return the affinity that SQLite gives a declared type, by SQLite's rules in their order."""
+    """Return the affinity of a declared type, by SQLite's rules in their order."""
     text = declared.upper()
     if "INT" in text:
         return "INTEGER"
@@ -158,7 +158,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 
 
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
-    """Describe why the rows cannot be added to the table, or cannot replace all of its rows."""
+    """Describe why the rows cannot be inserted into the table, or cannot replace all of its rows."""
     names = {column.name for column in layout.columns}
     existing = with_spelling_of(existing, layout)
     messages = [_difference(column, existing, layout) for column in layout.columns]
@@ -174,7 +174,7 @@ def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> l
 
 
 def with_spelling_of(existing: ExistingTable, layout: Layout) -> ExistingTable:
-    """Return the definition with the rows' spelling of names; SQLite ignores the case of ASCII letters."""
+    """Return the definition with names spelled as in the rows; SQLite ignores the case of ASCII letters."""
     if layout.dialect != "sqlite":
         return existing
     spelling = {column.name.encode().lower(): column.name for column in layout.columns}
@@ -203,26 +203,26 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
 
 
 def can_store(column: Column, kind: str, dialect: str) -> bool:
-    """Whether an existing column of a type (in SQLite: an affinity) stores a column's values unchanged."""
+    """Whether an existing column of a type (in SQLite: affinity) stores a column's values unchanged."""
     return (
         _sqlite_can_store(column, kind) if dialect == "sqlite" else _postgres_can_store(column.sql_type, kind)
     )
 
 
 def needs_widening(column: Column, kind: str, dialect: str) -> bool:
-    """Whether an existing column must be altered to take a column's values, and can be."""
+    """Whether an existing column has to be widened to store a column's values, and can be."""
     return not can_store(column, kind, dialect) and can_widen(column, kind, dialect)
 
 
 def can_widen(column: Column, kind: str, dialect: str) -> bool:
-    """Whether a column's type holds all values of an existing column, which can be altered to that type."""
+    """Whether an existing column can be altered to a column's type, which holds all of its values."""
     return dialect == "postgres" and _postgres_can_store(kind, column.sql_type)
 
 
 def _sqlite_can_store(column: Column, kind: str) -> bool:
     if kind in (column.sql_type, "BLOB"):
         return True
-    # SQLite would convert text that looks like a number, and a decimal would lose digits.
+    # With NUMERIC affinity, SQLite converts text that looks like a number, and a decimal would lose digits.
     text_like_number = column.sql_type == "TEXT" and not (
         pat.is_date(column.type) or pat.is_timestamp(column.type)
     )
@@ -245,7 +245,7 @@ def _postgres_can_store(needed: str, kind: str) -> bool:
 
 
 def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
-    """Create the table, or check that the existing one takes the rows."""
+    """Create the table, or check that the existing one accepts the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
         create_table(tx, layout)
@@ -254,7 +254,7 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
 
 
 def _scale_differences(tx: Transaction, layout: Layout, existing: ExistingTable) -> list[str]:
-    """Describe decimal keys whose text in SQLite differs from the text of equal keys in the rows."""
+    """Describe decimal keys that SQLite stores with another scale, as text that differs from equal keys."""
     if layout.dialect != "sqlite":
         return []
     names, messages = with_spelling_of(existing, layout).types, []
@@ -281,7 +281,7 @@ def _scale(text: str) -> int | None:
 
 
 def require_compatible(tx: Transaction, layout: Layout) -> None:
-    """Check that the table still exists and takes the rows."""
+    """Check that the table still exists and accepts the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
         raise _table_gone_error(layout.name)
@@ -289,7 +289,7 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
 
 
 def lock_table(tx: Transaction, name: TableName) -> None:
-    """Prevent the table's replacement while the transaction writes; refuse a table of an untrusted role."""
+    """Lock the table against replacement for the transaction; refuse a table of an untrusted role."""
     try:
         tx.lock_table(name.schema, name.table)
     except Exception as error:
@@ -313,7 +313,7 @@ def _require_compatible(
     messages = [*differences(layout, existing, complete=False), *other_differences]
     if messages:
         raise SchemaMismatchError(
-            f"the table {layout.name.sql} does not take the rows: {'; '.join(messages)}. Change the query "
+            f"the table {layout.name.sql} does not accept the rows: {'; '.join(messages)}. Change the query "
             "or the table, or use another table; only output mode complete replaces a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=layout.name.sql,

@@ -1,4 +1,4 @@
-"""Schema evolution of a SQL table, so that it takes rows with new columns or wider types."""
+"""Schema evolution of a SQL table for rows with new columns or wider types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evolve(tx: Transaction, layout: Layout) -> None:
     types = _column_types(tx, layout)
     if types is None:
         return
-    # Another query may add the column at the same time; SQLite has one writer at a time.
+    # In PostgreSQL, another query may add the column at the same time; SQLite has one writer at a time.
     add_column = "add column if not exists" if tx.dialect == "postgres" else "add column"
     alterations = []
     for column in layout.stored_layout.columns:
@@ -53,13 +53,13 @@ def new_columns(tx: Transaction, layout: Layout) -> list[str]:
 
 
 def _column_types(tx: Transaction, layout: Layout) -> dict[str, str] | None:
-    """Return the types of the table's columns, with the rows' spelling of names; None without a table."""
+    """Return the types of the table's columns, named as in the rows; None if the table does not exist."""
     existing = ddl.find_table(tx, layout.name)
     return None if existing is None else ddl.with_spelling_of(existing, layout).types
 
 
 def _alter(tx: Transaction, layout: Layout, column: Column, change: str) -> str:
-    """Change the table; return the change."""
+    """Run ALTER TABLE with a change, and return the change."""
     statement = f"alter table {layout.name.sql} {change}"
     try:
         tx.execute(statement)

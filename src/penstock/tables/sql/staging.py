@@ -1,9 +1,9 @@
-"""Staging of a micro-batch: tasks write rows, invisible to readers, until the driver publishes them; and the
-relations from which SQL statements read the rows.
+"""Staging of a micro-batch: tasks write rows that are invisible until the driver publishes them, and SQL
+statements read them from staging tables.
 
-SQLite stages all rows as compressed segments, next to those of queues, so rows are converted to SQL values
-only once. PostgreSQL stages micro-batches in an unlogged relation, and the epochs of continuous queries in
-segments, since a relation for each epoch would cost more than its rows.
+SQLite stages all rows as compressed segments, like those of queues, so rows are converted to SQL values only
+once. PostgreSQL stages micro-batches in an unlogged table, and the epochs of continuous queries in segments,
+since creating a table for each epoch would cost more than writing its rows.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from penstock.tables.row_encoding import in_chunks
 _INVALID_BYTES, _UNTRANSLATABLE_CHARACTER = "22021", "22P05"
 _LAST_BATCH = 2**62
 _MARK_IN_USE_SECONDS = 3600.0
-"""How often a long micro-batch marks its relation as in use; an unused one is dropped after a day."""
+"""How often a long micro-batch marks its staging table as in use; an unused one is dropped after a day."""
 _CHUNK_NUMBER_BITS = 20
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """A relation of staged rows, with the columns c0, c1 and so on."""
+    """A staging table, with the columns ``c0``, ``c1`` and so on."""
 
     relation: str
     where: str = "true"
     rows: int | None = None
-    """The expected number of rows; None if they have already been counted."""
+    """The expected number of rows; None if the rows have already been counted."""
 
 
 def column_definitions(layout: Layout) -> tuple[str, ...]:
-    """Return the column definitions of a relation for encoded rows; SQLite needs no types."""
+    """Return the column definitions of a staging table for encoded rows; SQLite needs no types."""
     if layout.dialect == "sqlite":
         return tuple(layout.staged_columns)
     return tuple(f"{name} {column.ddl_type}" for name, column in layout.staged_columns.items())
@@ -77,7 +77,7 @@ def _python_values(chunk: pa.RecordBatch) -> list[list[Any]]:
 
 
 def drop_loaded(tx: Transaction, columns: Sequence[str]) -> None:
-    """Remove loaded rows; PostgreSQL does so itself when the transaction ends."""
+    """Drop the temporary table; PostgreSQL empties it when the transaction ends."""
     if tx.dialect == "sqlite":
         tx.execute(f"drop table if exists {_temporary_table(tx, columns)}")
 
@@ -88,7 +88,7 @@ def _temporary_table(tx: Transaction, columns: Sequence[str]) -> str:
 
 
 def _create_temporary_table(tx: Transaction, columns: Sequence[str]) -> str:
-    """Create the relation; PostgreSQL reuses the connection's, since each new one bloats its catalog."""
+    """Create the table; in PostgreSQL reuse that of the connection, as each new one bloats the catalog."""
     relation = _temporary_table(tx, columns)
     name = relation.partition(".")[2]
     if tx.dialect == "sqlite":
@@ -109,7 +109,7 @@ def _copy_rows(tx: Transaction, relation: str, rows: pa.RecordBatch) -> None:
 
 @contextmanager
 def refusing_unstorable_text() -> Iterator[None]:
-    """Raise a clear error for text that PostgreSQL cannot store."""
+    """Translate PostgreSQL's errors for text that it cannot store."""
     try:
         yield
     except PenstockError as error:
@@ -120,11 +120,11 @@ def refusing_unstorable_text() -> Iterator[None]:
 
 
 def _unstorable_text_error(error: Any) -> TableRefusedError | None:
-    """Return the error for a text that PostgreSQL refused; None if PostgreSQL refused something else."""
+    """Return the error for text that PostgreSQL cannot store; None for any other error."""
     state = getattr(error, "sqlstate", None)
     if state not in (_INVALID_BYTES, _UNTRANSLATABLE_CHARACTER):
         return None
-    # The server may write messages in another language, but bytes and escapes are the same in all of them.
+    # Messages may be localized, but bytes and escapes are the same in all languages.
     message, detail = error.diag.message_primary or "", error.diag.message_detail or ""
     if message.endswith("0x00") or "\\u0000" in detail:
         return TableRefusedError(
@@ -151,7 +151,7 @@ def _invalid_utf8_error(reason: str) -> TableRefusedError:
 
 @dataclass(frozen=True)
 class TaskWriter(ABC):
-    """Writer of tasks' rows; created on the driver, sent to the tasks."""
+    """Writer for the rows of tasks; created on the driver and sent to the tasks."""
 
     columns: pa.Schema
     """The schema of encoded rows."""
@@ -160,12 +160,12 @@ class TaskWriter(ABC):
     def write_chunks(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        """Write the rows of a task's attempt, and return how much it staged, by the writer's own names."""
+        """Write the rows of a task attempt; return the staged amounts by the names that ``take`` gets."""
 
 
 @dataclass(frozen=True)
 class Stage(TaskWriter):
-    """One attempt at one micro-batch, whose rows are invisible until they are published."""
+    """Staging area of one attempt at a micro-batch, whose rows are invisible until they are published."""
 
     sink: str
     """The table's name in the ledger."""
@@ -173,23 +173,22 @@ class Stage(TaskWriter):
     batch_id: int
 
     def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
-        """Send the rows of the acknowledged attempts to the database, unless it has them as SQL values.
+        """Load the rows of the acknowledged attempts into the database, unless they are there as SQL values.
 
-        No locks are held yet, since PostgreSQL does not end a session that is suspended while it sends rows.
+        This runs before any lock is taken, since PostgreSQL does not end a session that is suspended while it
+        sends rows.
         """
 
     @abstractmethod
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
-        """Return the rows of the acknowledged attempts, in the transaction that prepared them and publishes
-        them.
-        """
+        """Return the rows of the acknowledged attempts, in the transaction that loaded and publishes them."""
 
     @abstractmethod
     def drop(self, tx: Transaction) -> None:
-        """Drop everything that was staged up to the micro-batch."""
+        """Drop everything that was staged up to and including the micro-batch."""
 
     def clear(self, tx: Transaction) -> None:
-        """Drop what is left after the taken rows were published."""
+        """Clean up after the rows were published."""
         self.drop(tx)
 
     def rows_lost_error(self) -> StagingLost:
@@ -203,10 +202,10 @@ class Stage(TaskWriter):
 
 @dataclass(frozen=True)
 class SegmentStage(Stage):
-    """Staging as Arrow segments, which are converted to SQL values in the transaction that publishes them."""
+    """Staging in Arrow segments, which are converted to SQL values in the transaction that publishes them."""
 
     column_definitions: tuple[str, ...]
-    """The columns of the temporary relation."""
+    """The column definitions of the temporary table."""
 
     @classmethod
     def of(cls, layout: Layout, columns: pa.Schema, app_id: str, batch_id: int) -> SegmentStage:
@@ -263,29 +262,29 @@ class SegmentStage(Stage):
         staging.discard(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
 
     def clear(self, tx: Transaction) -> None:
-        # Rows that tasks have staged since, while the driver was suspended, are left to its successor:
-        # locking staged rows a second time could cause a deadlock.
+        # Leave rows that tasks staged while the driver was suspended to its successor: locking staged rows
+        # a second time could cause a deadlock.
         drop_loaded(tx, self.column_definitions)
 
 
 @dataclass(frozen=True)
 class _SegmentOwner:
-    """A table as an owner of staged segments, in the place of a queue."""
+    """A table that owns staged segments, as a queue does."""
 
     sink: str
     """The table's name in the ledger."""
     payloads: str | None = None
-    """None, since segments are kept in the database."""
+    """None, since segments are stored in the database."""
 
     @property
     def queue_id(self) -> int:
-        """A number that no queue and no other table has."""
+        """A negative number, which no queue and no other table has."""
         return -1 - int.from_bytes(hashlib.sha256(self.sink.encode()).digest()[:7])
 
 
 @dataclass(frozen=True)
 class PostgresStage(Stage):
-    """Staging in one unlogged PostgreSQL relation, into which all tasks of an attempt copy their rows.
+    """Staging in one unlogged PostgreSQL table, into which all tasks of an attempt copy their rows.
 
     Each chunk is a transaction and has a number. If the outcome of a transaction is unknown, its chunk is
     sent again with another number.
@@ -299,7 +298,7 @@ class PostgresStage(Stage):
     def open(
         cls, database: Database, layout: Layout, columns: pa.Schema, app_id: str, batch_id: int
     ) -> PostgresStage:
-        """Create the relation, and drop the rows that earlier attempts of the app have left."""
+        """Create the staging table, and drop the rows that earlier attempts of the app left behind."""
         sink = layout.name.ledger_name
         drop_earlier_attempts(database, sink, app_id)
         definitions = ["piece bigint", *column_definitions(layout)]
@@ -356,6 +355,6 @@ class PostgresStage(Stage):
 
 
 def drop_earlier_attempts(database: Database, sink: str, app_id: str) -> None:
-    """Drop the rows that earlier attempts of an app have staged for a table, in either form."""
+    """Drop the rows that earlier attempts of an app staged for a table, in segments or a staging table."""
     staging_relations.drop_earlier_relations(database, sink, app_id)
     database.run(lambda tx: staging.discard(tx, _SegmentOwner(sink), app_id, _LAST_BATCH), idempotent=True)

@@ -1,4 +1,4 @@
-"""SQL statements that insert, upsert and replace rows from a staged relation, and their key errors."""
+"""SQL statements that insert, upsert and replace rows from a staging table, and their key errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
         return _require_count(outcome, source)
     if _is_key_violation(outcome):
         raise _key_violation_error(tx, layout, source, outcome) from outcome
-    # If the table is the cause, raise an error that says what is wrong with it.
+    # Raise a clearer error if the table no longer matches the rows.
     ddl.require_compatible(tx, layout)
     raise outcome
 
@@ -39,7 +39,7 @@ def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
 
 
 def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Insert the rows, or replace rows with the same keys; rows equal in every column count as one."""
+    """Insert the rows, or replace rows with the same keys; identical staged rows count as one."""
     value_columns = [column for column in layout.columns if not column.key]
     statements = [_on_conflict_statement(layout, _select_rows(layout, source))]
     if tx.has_merge and value_columns:
@@ -66,7 +66,7 @@ def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
 
 def require_all_staged(tx: Transaction, source: StagedRows) -> None:
-    """Count the staged rows, for statements whose row count does not show that some are missing."""
+    """Count the staged rows, for statements whose own row count does not show missing ones."""
     if source.rows is not None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
 
@@ -77,7 +77,7 @@ def _select_rows(layout: Layout, source: StagedRows, *, distinct: bool = False) 
 
 
 def _merge_statement(layout: Layout, rows: str) -> str:
-    """Return a MERGE, a third faster than ON CONFLICT; it fails if a key is inserted at the same time."""
+    """Return a MERGE: a third faster than ON CONFLICT, but it fails if a key is inserted concurrently."""
     target, incoming = "present_rows", "incoming_rows"
     columns = list(enumerate(layout.columns))
     key_condition = " and ".join(
@@ -93,7 +93,7 @@ def _merge_statement(layout: Layout, rows: str) -> str:
 
 
 def _on_conflict_statement(layout: Layout, rows: str) -> str:
-    """Return an INSERT … ON CONFLICT, which both databases support, and which tolerates other writers."""
+    """Return an INSERT … ON CONFLICT, which both databases support and which tolerates concurrent writers."""
     assignments = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
     )
@@ -110,7 +110,7 @@ def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | Non
 
 
 def _try_statement(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
-    """Execute a statement, and return the number of changed rows, or an expected error after undoing it."""
+    """Execute a statement in a savepoint; return the number of changed rows, or an expected error."""
     tx.execute("savepoint merging")
     try:
         changed_rows = tx.change(statement)
@@ -124,12 +124,12 @@ def _try_statement(tx: Transaction, statement: str, expected: Callable[[Exceptio
 
 
 def _is_repeated_or_concurrent_key(error: Exception) -> bool:
-    """Whether keys repeat, or another transaction has just inserted one of them."""
+    """Whether keys are repeated, or a concurrent transaction inserted one of them."""
     return getattr(error, "sqlstate", None) in (_CARDINALITY_VIOLATION, _UNIQUE_VIOLATION)
 
 
 def _require_count(written: int, source: StagedRows) -> int:
-    """Refuse to write fewer rows than were staged: a crash of the server empties an unlogged relation."""
+    """Refuse to write fewer rows than were staged: a server crash empties an unlogged table."""
     if source.rows is not None and written != source.rows:
         raise StagingLost(
             f"{source.rows} rows were staged and {written} are left: the server lost them in a crash, or "
@@ -149,7 +149,7 @@ def _is_key_violation(error: Exception) -> bool:
 
 
 def _is_undefined(error: Exception) -> bool:
-    """Whether a table or a column may be missing."""
+    """Whether an error may mean that a table or a column is missing."""
     return (
         getattr(error, "sqlstate", None) in _UNDEFINED_STATES
         or getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR"

@@ -1,4 +1,4 @@
-"""Task side of a SQL table: tasks check and encode rows, write them, and report to the driver."""
+"""Task side of a SQL table: tasks check, encode and write rows, and report to the driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REPORT = pa.schema(
 
 @dataclass(frozen=True)
 class RowEncoder:
-    """Checks projected rows and encodes them for the database."""
+    """Encoder of projected rows for the database, which also checks them."""
 
     layout: Layout
     projected_schema: pa.Schema
@@ -72,7 +72,7 @@ class RowEncoder:
 
 @dataclass
 class StageTask:
-    """The function of ``mapInArrow``: takes projected rows and returns a report of the written rows."""
+    """Function for ``mapInArrow``, which writes projected rows and returns a report."""
 
     url: str = field(repr=False)
     encoder: RowEncoder
@@ -97,7 +97,7 @@ class StageTask:
         yield pa.RecordBatch.from_pydict(reports, schema=_REPORT)
 
     def write_rows(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
-        """Write the rows, and return how much was staged by attempt."""
+        """Write the rows; return the staged amounts, as ``TaskWriter.write_chunks`` does."""
         database = open_store(self.url).database
         return self.stage.write_chunks(
             database, context.partitionId(), context.taskAttemptId(), self._encode_chunks(in_chunks(batches))
@@ -115,7 +115,7 @@ def insert_chunk(
     chunk: pa.RecordBatch,
     insert: Callable[[Transaction, Layout, StagedRows], object],
 ) -> None:
-    """Write encoded rows to the table in one transaction, with ``upsert.insert`` or another statement."""
+    """Write encoded rows to the table in one transaction, with a function such as ``upsert.insert``."""
     columns = column_definitions(layout)
 
     def work(tx: Transaction) -> None:
@@ -129,9 +129,9 @@ def insert_chunk(
 
 @dataclass(frozen=True)
 class IdempotentInsert(TaskWriter):
-    """Inserts of new keys, one transaction for each chunk.
+    """Writer that inserts rows with new keys, in one transaction for each chunk.
 
-    Each row has a key from its source, so a repeated row is skipped.
+    The keys are the rows' coordinates in their source, so repeated rows are skipped.
     """
 
     layout: Layout

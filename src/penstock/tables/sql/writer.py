@@ -1,6 +1,4 @@
-"""Driver side of a SQL table: the ``foreachBatch`` function of a query, and the changes to the table in a
-micro-batch's transaction.
-"""
+"""Driver side of a SQL table: the ``foreachBatch`` function of a query, and the commit of a micro-batch."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, Stag
 from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder, StageTask
 
 CHANGES = "changes"
-"""The write mode of change rows, whose output mode is append."""
+"""The write mode for change rows; their output mode is append."""
 
-# The store's connections disable these plans, since its own statements use indexes, while statements for a
-# table read all rows.
+# The store's connections disable these plans, since its own statements use indexes; statements for a table
+# read all rows.
 _ENABLE_ALL_PLANS = "; ".join(
     f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 )
@@ -59,7 +57,7 @@ class _TargetTable(Target[int]):
 
 @dataclass(frozen=True)
 class TableTarget(_TargetTable):
-    """A table into which staged rows are inserted, upserted or applied, or whose rows they replace."""
+    """Commit target that inserts, upserts or applies staged rows, or replaces all rows with them."""
 
     mode: str
     stage: Stage
@@ -97,7 +95,7 @@ class TableTarget(_TargetTable):
         """Create the table, or recreate it with other columns; only for output mode complete."""
         existing = ddl.find_table(tx, self.layout.name)
         if existing is not None and tx.dialect == "postgres":
-            # Serialises writers, so that each replaces all rows of the previous one; readers do not wait.
+            # Serialize writers, so that each replaces all rows of the previous one; readers do not wait.
             tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
             existing = ddl.find_table(tx, self.layout.name)
         if existing is not None and ddl.differences(self.layout, existing, complete=True):
@@ -112,7 +110,7 @@ class TableTarget(_TargetTable):
 
 @dataclass(frozen=True)
 class IdempotentTarget(_TargetTable):
-    """A table that the tasks have written themselves, with idempotent inserts."""
+    """Commit target for rows that the tasks have already written with idempotent inserts."""
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
         return batch.rows
@@ -143,7 +141,7 @@ class TableWriter:
         encoder = RowEncoder.of(self.layout)
         writer = self._task_writer(store, encoder.encoded_schema, batch_id)
         task = StageTask(self.url, encoder, writer)
-        # Even if the micro-batch was committed before, Spark requires that its state is committed.
+        # Run the job even if the micro-batch was committed before, since Spark has to commit its state.
         reports = rows.mapInArrow(task, REPORT).collect()
         staged = {report.attempt: report.staged for report in reports if report.attempt is not None}
         if not isinstance(writer, Stage):
@@ -159,7 +157,7 @@ class TableWriter:
     def _record_in_ledger(
         self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]
     ) -> None:
-        # A micro-batch that the optimizer recognizes as empty has no tasks.
+        # A micro-batch that the optimizer finds to be empty has no tasks.
         query = reports[0].query if reports else self._query_id()
         if query is not None:
             key = LedgerKey(target.ledger_name, self.app_id or query, batch_id)
