@@ -96,7 +96,7 @@ EVERY_MODE: dict[str, dict[str, Any]] = {
         "features": ("identityColumns",),
         "fields": (ID, with_metadata(**{"delta.identity.start": 1})),
     },
-    "has a column 'id' that takes no null": {"fields": ({**ID, "nullable": False}, V)},
+    "has a column 'id' that does not allow nulls": {"fields": ({**ID, "nullable": False}, V)},
 }
 
 
@@ -145,7 +145,7 @@ def test_other_columns_than_those_of_the_rows_are_left_to_deltalake(tmp_path: Pa
     fewer = "has no column 'v' of the rows' type"
     assert reasons(make(tmp_path / "fewer", ID)) == [fewer, fewer, None]
     lists = pa.schema([ROWS.field("id"), ("v", pa.list_(pa.string()))])
-    strict = "has a column 'v' with values that take no null"
+    strict = "has a column 'v' with values that do not allow nulls"
     assert reasons(make(tmp_path / "strict", ID, NESTED), rows=lists) == [strict, strict, None]
 
 

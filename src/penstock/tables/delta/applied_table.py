@@ -1,8 +1,8 @@
 """The applied-events table: a Delta table in the folder of a data table, with the events applied to it.
 
-For SCD type 1 it has the last event of each key that ever existed, for type 2 the deletes. An app transaction
-of the data table names the version of the applied-events table that belongs to it. So both change in one
-step, events recorded by a writer that then died do not count, and two writers of changes conflict.
+For SCD type 1 it has the last event of every key so far, for type 2 the deletes. An app transaction of the
+data table names the matching version of the applied-events table. So both change atomically, events recorded
+by a writer that then died do not count, and two concurrent writers of changes conflict.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class AppliedTable:
 
     @classmethod
     def for_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
-        """Return the applied-events table of a data table; the path has the id of the data table, so a
-        recreated data table gets a new one.
+        """Return the applied-events table of a data table.
+
+        The path has the id of the data table, so a recreated data table gets a new applied-events table.
         """
         path = f"{place.path}/{STAGING_FOLDER}/applied-{table.metadata().id}"
         applied = DeltaPlace(path, place.options)
@@ -67,7 +68,7 @@ class AppliedTable:
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
     def version_for(self, table: DeltaTable) -> int:
-        """Return the version that belongs to a version of the data table."""
+        """Return the version that matches a loaded version of the data table."""
         version = self.place.app_version(table, self.transaction)
         if version is None:
             raise TableRefusedError(
@@ -81,8 +82,8 @@ class AppliedTable:
 
     def prepare(self, table: DeltaTable) -> None:
         """Create the applied-events table if it does not exist, and name its version in the data table."""
-        # Only Penstock reads it, so it may have vectors. A commit does not clean up its log, since the
-        # previous version is needed until the data table names the new one.
+        # Only Penstock reads it, so it may use deletion vectors. Its commits do not clean up the log, since
+        # the previous version is needed until the data table names the new one.
         vectors = {VECTORS_PROPERTY: "true"} if supports_conditional_put(self.place) else {}
         applied = self.place.create(self.schema, {LOG_CLEANUP: "false", **vectors})
         new_types, recorded_types = (
@@ -101,13 +102,13 @@ class AppliedTable:
             )
         if self.place.app_version(table, self.transaction) is None and applied.version() == 0:
             with suppress(import_deltalake("deltalake.exceptions").CommitFailedError):
-                # Another process may do so at the same time.
+                # Another process may set the version at the same time.
                 self.set_version_in(table, 0)
 
     def set_version_in(
         self, table: DeltaTable, version: int, other_transactions: Mapping[str, int] | None = None
     ) -> None:
-        """Name a version in the data table, in a commit without rows but with other app transactions."""
+        """Name a version in the data table, in a commit with no rows and with other app transactions."""
         no_rows = pa.schema(table.schema().to_arrow()).empty_table()
         properties = commit_properties({**(other_transactions or {}), self.transaction: version})
         import_deltalake("deltalake").write_deltalake(
@@ -115,9 +116,7 @@ class AppliedTable:
         )
 
     def vacuum(self, version: int) -> None:
-        """Delete old commits, and files of old versions, unless a newer version exists than the data table
-        names.
-        """
+        """Delete old commits, and the files of old versions, if the data table names the newest version."""
         table = self.place.open()
         if table.version() == version:
             with self.place.translating_errors():
@@ -134,8 +133,7 @@ class AppliedTable:
         events: pa.Table,
         record_in_tasks: Callable[[DeltaTable], int | None] | None = None,
     ) -> int:
-        """Record events on top of a version, each later than the version's event of its key; return the new
-        version.
+        """Record events on top of a version with only earlier events of their keys; return the new version.
 
         ``record_in_tasks`` gets the table with that version's rows, and may have Spark tasks record the
         events; if it returns None, deltalake records them.
@@ -145,7 +143,7 @@ class AppliedTable:
         token = uuid.uuid4().int >> 66
         table = self.place.open()
         if table.version() != version:
-            # A writer died between this commit and the one to the data table, or is about to make that one.
+            # A writer died between its commits to this table and the data table, or is still between them.
             table.restore(version, commit_properties=_writer_properties(token))
         elif (version + 1) % _CLEANUP_INTERVAL == 0:
             table.cleanup_metadata()
@@ -185,11 +183,11 @@ def rows_with_keys(
 ) -> pa.Table:
     """Read the rows of a table that have one of the ``lookup_keys``, with the columns of ``schema``.
 
-    About ``part_bytes`` of the table are in memory at a time.
+    About ``part_bytes`` of the table are in memory at the same time.
     """
     columns = ", ".join(map(quoted, schema.names))
     with place.translating_errors():
-        # Not through an Arrow dataset: its reader threads for deltalake sometimes abort an exiting process.
+        # Do not use an Arrow dataset: its reader threads for deltalake sometimes abort an exiting process.
         batches = stored_rows(table, f"SELECT {columns} FROM stored", small_batches=part_bytes < _JOIN_BYTES)
         tables = [
             _join_keys(pa.Table.from_batches(group).cast(schema), lookup_keys)
@@ -207,7 +205,7 @@ def stored_rows(table: DeltaTable, query: str, *, small_batches: bool) -> Iterat
 
 
 def _join_keys(rows: pa.Table, lookup_keys: pa.Table) -> pa.Table:
-    """Filter rows by joining only their keys and numbers, since Arrow cannot join nested values."""
+    """Filter rows by joining only their keys and row numbers, since Arrow cannot join nested values."""
     keys = lookup_keys.column_names
     matched = with_row_numbers(rows.select(keys), _NUMBER).join(lookup_keys, keys=keys, join_type="left semi")
     return rows.take(matched[_NUMBER])

@@ -1,8 +1,8 @@
-"""Commit of change events to a Delta table by tasks: the driver plans from the keys, and tasks look up the
-stored rows of these keys, write the new rows, and remove the old ones from their files.
+"""Commit of change events to a Delta table by tasks: the driver plans the merge from the keys, and tasks look
+up the stored rows of these keys, write the new rows, and remove the old ones from their data files.
 
-Each attempt makes a new plan for the table as loaded. Files that tasks wrote for an earlier attempt are
-reused if the plan is the same.
+Each attempt makes a new plan for the loaded version of the table. Files that tasks wrote for an earlier
+attempt are reused if the plan is the same.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class WrittenFiles:
     rows: list[DataFile]
     copy_on_write: CopyOnWrite
     moved: dict[frozenset[str], list[DataFile]] = field(default_factory=dict)
-    """Files with the rewritten rows, by the set of files with moved rows."""
+    """The data files with moved rows, merged if they are many, by the paths of the files they come from."""
 
 
 @dataclass
 class ChangesCommit:
-    """A function that commits staged events, used for all attempts."""
+    """Function that commits staged events; one instance serves all attempts."""
 
     spark: SparkSession
     stage: DeltaStage
@@ -61,7 +61,7 @@ class ChangesCommit:
     def __call__(self, table: DeltaTable, versions: Mapping[str, int]) -> bool:
         """Commit to a loaded table, with versions of app transactions.
 
-        Return False, without a commit, if deltalake has to do it.
+        Return False, without a commit, if deltalake has to merge the events.
         """
         layout = DeltaLayout(self.events.table_schema, self.events.keys)
         if obstacle(table, "update", layout) is not None:
@@ -91,7 +91,7 @@ class ChangesCommit:
 
     @cached_property
     def _staged(self) -> pa.Table:
-        """The columns of all events from which their merge is planned."""
+        """The planning columns of all staged events."""
         return self.stage.columns(self.files, self.events.planning_schema.names)
 
     @cached_property
@@ -108,13 +108,13 @@ class ChangesCommit:
         return Lookup(self.spark, self.stage, self._staged_keys, self.events.version_schema)
 
     def _stored_files(self, table: DeltaTable) -> tuple[StoredFiles, StoredFiles]:
-        """Return the data files of the table, and of the applied-events table in the version it names."""
+        """Return the data files of the table, and of the matching version of its applied-events table."""
         applied = self.applied.place
         version = self.applied.version_for(table)
         return StoredFiles(self.stage.place, table), StoredFiles(applied, applied.open(version))
 
     def _plan(self, stored: StoredFiles, applied_files: StoredFiles) -> MergePlan | None:
-        """Return the merge plan; None if events leave values out, so that deltalake has to merge them."""
+        """Return the merge plan; None if events omit values, so that deltalake has to merge them."""
         recorded = self._recorded_lookup.rows(applied_files)
         plan, unresolved = plan_events(
             self.events, self._staged, recorded, lambda: self._version_lookup.rows(stored)
@@ -135,13 +135,13 @@ class ChangesCommit:
         return written
 
     def _removed_rows(self, plan: MergePlan, stored: StoredFiles) -> RemovedRows:
-        """Return the stored rows that a plan replaces, or whose end of validity it changes."""
+        """Return the stored rows that a plan replaces, or whose ``VALID_TO`` it changes."""
         if plan.ended_versions is None:
             return RemovedByGivenKey(self._staged_keys.filter(plan.merged))
         return removals_with_new_valid_to(self._version_lookup.rows_by_file(stored), plan.ended_versions)
 
     def _record(self, applied_files: StoredFiles, events: pa.Table) -> int:
-        """Record events in a file, replacing earlier events of their keys; return the new version."""
+        """Record events in a new file, replacing earlier events of their keys; return the new version."""
         version = applied_files.table.version()
 
         def record_in_tasks(table: DeltaTable) -> int | None:
@@ -164,7 +164,7 @@ class ChangesCommit:
     def _merge_moved_files(
         self, target: DeltaStage, written: WrittenFiles, replacement: Replacement
     ) -> list[DataFile]:
-        """Return data files with the rows that are moved because their end of validity changes."""
+        """Return data files with the rows that are stored again because their ``VALID_TO`` changes."""
         files = replacement.moved
         key = frozenset(file.path for file in files)
         if key not in written.moved:

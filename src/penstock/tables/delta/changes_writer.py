@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 def changes_writer(
     place: DeltaPlace, events: EventLayout, guarantee: str, checkpoint_location: str, app_id: str | None
 ) -> ChangesWriter:
-    """Create the table and its applied-events table or check existing ones, and return the ``foreachBatch``
-    function.
-    """
+    """Create or check the table and its applied-events table; return the ``foreachBatch`` function."""
     table = place.find()
     if table is None:
         table = place.create(events.table_schema)
@@ -78,7 +76,7 @@ def changes_writer(
 def change_event_layout(
     schema: StructType, place: DeltaPlace, keys: Sequence[str], sequence_by: str, scd_type: int
 ) -> EventLayout:
-    """Return the layout of change events that a Delta table can take."""
+    """Return the layout of change events; refuse change rows that Delta tables do not support."""
     table = f"the Delta table {place.shown}"
     events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
     refuse_backticks(events.row_schema.names)
@@ -92,7 +90,7 @@ def changes_layout(events: EventLayout) -> DeltaLayout:
 
 @dataclass
 class EventTask(DeltaStageTask):
-    """The function of ``mapInArrow``: takes collapsed events and returns a report of what the task staged."""
+    """Function for ``mapInArrow``, which stages collapsed events and returns a report of the staged file."""
 
     events: EventLayout = field(kw_only=True)
 
@@ -103,24 +101,24 @@ class EventTask(DeltaStageTask):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesWriter(DeltaWriter):
-    """The ``foreachBatch`` function: stages change events, records them, and merges them in one commit."""
+    """``foreachBatch`` function that stages change events, records them, and merges them in one commit."""
 
     events: EventLayout
     applied: AppliedTable
 
     def _required_transactions(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
         required = super()._required_transactions(table, transaction)
-        # An empty record fits any rows.
+        # An empty applied-events table matches any rows.
         return [*required, self.applied.transaction] if self.applied.version_for(table) else required
 
     def _staging_query(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
         return collapse(frame, self.events).mapInArrow(EventTask(stage, events=self.events), REPORT_DDL)
 
     def _indexed_columns(self, table: DeltaTable) -> None:
-        """Have tasks stage the events."""
+        """Return None, since tasks stage the events."""
 
     def _check_keys(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
-        """Do nothing: Spark has kept one event per key, and the tasks have checked them."""
+        """Do nothing: Spark kept one event per key, and the tasks checked the events."""
 
     def _publisher(
         self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None
@@ -139,8 +137,8 @@ class ChangesWriter(DeltaWriter):
     def _merge_in_driver(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], versions: Mapping[str, int]
     ) -> None:
-        # Use the applied events that belong to the table version merged into, whatever other processes write
-        # in the meantime.
+        # Use the applied events that match the loaded version of the table, whatever other processes write in
+        # the meantime.
         applied_version = self.applied.version_for(table)
         staged = stage.columns(files, self.events.planning_schema.names)
         plan = self._plan(table, staged, applied_version)
@@ -151,7 +149,7 @@ class ChangesWriter(DeltaWriter):
         before = table.version()
         self._merge(table, self._rows_to_merge(table, stage, files, plan), properties)
         if table.version() == before:
-            # A merge that changes no row does not commit, but the recorded events have changed.
+            # A merge that changes no row does not commit, but the applied events have changed.
             self.applied.set_version_in(table, applied_version, versions)
 
     def _plan(self, table: DeltaTable, staged: pa.Table, applied_version: int) -> MergePlan:
@@ -166,7 +164,7 @@ class ChangesWriter(DeltaWriter):
         return plan
 
     def _require_stored_rows(self, table: DeltaTable, incomplete: pa.Table) -> None:
-        """Refuse events that leave out values of rows that other writers have deleted."""
+        """Refuse events that omit values of rows that other writers have deleted."""
         if incomplete.num_rows:
             keys = list(self.events.keys)
             schema = pa.schema([self.events.table_schema.field(name) for name in keys])
@@ -202,7 +200,7 @@ class ChangesWriter(DeltaWriter):
     def _rows_to_merge(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], plan: MergePlan
     ) -> pa.RecordBatchReader:
-        """Stream the rows to merge: rows of the table, or staged events if there is no history."""
+        """Stream the rows to merge: row versions with history, and staged events without."""
         if self.events.keeps_history:
             schema = self.events.table_schema
         else:
@@ -244,7 +242,7 @@ class ChangesWriter(DeltaWriter):
 
 
 def source_or_stored(names: Sequence[str], omittable: Sequence[int]) -> dict[str, str]:
-    """Return a merge's assignments: the source's values, or the stored ones where the source has none."""
+    """Return a merge's assignments: the source's values, or the stored values where the source omits them."""
     assignments = source_columns(names)
     for number in omittable:
         name = quoted(names[number])

@@ -1,7 +1,7 @@
 """Removal of rows from the data files of a Delta table: tasks copy the files without the rows, or list the
 rows in deletion vectors.
 
-Stored files never change, so results for a file and its vector are reused by later attempts to commit.
+Data files never change, so later attempts to commit reuse the result for a file and its vector.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNCHANGED, _CHANGED, _UNREADABLE = "untouched", "changed", "unreadable"
 
 @dataclass(frozen=True)
 class FileChange:
-    """The replacement of a stored file; empty if none of its rows are left."""
+    """The replacement of a data file; empty if none of its rows are left."""
 
     copy: DataFile | None = None
     vector: DeletionVector | None = None
@@ -57,7 +57,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Stored files that a commit removes, and their replacements."""
+    """Data files that a commit removes, and their replacements."""
 
     changes: Sequence[tuple[StoredFile, FileChange]] = ()
 
@@ -72,7 +72,7 @@ class Replacement:
 
     @property
     def moved(self) -> list[DataFile]:
-        """The files with rows that are stored again with other values."""
+        """The files with removed rows that are stored again with other values."""
         return [change.moved for _, change in self.changes if change.moved is not None]
 
     @property
@@ -86,7 +86,7 @@ class Replacement:
         return bool(self.vectors) or any(file.vector is not None for file in self.removed)
 
     def actions(self) -> list[dict[str, Any]]:
-        """Return the log actions for the stored files."""
+        """Return the remove and add actions for the replaced files."""
         actions = []
         for file, change in self.changes:
             assert file.add is not None
@@ -98,15 +98,15 @@ class Replacement:
 
 @dataclass
 class CopyOnWrite:
-    """The stored files that lose rows, for the same removed rows in all attempts to commit."""
+    """Rewrites of the data files that lose rows, cached over all attempts to commit."""
 
     spark: SparkSession
     stage: DeltaStage
     cached: dict[tuple[FileIdentity, bool], FileChange | None] = field(default_factory=dict)
-    """The change of each file, with or without vectors allowed; None if the file loses no row."""
+    """The change of each file, with and without vectors enabled; None if the file loses no row."""
 
     def replacement(self, stored: StoredFiles, removed: RemovedRows) -> Replacement:
-        """Return the stored files that lose rows, and their replacements."""
+        """Return the data files that lose rows, and their replacements."""
         place = self.stage.place
         files = removed.files(stored)
         with place.translating_errors():
@@ -132,7 +132,7 @@ class CopyOnWrite:
 
 @dataclass
 class RewriteTask(FileTask):
-    """Task that takes the numbers of stored files, and reports the change of each."""
+    """Task that rewrites numbered data files, and reports the change of each."""
 
     stage: DeltaStage = field(repr=False)
     files: Sequence[StoredFile] = field(repr=False)

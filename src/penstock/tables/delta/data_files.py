@@ -1,4 +1,4 @@
-"""Parquet files of rows for a Delta table, as tasks write them and report them to the driver."""
+"""Data files that tasks write for a Delta table, and their reports to the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REPORT_SCHEMA = pa.schema(
 
 
 class UnreadableFile(Exception):
-    """Penstock cannot read or replace a file of another writer, so deltalake has to do it."""
+    """Penstock cannot read or replace a file of another writer, so deltalake has to commit."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DataFile:
     rows: int
     size: int
     statistics: str
-    """JSON as in an add action, only for the columns of which the table keeps statistics."""
+    """The JSON of the add action's ``stats``, for the indexed columns of the table."""
 
     def add_action(self) -> Any:
         """Return deltalake's ``AddAction``."""
@@ -56,7 +56,7 @@ class DataFile:
         )
 
     def log_action(self) -> dict[str, Any]:
-        """Return the same action in the form of the log."""
+        """Return the same action as it is written in the log."""
         return {
             "add": {
                 "path": self.path,
@@ -70,7 +70,7 @@ class DataFile:
 
 
 def file_report(file: DataFile | None, query: str | None) -> pa.RecordBatch:
-    """Return the report of a task on the file that it wrote, if any, and the id of its query."""
+    """Return a task's report: the file that it wrote, if any, and the id of its query."""
     values = (None, 0, 0, None) if file is None else (file.path, file.rows, file.size, file.statistics)
     columns = dict(zip(_REPORT_SCHEMA.names, ([value] for value in (*values, query)), strict=True))
     return pa.RecordBatch.from_pydict(columns, schema=_REPORT_SCHEMA)
@@ -121,7 +121,7 @@ def write_file(
 
 
 def _dictionary_columns(batch: pa.RecordBatch) -> list[str] | bool:
-    """Return the columns whose values repeat; for others, a dictionary takes time and makes files larger."""
+    """Return the columns to dictionary-encode, whose values repeat; others would get slower and larger."""
     sample = batch.slice(0, _SAMPLE_ROWS)
     names = [
         field.name
@@ -132,7 +132,7 @@ def _dictionary_columns(batch: pa.RecordBatch) -> list[str] | bool:
 
 
 def _footer_statistics_columns(schema: pa.Schema) -> list[str] | bool:
-    """Return the columns whose row groups get statistics.
+    """Return the columns with row group statistics in the footer.
 
     Floating-point columns get none: Arrow leaves NaN out of the bounds, so readers that sort NaN after all
     numbers would skip it.

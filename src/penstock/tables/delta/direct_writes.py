@@ -1,7 +1,7 @@
-"""Decide whether the data files that tasks write can be committed to a Delta table as they are.
+"""Check whether data files that tasks write can be committed to a Delta table without reading their rows.
 
-A commit of files does not look at their rows. A table with a feature that depends on the rows, such as a
-check constraint, is left to deltalake, which implements the feature or refuses the table.
+A table with a feature that depends on the rows, such as a check constraint, is left to deltalake, which
+implements the feature or refuses the table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _IGNORABLE_FEATURES = frozenset(
 
 
 def obstacle(table: DeltaTable, mode: str, layout: DeltaLayout) -> str | None:
-    """Return the reason why the rows of an output mode must pass through deltalake; None if there is none."""
+    """Return why rows must pass through deltalake in an output mode; None if they need not."""
     return next(_obstacles(table, mode, layout), None)
 
 
@@ -65,14 +65,14 @@ def _obstacles(table: DeltaTable, mode: str, layout: DeltaLayout) -> Iterator[st
         if metadata_keys:
             yield f"has a column {in_quotes(name)} with {min(metadata_keys)}"
         if not column["nullable"]:
-            yield f"has a column {in_quotes(name)} that takes no null"
+            yield f"has a column {in_quotes(name)} that does not allow nulls"
     yield from _column_differences(columns, mode, layout)
     if mode == "append":
         return
     if mode == "complete" and _NTZ_FEATURE not in features and _has_ntz(layout.schema):
         yield f"gets the feature {_NTZ_FEATURE}"
     if mode == "update" and any(pat.is_floating(layout.schema.field(key).type) for key in layout.keys):
-        # Arrow and deltalake may disagree on which of them are equal.
+        # Arrow and deltalake may disagree on which floating-point numbers are equal.
         yield "has a key of floating-point numbers"
 
 
@@ -100,7 +100,7 @@ def _column_differences(columns: Mapping[str, Any], mode: str, layout: DeltaLayo
         if stored is None or comparable_type(column["type"]) != comparable_type(stored["type"]):
             yield f"has no column {in_quotes(column['name'])} of the rows' type"
         elif column["type"] != stored["type"] and _has_required_values(stored["type"]):
-            yield f"has a column {in_quotes(column['name'])} with values that take no null"
+            yield f"has a column {in_quotes(column['name'])} with values that do not allow nulls"
     if mode == "update" and len(row_columns) < len(columns):
         # A merge keeps the stored values of the other columns.
         yield "has columns that the rows do not have"

@@ -1,4 +1,4 @@
-"""Data files with the rows that change events insert or update, written by tasks from the staged events."""
+"""Data files with the rows that change events upsert, written by tasks from the staged events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StagedFile:
 def write_event_rows(
     spark: SparkSession, target: DeltaStage, events: EventLayout, staged: Sequence[DataFile], plan: MergePlan
 ) -> list[DataFile]:
-    """Have tasks write the rows that a plan takes from the staged events."""
+    """Have tasks write the rows of the events that a plan merges."""
     if not pc.any(plan.merged).as_py():
         return []
     first_events = dict(zip(staged, accumulate((file.rows for file in staged), initial=0), strict=False))
@@ -41,7 +41,7 @@ def write_event_rows(
 
 
 def _valid_to_by_event(plan: MergePlan) -> pa.Array | None:
-    """Return for each event the end of validity of its row; null for events that are not taken."""
+    """Return the ``VALID_TO`` of each event's row; null for events that are not merged."""
     if plan.valid_to is None:
         return None
     merged = plan.merged.to_numpy(zero_copy_only=False)
@@ -50,7 +50,7 @@ def _valid_to_by_event(plan: MergePlan) -> pa.Array | None:
 
 @dataclass
 class EventRowsTask(FileTask):
-    """Task that takes the numbers of groups of staged files, and writes and reports a data file for each."""
+    """Task that writes and reports a data file for each numbered group of staged files."""
 
     stage: DeltaStage = field(repr=False)
     events: EventLayout = field(repr=False)
@@ -58,7 +58,7 @@ class EventRowsTask(FileTask):
     merged: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
     valid_to: pa.Array | None = field(repr=False)
-    """With history: for each event, the end of validity of its row."""
+    """With history: for each event, the ``VALID_TO`` of its row."""
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         rows = (batch for staged in self.groups[number] for batch in self._rows(staged))
@@ -70,7 +70,7 @@ class EventRowsTask(FileTask):
             merged = self.merged.slice(offset, batch.num_rows)
             rows = pa.Table.from_batches([batch.filter(merged)])
             if self.valid_to is None:
-                # A delete sets no row.
+                # A delete writes no row.
                 rows = rows.filter(pc.equal(rows[PRESENT], 1))
             else:
                 valid_to = self.valid_to.slice(offset, batch.num_rows).filter(merged)

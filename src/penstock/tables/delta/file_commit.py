@@ -1,4 +1,4 @@
-"""Commit of files that tasks wrote to a Delta table, with replacements of stored files that lose rows."""
+"""Commit of data files that tasks wrote, together with the replacements of data files that lose rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def commit_replacement(
 ) -> int:
     """Commit new files and the replacements of stored ones; return the new version.
 
-    The table must be unchanged since it was loaded: rows that other writers add in the meantime may have a
-    key of the new rows.
+    The commit conflicts if the table has changed since it was loaded, because rows that other writers added
+    may have the same keys as the new rows.
     """
     version = table.version() + 1
     files = [*new, *replacement.added]
     if stage.is_old:
-        # VACUUM deletes old files that no version refers to.
+        # VACUUM may have deleted the files by now, since no version refers to them.
         stage.require_files(files)
         stage.require_vectors(replacement.vectors)
     if replacement.has_vectors:

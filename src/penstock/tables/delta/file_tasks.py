@@ -1,4 +1,4 @@
-"""Spark jobs on files of a Delta table; each task gets file numbers and opens the files itself."""
+"""Spark jobs on files of a Delta table, whose tasks get file numbers and open the files themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TASKS_PER_CORE = 4
 
 
 class FileTask(ABC):
-    """The work of tasks on numbered files."""
+    """The work of a Spark task on numbered files."""
 
     stage: DeltaStage
 
@@ -36,7 +36,7 @@ class FileTask(ABC):
     def job(self, spark: SparkSession, count: int, schema: str) -> DataFrame:
         """Return the results for the numbers below ``count``.
 
-        Numbers are dealt to the tasks in turn, so the files with the most work should come first.
+        Numbers are assigned to tasks round-robin, so the files with the most work should come first.
         """
         tasks = min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
         return spark.range(0, tasks, 1, tasks).mapInArrow(_RoundRobinTask(self, count, tasks), schema)
@@ -44,7 +44,7 @@ class FileTask(ABC):
 
 @dataclass(frozen=True)
 class _RoundRobinTask:
-    """A function of ``mapInArrow`` that takes the first number of a task."""
+    """Function for ``mapInArrow``, which gets the first number of a task."""
 
     task: FileTask
     count: int

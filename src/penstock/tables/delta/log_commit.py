@@ -1,4 +1,4 @@
-"""Commits that Penstock writes to a Delta table's log, since deltalake cannot commit deletion vectors."""
+"""Commits that Penstock writes to a Delta log itself, since deltalake cannot commit deletion vectors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def commit_actions(
     try:
         created = create_if_absent(place, commit_path(version), data)
     except NoConditionalPut:
-        # Not reached after asking `can_create`; otherwise the place translates the error.
+        # Callers check `supports_conditional_put` first; if it has changed, this error is translated.
         raise NotImplementedError("its storage does not create a file only if there is none") from None
     if not created:
         raise import_deltalake("deltalake.exceptions").CommitFailedError(
@@ -55,8 +55,8 @@ def commit_actions(
 def _require_in_log(place: DeltaPlace, version: int) -> None:
     """Refuse to commit after a version that the log no longer has.
 
-    While the driver was suspended, others may have committed and the log was cleaned up, or the table was
-    recreated. Then no file for the next version exists, and readers would ignore a new one.
+    While the driver was suspended, others may have committed and the log been cleaned up, or the table been
+    recreated. Then the commit file of the next version may be missing, and readers would ignore a new one.
     """
     infos = place.files().get_file_info([commit_path(version), checkpoint_path(version)])
     if all(info.type != FileType.File for info in infos):
@@ -87,7 +87,7 @@ def _transaction_actions(versions: Mapping[str, int], now: int) -> Iterable[Acti
 
 
 def _checkpoint_if_due(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
-    """Write the checkpoints that deltalake writes after its commits, and delete unused vectors.
+    """Write a checkpoint if one is due, as deltalake does after its commits, and delete unused vectors.
 
     The commit has already succeeded, so errors are only logged.
     """

@@ -1,7 +1,7 @@
-"""The add actions of a version of a Delta table, complete as in its log.
+"""Reader for the add actions of a Delta table's version, with all fields of the log.
 
-deltalake does not return deletion vectors, and a commit that replaces one must repeat it, and the statistics
-unchanged. So the last checkpoint and the commits after it are read here as well.
+deltalake does not return deletion vectors, and a commit that replaces a vector must repeat the vector and the
+statistics unchanged. So the last checkpoint and the commits after it are read here as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADD_FIELDS = (
     *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
     *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
 )
-"""The fields of an action in a commit. Checkpoints repeat some in other columns, such as ``stats_parsed``."""
+"""The fields of an add action. Checkpoints repeat some in other columns, such as ``stats_parsed``."""
 Actions = dict[str, dict[str, Any]]
 
 
@@ -38,7 +38,7 @@ def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Acti
     Raises
     ------
     UnreadableFile
-        When the log has a form that is not supported here.
+        When the log has a format that is not supported here.
     """
     files = place.files()
     checkpoint = _last_checkpoint(files)

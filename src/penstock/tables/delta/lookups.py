@@ -21,16 +21,16 @@ from penstock.tables.delta.stored_rows import StoredRows
 _REPORT_DDL = "number bigint, lines binary"
 _REPORT_SCHEMA = pa.schema([("number", pa.int64()), ("lines", pa.binary())])
 _DRIVER_BYTES = 1 << 20
-"""The size up to which the driver searches files itself."""
+"""The total file size up to which the driver searches the files itself."""
 _SPLIT_BYTES = 32 << 20
 POSITION = "_penstock_position"
 FoundRows = tuple[StoredFile, pa.Table]
-"""A file, and the rows found in it, with their positions in the column ``POSITION``."""
+"""A data file, and the rows found in it, with their positions in the column ``POSITION``."""
 
 
 @dataclass
 class Lookup:
-    """The stored rows of some keys, cached per file over all attempts to commit, since files never change."""
+    """Lookup of the stored rows of some keys, cached by file over all attempts, since files never change."""
 
     spark: SparkSession
     stage: DeltaStage
@@ -59,7 +59,7 @@ class Lookup:
     def _look_up(self, files: Sequence[StoredFile]) -> None:
         if not files:
             return
-        # Large pieces first, so that all tasks end at about the same time.
+        # Large splits first, so that all tasks end at about the same time.
         splits = [
             (file, split)
             for file in sorted(files, key=lambda file: -file.size)
@@ -82,7 +82,7 @@ class Lookup:
 
 @dataclass
 class LookupTask(FileTask):
-    """Task that takes the numbers of parts of files, and returns their rows with one of the keys."""
+    """Task that returns the rows of numbered file splits that have one of the keys."""
 
     stage: DeltaStage = field(repr=False)
     splits: Sequence[tuple[StoredFile, FileSplit]] = field(repr=False)
@@ -101,7 +101,7 @@ class LookupTask(FileTask):
         yield pa.RecordBatch.from_pydict({"number": [number], "lines": [stream]}, schema=_REPORT_SCHEMA)
 
     def find_rows(self, number: int) -> pa.Table:
-        """Return the live rows of a part that have one of the keys, with their positions."""
+        """Return the live rows of a split that have one of the keys, with their positions."""
         file, split = self.splits[number]
         matches = StoredRows(self.stage.place, file).with_keys(self._lookup_keys, self.schema, split)
         batches = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in matches]

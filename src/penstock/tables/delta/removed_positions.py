@@ -1,4 +1,4 @@
-"""Rows to remove from their files, at positions that a lookup has found."""
+"""Rows to remove from their data files, at the positions where a lookup found them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOUND_ROW, _UPDATE_ROW = "_penstock_row", "_penstock_other"
 
 
 def removals_with_keys(found: Sequence[FoundRows], keys: pa.Table) -> RemovedAtPositions:
-    """Return the found rows that have one of the keys."""
+    """Return those of the found rows that have one of the keys."""
     lookup_keys = LookupKeys(keys)
     removals = [
         (
@@ -36,7 +36,7 @@ def removals_with_keys(found: Sequence[FoundRows], keys: pa.Table) -> RemovedAtP
 
 
 def removals_with_new_valid_to(found: Sequence[FoundRows], ended_versions: pa.Table) -> RemovedAtPositions:
-    """Return the found rows whose end of validity changes, and which are stored again with the new end.
+    """Return those of the found rows whose ``VALID_TO`` changes, with the new value to store them with.
 
     ``ended_versions`` has their keys, ``VALID_FROM`` and the new ``VALID_TO``.
     """

@@ -1,4 +1,4 @@
-"""The rows to remove from the data files of a Delta table: deleted, replaced or updated ones."""
+"""The rows that a commit removes from the data files of a Delta table, as it deletes or replaces them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.tables.delta.stored_files import FileIdentity, StoredFile, StoredF
 from penstock.tables.delta.stored_rows import StoredRows
 
 _KEY_RANGES = 16
-"""The number of key ranges with which a table's files are compared."""
+"""The number of key ranges that the statistics of a table's files are compared with."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class FileRemovals:
 
     positions: Positions
     new_values: pa.Table | None = None
-    """New values of some columns, with which the same rows are stored again; None if they are not."""
+    """New values of some columns, if the rows are stored again with them; None if they are not."""
 
 
 class RemovedRows(ABC):
-    """Rows to remove from stored files."""
+    """Rows to remove from data files."""
 
     @abstractmethod
     def files(self, stored: StoredFiles) -> list[StoredFile]:
@@ -40,18 +40,18 @@ class RemovedRows(ABC):
 
     @abstractmethod
     def in_file(self, rows: StoredRows) -> FileRemovals:
-        """Return the live rows to remove from a file."""
+        """Return the rows to remove from a file, except rows that are already deleted."""
 
 
 class RemovedByKey(RemovedRows):
-    """The rows with certain keys, which tasks look for."""
+    """The rows with certain keys, which tasks look up."""
 
     keys: pa.Schema
 
     @property
     @abstractmethod
     def bounds(self) -> Sequence[str]:
-        """The minimum and maximum of the keys, as file statistics."""
+        """Ranges of the keys, each as the JSON of file statistics."""
 
     @property
     @abstractmethod
@@ -104,7 +104,7 @@ class RemovedByGivenKey(RemovedByKey):
 
 @dataclass
 class RemovedAtPositions(RemovedRows):
-    """Rows whose positions are known."""
+    """Rows whose positions have been looked up."""
 
     stored_files: Sequence[StoredFile] = field(repr=False)
     """The files that have such rows."""
@@ -118,7 +118,7 @@ class RemovedAtPositions(RemovedRows):
 
 
 def key_bounds(keys: pa.Table) -> list[str]:
-    """Return statistics of keys, one for each range of the first column; an empty list without keys."""
+    """Return file statistics of keys, one for each range of the first column; none without keys."""
     if not keys.num_rows:
         return []
     ordered = keys.sort_by(keys.column_names[0]).combine_chunks()

@@ -1,6 +1,6 @@
-"""Search for rows of a micro-batch with the same key, without collecting all keys in one process.
+"""Search for repeated keys in a micro-batch, without collecting all keys in one process.
 
-Tasks hash the keys and shuffle the hashes by their first bits, with many hashes in one Spark row.
+Tasks hash the keys and shuffle the hashes by their leading bits, with many hashes in one Spark row.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.row_checks import first_repeated_key
 
 _DRIVER_ROWS, _DRIVER_BYTES = 1 << 19, 1 << 26
-"""The number of rows, and of bytes in files, up to which a micro-batch is checked in the driver."""
+"""The number of rows and of file bytes up to which the driver checks a micro-batch itself."""
 _ROWS_PER_PART = 1 << 20
 _MAX_REPEATED_HASHES = 100
-"""The largest number of repeated hashes that a task returns."""
+"""The maximum number of repeated hashes that a task returns."""
 _HASH_BYTES = 8
 _PARTS_DDL, _REPEATED_DDL = "part int, hashes binary", "hash bigint"
 
@@ -48,7 +48,7 @@ def find_repeated_key(
     )
     if not repeated:
         return None
-    # Different keys rarely have the same hash, and never as many as a task returns.
+    # Hash collisions of different keys are rare: there are always far fewer of them than a task returns.
     wanted = pa.array([row.hash for row in repeated], pa.int64())
     with stage.place.translating_errors():
         return first_repeated_key(pa.concat_tables(_keys_with_hashes(stage, files, wanted)))
@@ -56,7 +56,7 @@ def find_repeated_key(
 
 @dataclass
 class HashTask(FileTask):
-    """Task that takes file numbers, and returns hashes of the rows' keys, by the first bits of each hash."""
+    """Task that returns the key hashes of numbered files, by the leading bits of each hash."""
 
     stage: DeltaStage = field(repr=False)
     files: tuple[DataFile, ...]
@@ -68,7 +68,7 @@ class HashTask(FileTask):
 
 
 def partition_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
-    """Return a row for each part, with its hashes concatenated."""
+    """Return a row for each partition, with its hashes concatenated."""
     sorted_hashes = np.sort(hashes.to_numpy())
     parts = (sorted_hashes >> np.uint64(64 - bits)).astype(np.int32)
     starts = np.flatnonzero(np.diff(parts, prepend=-1))
@@ -79,7 +79,7 @@ def partition_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
 
 
 def find_repeated_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the hashes that occur more than once in a task's parts."""
+    """Yield the hashes that occur more than once in a task's partitions."""
     hashes = [_split_hashes(batch.column("hashes")) for batch in batches if batch.num_rows]
     if hashes:
         sorted_hashes = np.sort(np.concatenate(hashes))

@@ -1,7 +1,7 @@
-"""Whether a Delta table still has what a query or an export committed to it.
+"""Check whether a Delta table still has the commits of a query or an export.
 
-``RESTORE`` takes commits back, but not their app transactions: what was taken back still counts as applied.
-The commits in the log say which version was restored, until they are cleaned up.
+``RESTORE`` undoes commits, but not their app transactions, so undone commits would still count as applied.
+The commits in the log tell which version was restored, until they are cleaned up.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _KINDS = (b'"commitInfo"', b'"txn"')
 
 @dataclass(frozen=True)
 class LoggedCommit:
-    """What a commit says of app transactions and of a restored version."""
+    """The app transactions of a commit, and the version that it restores, if any."""
 
     apps: frozenset[str] = frozenset()
     is_restore: bool = False
     restored_version: int | None = None
-    """The version that was restored; None if it was given by a time."""
+    """The version that was restored; None if it was selected by a timestamp."""
 
 
 @dataclass
@@ -44,18 +44,18 @@ class RequiredCommits:
 
     place: DeltaPlace
     _last_commits: dict[str, int] = field(default_factory=dict)
-    """The last known commit of each app transaction."""
+    """The version of the last known commit of each app transaction."""
     _commits: dict[int, LoggedCommit | None] = field(default_factory=dict)
-    """What is known of the log from the first of these commits on; None where it has been cleaned up."""
+    """The commits read from the log, by version; None for commits that have been cleaned up."""
 
     def require(self, table: DeltaTable, apps: Collection[str]) -> None:
-        """Refuse a table that has lost a commit of a query with one of some app transactions."""
+        """Refuse a table that has lost a commit with one of the app transactions."""
         lost = self.last_lost_commit(table, apps)
         if lost is not None:
             raise self._rolled_back_error(lost)
 
     def last_lost_commit(self, table: DeltaTable, apps: Collection[str]) -> int | None:
-        """Return the version of the last commit with one of some app transactions that a table has lost."""
+        """Return the version of the last lost commit with one of the app transactions, if any is lost."""
         known_apps = set(apps) & self._last_commits.keys()
         present_apps = known_apps | {app for app in apps if self.place.app_version(table, app) is not None}
         last_known = max((self._last_commits[app] for app in known_apps), default=-1)
@@ -73,7 +73,7 @@ class RequiredCommits:
         return None
 
     def _app_commits(self, version: int, apps: set[str]) -> dict[int, frozenset[str]]:
-        """Return the commits with app transactions, back to the last known ones, or else the last ones."""
+        """Return the commits with the app transactions, back to the last known or else the newest ones."""
         app_commits: dict[int, frozenset[str]] = {}
         unseen_apps = set(apps)
         oldest_known = min(
@@ -110,11 +110,11 @@ class RequiredCommits:
 
 
 def _read_commit(files: FileSystem, version: int) -> LoggedCommit | None:
-    """Read a commit; return None if the log does not have it any more."""
+    """Read a commit; return None if the log no longer has it."""
     lines = commit_lines(files, version)
     if lines is None:
         return None
-    # Most lines are about files.
+    # Most lines are actions on files: skip parsing them.
     actions = [parse_json_object(line) for line in lines if any(kind in line for kind in _KINDS)]
     apps = frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
@@ -125,7 +125,7 @@ def _read_commit(files: FileSystem, version: int) -> LoggedCommit | None:
 
 
 def _ancestors(files: FileSystem, version: int, commits: Mapping[int, LoggedCommit | None]) -> Iterator[int]:
-    """Yield the versions that a version is based on, and itself, as far as their commits are known."""
+    """Yield a version and the versions that it is based on, as far as their commits are known."""
     current: int | None = version
     while current is not None and (commit := commits.get(current)) is not None:
         yield current
@@ -140,22 +140,22 @@ def _ancestors(files: FileSystem, version: int, commits: Mapping[int, LoggedComm
 def _restored_version(
     files: FileSystem, restored: int, commits: Mapping[int, LoggedCommit | None]
 ) -> int | None:
-    """Return the last version before ``restored`` that has the same files; None if no known one has."""
+    """Return the last version before ``restored`` with the same files; None if it is not in the log."""
     added, removed = _file_changes(files, restored)
-    # As the version before it has them: files that are to go, and files that are to come.
-    to_remove, to_add = removed, added
+    # The files that the version before has in addition to the restored ones, and those that it lacks.
+    surplus, missing = removed, added
     version = restored - 1
-    while to_remove or to_add:
+    while surplus or missing:
         if commits.get(version) is None:
             return None
         added, removed = _file_changes(files, version)
-        to_remove, to_add = (to_remove - added) | (removed - to_add), (to_add - removed) | (added - to_remove)
+        surplus, missing = (surplus - added) | (removed - missing), (missing - removed) | (added - surplus)
         version -= 1
     return version
 
 
 def _file_changes(files: FileSystem, version: int) -> tuple[FileIdentities, FileIdentities]:
-    """Return the files that a commit adds and removes; a deletion vector makes another one of a file."""
+    """Return the files that a commit adds and removes; another deletion vector makes it another file."""
     try:
         actions = file_actions(files, version)
     except UnreadableFile:

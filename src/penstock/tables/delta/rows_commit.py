@@ -1,4 +1,4 @@
-"""Commit of a micro-batch's rows to a Delta table, either as the files that tasks wrote or row by row."""
+"""Commit of a micro-batch's rows to a Delta table, as the files that tasks wrote or through deltalake."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowsCommit:
-    """A function that commits the rows, with versions of app transactions, to a loaded table.
+    """Function that commits the rows, with versions of app transactions, to a loaded table.
 
-    It may be called again with the table in a later version, after another writer's commit.
+    It is called again with a later version of the table after a conflict with another writer.
     """
 
     stage: DeltaStage
@@ -64,7 +64,7 @@ class RowsCommit:
             [file.add_action() for file in self.files],
             "overwrite" if complete else "append",
             self._delta_schema if complete else table.schema(),
-            # Rows that other writers add in the meantime must be replaced too.
+            # Complete mode also has to replace rows that other writers add in the meantime.
             commit_properties=commit_properties(versions, as_loaded=complete),
         )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What stands for NULL in the names of folders."""
+"""The text that stands for NULL in the names of partition folders."""
 _SIMPLE_TYPES = (
     spark.BooleanType,
     spark.ByteType,
@@ -51,7 +51,7 @@ class DeltaLayout:
 
     schema: pa.Schema
     keys: tuple[str, ...]
-    """The key columns, as the table names them."""
+    """The key columns, with the table's names."""
 
 
 def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
@@ -88,10 +88,12 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
         names.append(name or field["name"])
     for name, field in existing.items():
         if name not in names and not field["nullable"]:
-            differences.append(f"its column {in_quotes(name)} takes no null, and the rows do not have it")
+            differences.append(
+                f"its column {in_quotes(name)} does not allow nulls, and the rows do not have it"
+            )
     if differences:
         raise SchemaMismatchError(
-            f"the Delta table {place.shown} does not take these rows: {'; '.join(differences)}. Select and "
+            f"the Delta table {place.shown} does not accept these rows: {'; '.join(differences)}. Select and "
             "cast the columns as the table has them, or delete its folder if it is still empty; only output "
             "mode complete changes a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
@@ -104,9 +106,9 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
 
 
 def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
-    """Refuse partitioning by a binary column, or with a text that deltalake treats as NULL.
+    """Refuse partitioning by a binary column, and partition values that deltalake treats as NULL.
 
-    deltalake misreads such values in the log, and would write the wrong ones when it rewrites rows.
+    deltalake misreads such values in the log, and would write wrong ones when it rewrites rows.
     """
     partition_names = table.metadata().partition_columns
     for field in json.loads(table.schema().to_json())["fields"] if partition_names else ():
@@ -131,7 +133,7 @@ def partition_columns(table: DeltaTable) -> tuple[str, ...]:
 
 
 def require_partition_values(rows: pa.RecordBatch | pa.Table, columns: Collection[str], table: str) -> None:
-    """Refuse texts in partition columns that deltalake takes for NULL."""
+    """Refuse text in partition columns that deltalake treats as NULL."""
     texts = {field.name for field in rows.schema if pa.types.is_string(field.type)}
     for column in texts.intersection(columns):
         if pc.any(pc.equal(rows.column(column), _HIVE_NULL)).as_py():
@@ -192,7 +194,7 @@ def _key_column(key: str, schema: pa.Schema) -> str:
     name = _match_name(key, schema.names)
     if name is None:
         raise InvalidInputError(
-            f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
+            f"the rows have no column {in_quotes(key)}, which is in keys.{did_you_mean(key, schema.names)}",
             condition="INVALID_INPUT.UNKNOWN_COLUMN",
             parameter="keys",
         )
@@ -207,7 +209,7 @@ def _key_column(key: str, schema: pa.Schema) -> str:
 
 
 def _match_name(name: str, names: Collection[str]) -> str | None:
-    """Return the name, or one that differs only in case."""
+    """Return the matching name, which may differ in case."""
     if name in names:
         return name
     return next((other for other in names if other.lower() == name.lower()), None)

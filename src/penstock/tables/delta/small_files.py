@@ -17,11 +17,11 @@ from penstock.tables.delta.stage import DeltaStage
 
 _SMALL_BYTES, _MERGED_BYTES = 8 << 20, 64 << 20
 _MAX_UNMERGED_FILES = 8
-"""The number of small files up to which a micro-batch's files are left as they are."""
+"""The number of small files up to which a micro-batch's files are not merged."""
 
 
 def merge_small_files(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
-    """Return the files of a micro-batch, with new ones in place of many small ones."""
+    """Merge the small files of a micro-batch if there are many; return its files."""
     small = [file for file in files if file.size < _SMALL_BYTES]
     if stage.indexed is None or len(small) <= _MAX_UNMERGED_FILES:
         return list(files)
@@ -31,7 +31,7 @@ def merge_small_files(spark: SparkSession, stage: DeltaStage, files: Sequence[Da
 
 
 def merge_if_many(spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> list[DataFile]:
-    """Return files with the same rows, fewer if there are many; the given ones are kept for a retry."""
+    """Return files with the same rows, merged if there are many; the given files are kept for a retry."""
     return list(files) if len(files) <= _MAX_UNMERGED_FILES else _rewrite(spark, stage, files)
 
 
@@ -57,7 +57,7 @@ def group_files(files: Sequence[DataFile]) -> list[list[DataFile]]:
 
 @dataclass
 class MergeFilesTask(FileTask):
-    """Task that takes the numbers of groups of files, and writes and reports a file for each."""
+    """Task that merges each numbered group of files into one file, and reports it."""
 
     stage: DeltaStage = field(repr=False)
     groups: list[list[DataFile]]

@@ -1,7 +1,7 @@
-"""Files of a micro-batch for a Delta table, which tasks write and the driver then commits.
+"""Files that tasks write for a micro-batch of a Delta table, until the driver commits them.
 
-If the commit can name them, they are data files in the table's folder. Otherwise they are staged next to the
-data, and the driver passes their rows to deltalake.
+If the files can be committed as they are, they are data files in the table's folder. Otherwise they are
+staged in another folder, and the driver passes their rows to deltalake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.tables.row_encoding import in_chunks
 
 log = logging.getLogger("penstock.tables")
 
-# Delta's own tools ignore folders whose name begins with an underscore.
+# Delta's tools ignore folders whose name begins with an underscore.
 STAGING_FOLDER = "_penstock"
 _DAY_SECONDS = 86_400.0
 _OLD_SECONDS = 1800.0
@@ -39,28 +39,28 @@ _OLD_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class DeltaStage:
-    """One attempt at one micro-batch; created on the driver, sent to the tasks."""
+    """One attempt at a micro-batch; created on the driver and sent to the tasks."""
 
     place: DeltaPlace
     layout: DeltaLayout
     app_id: str
     batch_id: int
     indexed: tuple[str, ...] | None = None
-    """The columns that get statistics, for data files in the table's folder; None for staged files."""
+    """The columns with statistics, for data files in the table's folder; None for staged files."""
     started_at: float = field(default_factory=time.time)
     partitions: tuple[str, ...] = ()
     """The columns that the table is partitioned by."""
 
     @property
     def is_old(self) -> bool:
-        """Whether the attempt began so long ago that the driver may have been suspended."""
+        """Whether the attempt started so long ago that the driver may have been suspended."""
         return time.time() - self.started_at > _OLD_SECONDS
 
     def new_path(self) -> str:
-        """Return a file name that no other attempt of a task has.
+        """Return the path of a new file, unique to a task attempt.
 
-        A data file that no commit names is left to ``VACUUM``, since only ``VACUUM`` knows what readers and
-        other writers may still need.
+        A data file that is never committed is left to ``VACUUM``, since only ``VACUUM`` knows what readers
+        and other writers may still need.
         """
         if self.indexed is not None:
             return f"part-{self._app_digest}-{self.batch_id}-{uuid.uuid4().hex}.zstd.parquet"
@@ -95,7 +95,7 @@ class DeltaStage:
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_files(self, files: Sequence[DataFile]) -> None:
-        """Refuse to commit when files are missing or not the ones that the tasks wrote."""
+        """Refuse to commit when files are missing or have another size than the tasks reported."""
         self._require_sizes({file.path: file.size for file in files})
 
     def require_vectors(self, vectors: Sequence[DeletionVector]) -> None:
@@ -117,7 +117,7 @@ class DeltaStage:
             )
 
     def delete_uncommitted(self, files: Sequence[DataFile]) -> None:
-        """Delete data files that no commit has been asked to name."""
+        """Delete data files that no attempt has tried to commit."""
         if self.indexed is not None:
             with self._logging_errors():
                 _delete(self.place, [file.path for file in files])
@@ -125,7 +125,8 @@ class DeltaStage:
     def delete_staged(self) -> None:
         """Delete the files staged up to the micro-batch; after errors, a later clean-up deletes them.
 
-        Data files in the table's folder are kept even if the commit failed, since that is never certain.
+        Data files in the table's folder are kept even if the commit seems to have failed, since that is never
+        certain.
         """
         if self.indexed is not None:
             return
@@ -150,12 +151,12 @@ class DeltaStage:
 
 
 def record_batch_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return batches as a reader that deltalake accepts."""
+    """Return batches as a RecordBatchReader for deltalake."""
     return pa.RecordBatchReader.from_batches(schema, _read_ahead(batches))
 
 
 def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read ahead in another thread, since deltalake's storage hangs in the thread that takes the batches."""
+    """Read ahead in another thread, since deltalake's storage hangs in the thread that consumes batches."""
     with ThreadPoolExecutor(1) as pool:
         next_batch = pool.submit(next, batches, None)
         while (batch := next_batch.result()) is not None:
@@ -164,7 +165,7 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def delete_abandoned(place: DeltaPlace) -> None:
-    """Delete files staged more than a day ago by queries that have staged nothing since, so have died."""
+    """Delete the staged files of dead queries, which have staged nothing for a day."""
     cutoff = time.time() - _DAY_SECONDS
     staged = _list_staged_files(place)
     live_apps = {app for app, _, staged_at in staged.values() if staged_at >= cutoff}
@@ -207,7 +208,7 @@ def _list_staged_files(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
 
 @dataclass
 class DeltaStageTask:
-    """The function of ``mapInArrow``: takes rows and returns a report of the file that the task wrote."""
+    """Function for ``mapInArrow``, which writes rows to a file and returns a report of it."""
 
     stage: DeltaStage = field(repr=False)
 

@@ -1,7 +1,6 @@
-"""Statistics of a data file in the form of the Delta protocol.
+"""Statistics of a data file in the format of the Delta protocol.
 
-Readers skip a file whose statistics exclude what they look for, so each statistic is a bound of all values,
-or is left out.
+Readers skip a file by its statistics, so each one is a bound of all values, or is left out.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _INDEXED_COUNT_PROPERTY, _INDEXED_NAMES_PROPERTY = (
 _DEFAULT_INDEXED_COUNT = 32
 _COLUMN_NAME = re.compile(r"\s*(`(?:[^`]|``)*`|[^,`]*)\s*(?:,|$)")
 _MAX_CHARACTERS = 32
-"""The length to which longer texts are cut, as by Delta's own writer."""
+"""The length to which longer strings are truncated, as in Delta's own writer."""
 _LAST_CODE_POINT = "\U0010ffff"
 _MAX_DIGITS = 15
-"""The number of digits of a decimal that a reader who parses it as a double still gets right."""
+"""The number of digits of a decimal that are exact for readers that parse it as a double."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
 
 
 def indexed_columns(schema: pa.Schema, configuration: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the columns for which a table's properties ask for statistics: the named ones, or the first 32.
+    """Return the columns with statistics by a table's properties: the named ones, by default the first 32.
 
     Fields of nested columns count, but get no statistics here.
     """
@@ -65,7 +64,7 @@ Bounds = tuple[str, str]
 
 
 class NoBounds(Exception):
-    """Values cannot be written as JSON, or readers do not agree on their order."""
+    """The bounds of values cannot be written as JSON, or readers disagree on the order of the values."""
 
 
 @dataclass
@@ -78,7 +77,7 @@ class ColumnStatistics:
     """The smallest value, in a Python type with the order that all readers use."""
     maximum: Any = None
     unordered: bool = False
-    """Whether there is a value that readers order differently, such as NaN."""
+    """Whether the column has a value that readers order differently, such as NaN."""
 
     def add(self, values: pa.Array) -> None:
         self.nulls += values.null_count
@@ -159,13 +158,13 @@ def _json_string(value: str) -> str:
 
 
 def _comparable(values: pa.Array) -> pa.Array:
-    """Return values of a type that always converts to Python objects, which have the same order."""
+    """Return the values in a type that always converts to Python objects, with the same order."""
     if pat.is_date(values.type):
         return values.view(pa.int32())
     if pat.is_timestamp(values.type):
         return values.view(pa.int64())
     if pat.is_string(values.type):
-        # Readers compare the bytes of texts, which need not be valid UTF-8.
+        # Readers compare strings by bytes, and the bytes need not be valid UTF-8.
         return values.view(pa.binary())
     return values
 
@@ -208,7 +207,7 @@ def _string_bounds(low: bytes, high: bytes, _: pa.DataType) -> Bounds:
 
 
 def _upper_bound(text: str) -> str:
-    """Return an upper bound, of about 32 characters, of all texts with the same first characters."""
+    """Return an upper bound of about 32 characters for all strings with the same prefix."""
     end = _MAX_CHARACTERS
     while text[end : end + 1] == _LAST_CODE_POINT:
         end += 1
@@ -222,13 +221,13 @@ def _date_bounds(low: int, high: int, _: pa.DataType) -> Bounds:
 def _date_string(days: int) -> str:
     number = days + _EPOCH.toordinal()
     if not _FIRST_DAY <= number <= _LAST_DAY:
-        # Readers do not agree on how other years are written.
+        # Readers disagree on the format of other years.
         raise NoBounds
     return _json_string(date.fromordinal(number).isoformat())
 
 
 def _timestamp_bounds(low: int, high: int, kind: pa.DataType) -> Bounds:
-    # The protocol has milliseconds: the bounds are rounded away from the values.
+    # Bounds have milliseconds in the protocol, so round them away from the values.
     return _timestamp_string(low // 1000, kind), _timestamp_string(-(-high // 1000), kind)
 
 
@@ -259,4 +258,4 @@ _BOUND_FORMATTERS: dict[str | None, Callable[[Any, Any, pa.DataType], Bounds]] =
     "date": _date_bounds,
     "timestamp": _timestamp_bounds,
 }
-"""How the bounds of each kind of type are written; other kinds have none."""
+"""The functions that format bounds, by type family; other types have no bounds."""

@@ -1,4 +1,4 @@
-"""The data files of a Delta table, and the ones that may have rows with certain keys."""
+"""The data files of a Delta table, pruned by statistics to those that may have certain keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StoredFile:
 
 @dataclass
 class StoredFiles:
-    """The data files of a table as one attempt to commit has loaded it; the log is read once.
+    """The data files of a loaded table, for one attempt to commit.
 
     Each attempt reads the log again, since a table that another process has recreated has other commits.
     """
@@ -117,7 +117,7 @@ def _files_overlapping(actions: pa.Table, keys: pa.Schema, bounds: Sequence[str]
 
 
 def _has_comparable_bounds(kind: pa.DataType) -> bool:
-    """Whether the bounds of a key type can be compared, whichever writer they come from."""
+    """Whether bounds of a key type can be compared, whichever writer wrote them."""
     return any(test(kind) for test in (pat.is_integer, pat.is_date, pat.is_string, pat.is_timestamp))
 
 

@@ -1,4 +1,4 @@
-"""The rows of a stored data file, as tasks read them, identified by position since files never change."""
+"""Reader for the rows of a Delta table's data file, which are identified by position in the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.tables.delta.stored_files import StoredFile
 
 @dataclass
 class StoredRows:
-    """The rows of a file; columns that the file lacks are null."""
+    """The rows of a data file; columns that the file lacks are null."""
 
     place: DeltaPlace = field(repr=False)
     file: StoredFile
@@ -47,7 +47,7 @@ class StoredRows:
     def with_keys(
         self, lookup_keys: LookupKeys, schema: pa.Schema, split: FileSplit
     ) -> Iterator[tuple[Positions, pa.RecordBatch]]:
-        """Yield the live rows of a piece that have a wanted key, and their positions.
+        """Yield the live rows of a split that have one of the keys, and their positions.
 
         ``schema`` has the columns to read, with the keys first.
         """
@@ -81,7 +81,7 @@ class StoredRows:
                 yield align_to_schema(cast_to_schema(batch, schema, UnreadableFile), schema)
 
     def _bounds(self, group: int, name: str) -> tuple[object, object]:
-        """Return the smallest and largest value of a column in a row group; None for unknown ones."""
+        """Return the minimum and maximum of a column in a row group; None if unknown."""
         columns = map(self._metadata.row_group(group).column, range(self._metadata.num_columns))
         for column in columns:
             if column.path_in_schema == name and column.is_stats_set and column.statistics.has_min_max:

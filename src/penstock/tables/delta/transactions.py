@@ -1,4 +1,4 @@
-"""Commits to a Delta table: merges, and the app transactions that serve as its ledger.
+"""Commits to a Delta table: merges, and the app transactions that make them exactly-once.
 
 A commit carries the query's id and the micro-batch's number.
 """
@@ -38,7 +38,7 @@ def merge_by_keys(
 
 
 def source_columns(names: Iterable[str]) -> dict[str, str]:
-    """Return a merge's assignments of the source's values to the named columns."""
+    """Return the assignments of a merge that set the named columns to the source's values."""
     return {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
 
 
@@ -71,7 +71,7 @@ class AppTransaction:
     app_id: str
     batch_id: int
     batch_input: int
-    """A digest of the micro-batch's offsets, since a transaction can only carry a version number."""
+    """A digest of the micro-batch's offsets, as an integer, since a transaction only carries a version."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> AppTransaction:

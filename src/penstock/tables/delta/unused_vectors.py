@@ -1,7 +1,7 @@
-"""Deletion of vector files that a table no longer uses, after the retention time that ``VACUUM`` has.
+"""Deletion of vector files that a table no longer uses, after the retention time of ``VACUUM``.
 
-The log does not say since when a vector has been unused. So once a day a note lists the unused vector files,
-and a file is deleted once every note since one that is old enough lists it.
+The log does not tell when a vector became unused. So once a day a note lists the unused vector files, and a
+file is deleted if it is in a note older than the retention time and in every later one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class UnusedVectorsNote:
 
 
 def delete_unused_vectors(place: DeltaPlace, table: DeltaTable) -> None:
-    """Note the vectors that a table does not use, and delete those unused for the retention time.
+    """Write a note of the unused vector files, and delete those unused for the retention time.
 
     The table's version must have a checkpoint.
     """
@@ -67,7 +67,7 @@ def delete_unused_vectors(place: DeltaPlace, table: DeltaTable) -> None:
     try:
         in_use = _vectors_in_use(files, table.version()) | _vectors_added_since(place, files, table.version())
     except UnreadableFile:
-        # The log was cleaned up in the meantime: the driver had been suspended.
+        # The log was cleaned up in the meantime, as the driver was suspended.
         return
     unused = vector_files - in_use
     if not unused and not notes:
@@ -89,7 +89,7 @@ def delete_unused_vectors(place: DeltaPlace, table: DeltaTable) -> None:
 
 
 def _list_notes(files: FileSystem) -> list[UnusedVectorsNote]:
-    """List the notes, the oldest first."""
+    """List the notes, oldest first."""
     infos = files.get_file_info(FileSelector(NOTES_FOLDER, allow_not_found=True))
     matches = ((info.base_name, _NOTE_NAME.fullmatch(info.base_name)) for info in infos)
     notes = [UnusedVectorsNote(f"{NOTES_FOLDER}/{name}", int(match[1])) for name, match in matches if match]
@@ -101,7 +101,7 @@ def _read_note(files: FileSystem, note: UnusedVectorsNote) -> set[str]:
         with files.open_input_file(note.path) as file:
             return set(parse_json(file.readall()))
     except ValueError:
-        # The writer died, on a file system whose writes are not atomic.
+        # The writer died while writing, on a file system whose writes are not atomic.
         return set()
 
 
@@ -113,19 +113,19 @@ def _list_vector_files(files: FileSystem) -> set[str]:
 def _vectors_in_use(files: FileSystem, version: int) -> set[str]:
     """Return the vector files of a version, from its checkpoint."""
     with files.open_input_file(checkpoint_path(version)) as file:
-        # This name selects a group of columns.
+        # This name selects all fields of the struct.
         adds = pq.ParquetFile(file).read(columns=["add.deletionVector"])
     paths: set[str] = set()
     for chunk in adds["add"].chunks if adds.num_columns else ():
         vectors = pc.struct_field(chunk, "deletionVector").drop_null()
-        # Other vectors are stored as bytes in the log.
+        # Other vectors are inline in the log.
         in_files = vectors.filter(pc.equal(pc.struct_field(vectors, "storageType").cast(pa.string()), "u"))
         paths.update(DeletionVector.of(descriptor).path or "" for descriptor in in_files.to_pylist())
     return paths
 
 
 def _vectors_added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
-    """Return the vector files that commits after a version have added, for example by restoring a version."""
+    """Return the vector files that commits after a version add, for example by restoring a version."""
     actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
     vectors = (vector_of(action["add"]) for commit in actions for action in commit if "add" in action)
     in_files = (vector for vector in vectors if vector is not None and vector.storage == "u")

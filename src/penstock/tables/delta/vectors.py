@@ -1,8 +1,7 @@
-"""Deletion vectors of a table's data files: a few bytes that list a file's deleted rows, instead of a copy of
-the file without them.
+"""Use of deletion vectors: a data file gets a list of its deleted rows instead of a copy without them.
 
-A copy reads and writes all columns of the file, while a vector only needs its keys. A vector replaces the
-file's earlier one, so readers read at most one per file. Once a file has lost a certain share of its rows, it
+A copy reads and writes all columns of the file, while a vector only needs the keys. A vector replaces the
+file's earlier one, so readers read at most one per file. Once a certain share of its rows is deleted, a file
 is copied.
 """
 
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 _VECTORS_FEATURE = "deletionVectors"
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
 VECTORS_FOLDER = "_penstock_vectors"
-"""The folder of vectors: deltalake's ``vacuum(full=True)`` would delete those in the table's own folder."""
+"""The folder of vector files; deltalake's ``vacuum(full=True)`` deletes those in the table's own folder."""
 _MIN_FILE_BYTES = 4 << 20
-"""The smallest file that gets vectors; copying smaller files is fast enough."""
+"""The minimum size of files that get vectors; smaller files are copied quickly enough."""
 _MAX_DELETED_SHARE = 0.1
 _INLINE_BYTES = 1 << 10
-"""The size up to which vectors are stored in the log, which all readers read; larger ones are in files."""
+"""The size up to which vectors are inline in the log, which every reader reads; larger ones are in files."""
 
 
 def may_have_vectors(table: DeltaTable) -> bool:
@@ -54,14 +53,14 @@ def should_use_vector(add: dict[str, Any] | None, rows: int, deleted: int) -> bo
 
 
 def write_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
-    """Return a vector of deleted rows, after writing its file if it needs one."""
+    """Return a vector of deleted rows; write its file unless it is small enough to be inline."""
     data = encode(positions)
     if len(data) <= _INLINE_BYTES:
         return DeletionVector.inline(data, len(positions))
     vector = DeletionVector.in_file(VECTORS_FOLDER, uuid.uuid4(), data, len(positions))
     assert vector.path is not None
     content = vector_file_content(data)
-    # Content that exceeds the buffer reaches deltalake in a type that it does not accept.
+    # deltalake does not accept the type in which pyarrow passes content larger than the buffer.
     with place.files().open_output_stream(vector.path, buffer_size=len(content) + 1) as out:
         out.write(content)
     return vector
@@ -83,21 +82,17 @@ def remove_action(add: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_with_vector(add: dict[str, Any], vector: DeletionVector) -> dict[str, Any]:
-    """Return the action that adds a file again, with another vector.
-
-    The statistics then say that their bounds are those of all rows, including deleted ones.
-    """
+    """Return the action that adds a file again, with another vector and wide bounds in its statistics."""
     stats = _with_wide_bounds(add["stats"])
     assert stats is not None
     return {"add": {**add, "stats": stats, "dataChange": True, "deletionVector": vector.action}}
 
 
 def _with_wide_bounds(statistics: str, rows: int | None = None) -> str | None:
-    """Return statistics whose bounds are marked as wide, not as exact for the remaining rows; None if they
-    cannot be.
+    """Return statistics with ``tightBounds`` false, as deleted rows count for the bounds; None if impossible.
 
-    A vector requires the number of ``rows``. The rest of the text is kept, since parsing a number may lose
-    digits.
+    A file with a vector must have ``numRecords``, checked against ``rows``. The rest of the text is kept,
+    since parsing numbers may lose digits.
     """
     try:
         parsed = parse_json_object(statistics)

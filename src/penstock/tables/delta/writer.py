@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
 PublishFunction = Callable[["DeltaTable", Mapping[str, int]], None]
-"""A function that commits a micro-batch to a table, with versions of app transactions."""
+"""A function that commits a micro-batch to a loaded table, with versions of app transactions."""
 
 
 def delta_writer(
@@ -66,7 +66,7 @@ def delta_writer(
 
 
 def row_layout(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
-    """Return the layout of rows that a Delta table can take."""
+    """Return the layout of rows; refuse rows that Delta tables do not support."""
     layout = rows_layout(schema, keys)
     if output_mode == "update":
         refuse_backticks(layout.schema.names)
@@ -87,7 +87,7 @@ def refuse_backticks(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class DeltaWriter:
-    """The ``foreachBatch`` function: tasks write files, then one commit adds them."""
+    """``foreachBatch`` function: tasks write files, then one commit adds them to the table."""
 
     place: DeltaPlace
     layout: DeltaLayout
@@ -115,7 +115,7 @@ class DeltaWriter:
             partitions=partition_columns(table),
         )
         if self._has_batch(table, transaction):
-            # Spark requires that the batch is read, so that its state is committed.
+            # Run the query even so, since Spark has to commit its state.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed the micro-batch may have died before cleaning up.
             stage.delete_staged()
@@ -148,7 +148,7 @@ class DeltaWriter:
         return numbered_columns(frame).mapInArrow(DeltaStageTask(stage), REPORT_DDL)
 
     def _indexed_columns(self, table: DeltaTable) -> tuple[str, ...] | None:
-        """Return the columns of data files that get statistics; None if their rows pass through deltalake."""
+        """Return the data file columns with statistics; None if the rows have to pass through deltalake."""
         reason = obstacle(table, self.mode, self.layout)
         if reason is not None:
             log.debug(
@@ -167,13 +167,13 @@ class DeltaWriter:
         return AppTransaction.of(Checkpoint(self.checkpoint_location), batch_id, self.app_id)
 
     def _has_batch(self, table: DeltaTable, transaction: AppTransaction | None) -> bool:
-        """Return whether a table has the micro-batch; refuse one that has lost others of the query."""
+        """Whether a table has the micro-batch; refuse a table that has lost earlier commits of the query."""
         self._required_commits.require(table, self._required_transactions(table, transaction))
         return transaction is not None and transaction.is_committed(self.place, table)
 
     def _required_transactions(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
-        """Return the app transactions of commits that the table must keep."""
-        # A complete result takes the place of what the table has.
+        """Return the app transactions whose commits the table must still have."""
+        # In mode complete, the result replaces all rows, so earlier commits do not matter.
         return [] if transaction is None or self.mode == "complete" else [transaction.name]
 
     def _commit(
@@ -219,7 +219,7 @@ class DeltaWriter:
     def _publisher(
         self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None
     ) -> PublishFunction:
-        """Return the function that commits the rows to a table, which each attempt loads again."""
+        """Return the function that commits the rows; each attempt calls it with the reloaded table."""
         return RowsCommit(stage, files, self.mode, spark)
 
     def _check_keys(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
