@@ -243,7 +243,7 @@ def test_differences_are_listed_when_the_query_starts(tmp_path: Path) -> None:
     assert caught.value.parameters["differences"] == [
         "column 'K' is int in the table and long in the rows",
         "it has no column 'v'",
-        "its column 'needed' takes no null, and the rows do not have it",
+        "its column 'needed' does not allow nulls, and the rows do not have it",
     ]
 
 

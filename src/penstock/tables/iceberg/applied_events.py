@@ -1,12 +1,12 @@
-"""The record of applied events: a branch of the data table, invisible to queries of the table.
+"""Applied events of an Iceberg table: a branch of the data table, which queries of the table do not see.
 
-For SCD type 1 it has the last event of each key that ever existed, for type 2 the deletes. Its data files
-have the table's key columns, and two columns that the table lacks. A commit moves this branch and the main
-one in one change of the table's metadata, so the recorded events are always the applied ones. Other engines
-keep the newest snapshot of a branch when they expire snapshots, and its files when they delete orphan files.
+For SCD type 1 it has the last event of every key so far, for type 2 the deletes. Its data files have the
+table's key columns, and two columns that the table lacks. A commit moves this branch and the main branch in
+one change of the table's metadata, so the recorded events are always the applied ones. Other engines keep the
+newest snapshot of a branch when they expire snapshots, and its files when they delete orphan files.
 
-A property of the table names the snapshots that belong together. So a table is refused if its branch was
-dropped or moved, or if it was rolled back, since its record would not match its rows.
+A property of the table names the matching snapshots of both branches. So a table is refused if the branch was
+dropped or moved, or if the table was rolled back, since its applied events would not match its rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from penstock.tables.iceberg.transactions import CommitConflict, disable_commit_
 
 BRANCH, STATE_PROPERTY = "penstock_applied", "penstock.changes"
 _SEQUENCE_ID, _PRESENT_ID = 2_000_000_001, 2_000_000_002
-"""Field ids that no column of the table gets, since tables number their columns from 1."""
+"""Field ids that no column of the table has, since tables number their columns from 1."""
 _ATTEMPTS = 10
 _NEVER_EXPIRE_MS = 1 << 60
 """In milliseconds."""
@@ -50,7 +50,7 @@ _MAX_BOUND_BYTES = 64
 
 @dataclass(frozen=True)
 class AppliedEventsState:
-    """The value of the table's property."""
+    """The value of the table property `STATE_PROPERTY`."""
 
     keys: list[list[Any]]
     """The field id, the name and the type of each key column."""
@@ -62,12 +62,12 @@ class AppliedEventsState:
     main: int
     """The table's snapshot from the same commit."""
     number: int
-    """Its sequence number."""
+    """The sequence number of that snapshot."""
 
 
 @dataclass(frozen=True)
 class AppliedEvents:
-    """The record of applied events of a table."""
+    """The applied events of a table, in the branch `BRANCH`."""
 
     place: IcebergPlace
     keys: tuple[NestedField, ...]
@@ -82,7 +82,7 @@ class AppliedEvents:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the record's files."""
+        """The columns of the branch's data files."""
         return Schema(
             *(NestedField(key.field_id, key.name, key.field_type, required=False) for key in self.keys),
             NestedField(_SEQUENCE_ID, SEQUENCE, self.sequence_type, required=False),
@@ -90,13 +90,13 @@ class AppliedEvents:
         )
 
     def prepare(self) -> Table:
-        """Start the record if the table has none, refuse one that does not match, and load the table."""
+        """Create the branch if the table has none, or check that it matches; return the loaded table."""
         place = self.place
         for _ in range(_ATTEMPTS):
             table = place.open()
             if STATE_PROPERTY in table.properties or BRANCH in table.metadata.refs:
                 break
-            # Another process may do so at the same time.
+            # Another process may create the branch at the same time.
             with (
                 suppress(CommitConflict),
                 place.translating_errors("the commit failed", beside=(CommitConflict,)),
@@ -109,7 +109,7 @@ class AppliedEvents:
     def _create_branch(self, table: Table) -> None:
         disable_commit_retries(table)
         transaction = table.transaction()
-        # The first snapshot of a table has to be on its main branch.
+        # The first snapshot of a table must be on its main branch.
         main = transaction.update_snapshot().fast_append()
         main.commit()
         change = AppliedEventsChange(self)
@@ -118,7 +118,7 @@ class AppliedEvents:
         transaction.commit_transaction()
 
     def require_consistent(self, metadata: TableMetadata) -> None:
-        """Refuse a table whose record does not match its rows."""
+        """Refuse a table whose applied events do not match its rows."""
         state, branch = self._read_state(metadata), metadata.refs.get(BRANCH)
         if branch is None:
             raise self._events_lost_error(
@@ -128,7 +128,7 @@ class AppliedEvents:
             raise self._events_lost_error(f"its branch {BRANCH} was moved")
         if is_rolled_back(metadata, state.main, state.number):
             raise TableRefusedError(
-                f"the Iceberg table {self.place.shown} was rolled back, but the record of its changes was "
+                f"the Iceberg table {self.place.shown} was rolled back, but its applied changes were "
                 f"not: go back to snapshot {state.main}, or drop the table to start over",
                 condition="TABLE_REFUSED.ROLLED_BACK",
                 table=self.place.shown,
@@ -147,14 +147,14 @@ class AppliedEvents:
 
     def _events_lost_error(self, reason: str) -> TableRefusedError:
         return TableRefusedError(
-            f"the Iceberg table {self.place.shown} has lost the record of its changes: {reason}. "
+            f"the Iceberg table {self.place.shown} has lost the record of applied changes: {reason}. "
             "Restore it, or drop the table to start over",
             condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
             table=self.place.shown,
         )
 
     def _require_same_settings(self, state: AppliedEventsState) -> None:
-        """Refuse keys, a sequence type or an SCD type that differ from the record's."""
+        """Refuse keys, a sequence type or an SCD type that differ from those of the applied events."""
         ids = [key[0] for key in state.keys]
         same_keys = ids == [key[0] for key in self._key_descriptions] and _types(state.keys) == _types(
             self._key_descriptions
@@ -181,7 +181,7 @@ class AppliedEvents:
         return [[key.field_id, key.name, str(key.field_type)] for key in self.keys]
 
     def files(self, table: Table) -> list[FileScanTask]:
-        """Return the files of the record for a version of the table."""
+        """Return the branch's data files in a loaded table."""
         with self.place.translating_errors("its manifests cannot be read"):
             snapshot = table.metadata.snapshot_by_name(BRANCH)
             return [
@@ -192,7 +192,7 @@ class AppliedEvents:
             ]
 
     def files_with_keys(self, files: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
-        """Return the files whose bounds allow one of the keys, which have the table's types."""
+        """Return the files that may have one of the keys by their bounds; keys have the table's types."""
         ranges = [column_bounds(column) for column in keys.columns]
         return [file for file in files if not self._excludes_keys(file.file, ranges)]
 
@@ -210,14 +210,14 @@ class AppliedEvents:
 
 @dataclass(frozen=True)
 class AppliedEventsChange:
-    """The change that a commit makes to the record."""
+    """The files that a commit removes from the applied-events branch and adds to it."""
 
     applied_events: AppliedEvents
     removed: Sequence[DataFile] = ()
     added: Sequence[DataFile] = ()
 
     def commit(self, transaction: Transaction) -> int:
-        """Add a snapshot of the branch to a transaction, unless nothing changes; return the newest one."""
+        """Add a snapshot to the branch in a transaction, if anything changes; return the newest snapshot."""
         branch = transaction.table_metadata.refs.get(BRANCH)
         if branch is not None and not self.removed and not self.added:
             return branch.snapshot_id
@@ -231,7 +231,7 @@ class AppliedEventsChange:
         for file in self.added:
             producer.append_data_file(file)
         producer.commit()
-        # Only the newest snapshot is needed, and it is needed however long the table's queries are down.
+        # Keep only the newest snapshot, but keep it however long the table's queries are down.
         manage = ManageSnapshots(transaction).create_branch(
             producer.snapshot_id,
             BRANCH,
@@ -245,7 +245,7 @@ class AppliedEventsChange:
     def properties(
         self, transaction: Transaction, branch_snapshot: int, main_snapshot: int
     ) -> dict[str, str]:
-        """Return the table's property, for the snapshots of both branches in the transaction."""
+        """Return `STATE_PROPERTY` for the snapshots of both branches in the transaction."""
         applied_events, snapshot = (
             self.applied_events,
             transaction.table_metadata.snapshot_by_id(main_snapshot),
@@ -263,7 +263,7 @@ class AppliedEventsChange:
 
 
 def write_events(target: FileTarget, columns: Schema, events: pa.Table) -> DataFile:
-    """Write lines of a record, with its columns in their order, to a file that no snapshot has yet."""
+    """Write events, in the column order of the branch, to a data file that no snapshot has yet."""
     schema = sanitize_column_names(columns)
     arrow = schema_to_pyarrow(schema)
     rows = events.rename_columns(arrow.names).cast(arrow)
@@ -276,7 +276,7 @@ def write_events(target: FileTarget, columns: Schema, events: pa.Table) -> DataF
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
-        # Rows of the record have no partition values, even if the table is partitioned by a key.
+        # Events have no partition values, even if the table is partitioned by a key.
         partition=Partition(*[None] * len(target.metadata.spec().fields)),
         record_count=rows.num_rows,
         file_size_in_bytes=size,
@@ -290,7 +290,7 @@ def write_events(target: FileTarget, columns: Schema, events: pa.Table) -> DataF
 
 
 def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the smallest and largest value of each column whose values are short."""
+    """Return the lower and upper bounds of the columns with short values."""
     lows, highs = {}, {}
     for column in schema.fields:
         kind = column.field_type

@@ -1,7 +1,7 @@
-"""Writer for the record of applied events, which merges small files so that there are never many.
+"""Writer for the applied-events branch, which compacts small files so that there are never many.
 
 A micro-batch adds a file. Once there are several, the new file also replaces those that are small compared to
-it and to the files merged so far. So each event is written a few times, and at most about half of the
+it and to the files merged so far. So each event is written only a few times, and at most about half of the
 recorded events are outdated.
 """
 
@@ -26,7 +26,7 @@ from penstock.tables.iceberg.reading import StoredFile, file_identity
 from penstock.tables.iceberg.reports import from_report, to_report
 
 _MAX_FILES = 8
-"""The number of files up to which none are merged, however small they are."""
+"""The number of files up to which none are merged, however small."""
 _SMALL_ROWS = 65_536
 """The number of rows up to which the driver merges files itself."""
 _MAX_ROWS = 1 << 24
@@ -35,7 +35,7 @@ _MAX_ROWS = 1 << 24
 
 @dataclass
 class AppliedEventsWriter:
-    """Writer for the record's new files, for all attempts to commit; unchanged files are written once."""
+    """Writer for new files of the branch; attempts to commit with the same events reuse their file."""
 
     spark: SparkSession
     applied_events: AppliedEvents
@@ -46,7 +46,7 @@ class AppliedEventsWriter:
     def change(
         self, target: FileTarget, files: Sequence[FileScanTask], new_events: pa.Table
     ) -> AppliedEventsChange:
-        """Return the change that adds lines to the record, given its present files."""
+        """Return the change that adds events to the branch, given its current files."""
         if not new_events.num_rows:
             return AppliedEventsChange(self.applied_events)
         new_events = new_events.select(self.events.recorded_schema.names)
@@ -84,11 +84,11 @@ class AppliedEventsWriter:
 
 @dataclass
 class MergeEventsTask(NumberedTask):
-    """Task that merges files of the record and new lines into one sorted file without outdated lines."""
+    """Task that merges files and new events into one sorted file without outdated events."""
 
     target: FileTarget = field(repr=False)
     columns: Schema
-    """The columns of the record."""
+    """The columns of the branch's data files."""
     events: EventLayout = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
     new_events: pa.Table = field(repr=False)
@@ -108,7 +108,7 @@ class MergeEventsTask(NumberedTask):
 
 
 def _files_to_merge(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
-    """Return the files to merge with ``rows`` new rows."""
+    """Return the files to merge with ``rows`` new events."""
     selected: list[FileScanTask] = []
     if len(files) < _MAX_FILES:
         return selected

@@ -1,10 +1,10 @@
-"""Attempts to write a micro-batch to an Iceberg table, and deletion of the files of abandoned ones.
+"""Attempts to write a micro-batch to an Iceberg table, and deletion of the files of abandoned attempts.
 
 Tasks write data files next to the table's own, so the files of an attempt that is never committed stay in the
-same folder. A pending file, an empty file in ``penstock-pending`` in the table's data folder, names each
-attempt from before its tasks start until it has ended. If the driver dies, the pending file is left, and a
-day later the start of a query deletes the attempt's files that no snapshot refers to. The clean-up of other
-engines also recognizes both as orphans, since no name begins with an underscore or a dot, which they skip.
+same folder. Each attempt has a pending file from before its tasks start until it has ended: an empty file in
+``penstock-pending`` in the table's data folder. If the driver dies, the pending file is left, and a day later
+the start of a query deletes the attempt's files that no snapshot refers to. The clean-up of other engines
+also finds both as orphan files, since no name begins with an underscore or a dot, which they skip.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.tables")
 PENDING_FOLDER = "penstock-pending"
 _DAY_SECONDS = 86_400.0
 _MAX_ATTEMPT_SECONDS = 3600.0
-"""The time after which files of an attempt that runs alone are not committed, as they may soon be deleted."""
+"""The time after which a standalone attempt's files are not committed, as a clean-up may soon delete them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Attempt:
 
     @classmethod
     def standalone(cls) -> Attempt:
-        """Return an attempt with its own app id, which no later attempt protects from clean-up."""
+        """Return an attempt with an app id of its own, so no later attempt protects it from clean-up."""
         return cls.new(f"run:{uuid.uuid4()}")
 
     @classmethod
@@ -83,7 +83,7 @@ class Attempt:
 def reason_not_to_commit(
     place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], written_for: Table, current: Table
 ) -> str | None:
-    """Return why files written for an earlier version of a table must not be committed to it now."""
+    """Return why files written for an earlier version of a table must not be committed to the current one."""
     old_metadata, new_metadata = written_for.metadata, current.metadata
     if (old_metadata.current_schema_id, old_metadata.default_spec_id) != (
         new_metadata.current_schema_id,
@@ -124,7 +124,7 @@ def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
 
 
 def delete_abandoned(place: IcebergPlace, table: Table) -> None:
-    """Delete the files of attempts that began over a day ago, if the app has begun no other attempt since."""
+    """Delete the files of attempts that started over a day ago, if their app has started no other since."""
     cutoff = time.time() - _DAY_SECONDS
     with place.translating_errors("the files of dead queries cannot be listed"):
         attempts = list(_list_attempts(table))
@@ -155,9 +155,9 @@ def _list_attempts(table: Table) -> Iterator[Attempt]:
 
 
 def _list_files(io: FileIO, folder: str) -> Iterator[str]:
-    """List the files below a folder, as locations of the table.
+    """List the files below a folder, as locations in the table's form.
 
-    Only pyiceberg's default file system can list files; with another one, other engines' tools have to clean
+    Only pyiceberg's default ``FileIO`` can list files; with another one, other engines' tools have to clean
     up.
     """
     if not isinstance(io, PyArrowFileIO):
@@ -188,6 +188,6 @@ def _file_name(path: str) -> str:
 
 
 def _token_of(path: str) -> str:
-    """Return the token in the name of a data file; object storage layouts may put hashes in front of it."""
+    """Return the token in the name of a data file; object storage layouts may put hashes before it."""
     parts = _file_name(path).split("-")
     return parts[-2] if len(parts) > 1 else ""

@@ -1,6 +1,7 @@
-"""Commit of change events to an Iceberg table: the driver plans from the keys, and tasks write the rows.
+"""Commit of change events to an Iceberg table: the driver plans the merge from the keys, and tasks write the
+rows.
 
-Each attempt makes a new plan, from the record and the rows that the table then has. Files that tasks wrote
+Each attempt makes a new plan from the applied events and the rows of the loaded table. Files that tasks wrote
 for an earlier attempt are reused if the plan is the same.
 """
 
@@ -42,7 +43,7 @@ class WrittenFiles:
 
     plan: MergePlan
     value_sources: Sequence[object]
-    """The data files that supplied the values which events leave out."""
+    """The identities of the data files that supplied the values which events omit."""
     rows: list[DataFile]
     rewriter: Rewriter | None
 
@@ -58,7 +59,7 @@ class ChangesCommit(Commit):
     _own_tasks_retried: bool = False
     _written: list[WrittenFiles] = field(default_factory=list)
     _value_files: list[str] = field(default_factory=list)
-    """Files with stored values."""
+    """The files in which tasks wrote stored values."""
 
     @property
     def _has_changes(self) -> bool:
@@ -85,7 +86,7 @@ class ChangesCommit(Commit):
 
     @cached_property
     def _staged(self) -> pa.Table:
-        """The columns of all events from which their merge is planned."""
+        """The planning columns of all staged events."""
         with self.target.place.translating_errors("the events of a micro-batch cannot be read"):
             return read_events(self.io, self.event_files, self.events.planning_schema)
 
@@ -108,7 +109,7 @@ class ChangesCommit(Commit):
         stored_versions = self._stored_versions(table, target) if self.events.keeps_history else []
         plan = self._plan(target, event_files, [lines for _, lines in stored_versions])
         if plan.is_empty:
-            # A clean-up will find out which files of earlier attempts the table has.
+            # Leave the pending file, so that a clean-up finds out which files of earlier attempts are in use.
             self._own_tasks_retried |= bool(self._sent_snapshots)
             return None
         written = self._write_files(table, target, self.target.layout(transaction), plan)
@@ -122,7 +123,7 @@ class ChangesCommit(Commit):
     def _plan(
         self, target: FileTarget, event_files: Sequence[FileScanTask], versions: Sequence[pa.Table]
     ) -> MergePlan:
-        """Return the merge plan, from the record and the stored versions of the keys."""
+        """Return the merge plan, from the applied events and the stored row versions of the keys."""
         candidate_files = self.applied_events.files_with_keys(event_files, self._recorded_lookup.keys)
         tables = self._recorded_lookup.rows(target, candidate_files, self.applied_events.schema)
         recorded_events = distinct_events(
@@ -138,7 +139,7 @@ class ChangesCommit(Commit):
         return plan
 
     def _stored_versions(self, table: Table, target: FileTarget) -> list[tuple[FileScanTask, pa.Table]]:
-        """Return the stored versions of the keys, for each data file."""
+        """Return the stored row versions of the keys, for each data file."""
         files = self._files(table, self._version_lookup.keys)
         tables = self._version_lookup.rows(target, files, self._columns([VALID_FROM, VALID_TO]))
         return list(zip(files, tables, strict=True))
@@ -174,7 +175,7 @@ class ChangesCommit(Commit):
     def _look_up_values(
         self, target: FileTarget, files: Sequence[FileScanTask], events: pa.Table
     ) -> list[str]:
-        """Have tasks look up the values that events leave out; return files with the values."""
+        """Have tasks look up the values that events omit; return the files with the values."""
         column_indexes = column_numbers(events[MISSING_COLUMNS].unique().to_pylist())
         validity = [VALID_FROM, VALID_TO] if self.events.keeps_history else []
         names = [*validity, *(self.events.row_schema.names[number] for number in column_indexes)]
@@ -236,7 +237,7 @@ def _cast_to_columns(rows: pa.Table, columns: Schema) -> pa.Table:
 
 
 def _valid_to_by_event(plan: MergePlan) -> pa.Array | None:
-    """Return for each event the end of validity of its row; null for events that are not taken."""
+    """Return the ``VALID_TO`` of each event's row; null for events that are not merged."""
     if plan.valid_to is None:
         return None
     merged = plan.merged.to_numpy(zero_copy_only=False)

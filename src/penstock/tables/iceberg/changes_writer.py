@@ -26,7 +26,7 @@ from penstock.tables.iceberg.writer import IcebergWriter, require_writable
 
 @dataclass(frozen=True)
 class ChangeLayout:
-    """Change rows that an Iceberg table can take."""
+    """The layout of change rows for an Iceberg table."""
 
     events: EventLayout
     table_layout: RowLayout
@@ -38,7 +38,7 @@ class ChangeLayout:
 def change_layout(
     schema: StructType, place: IcebergPlace, keys: Sequence[str], sequence_by: str, scd_type: int
 ) -> ChangeLayout:
-    """Return the layout of change rows that an Iceberg table can take."""
+    """Return the layout of change rows; refuse change rows that Iceberg tables do not support."""
     table = f"the Iceberg table {place.shown}"
     events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
     sequence_type = schema[sequence_by].dataType
@@ -53,9 +53,7 @@ def change_layout(
 def changes_writer(
     place: IcebergPlace, changes: ChangeLayout, guarantee: str, checkpoint_location: str, app_id: str | None
 ) -> ChangesWriter:
-    """Create the table and its record of events or check existing ones, and return the ``foreachBatch``
-    function.
-    """
+    """Create or check the table and its applied-events branch; return the ``foreachBatch`` function."""
     table = place.find()
     if table is None:
         table = place.create(table_schema(changes.table_layout))
@@ -73,7 +71,7 @@ def changes_writer(
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesWriter(IcebergWriter):
-    """The ``foreachBatch`` function: tasks stage change events, then one commit applies them."""
+    """``foreachBatch`` function: tasks stage change events, then one commit applies them."""
 
     events: EventLayout
     applied_events: AppliedEvents
@@ -105,4 +103,4 @@ class ChangesWriter(IcebergWriter):
         )
 
     def _check_keys(self, frame: DataFrame, files: FileTarget, commit: Commit) -> None:
-        """Do nothing: Spark has kept one event per key, and the tasks have checked them."""
+        """Do nothing: Spark kept one event per key, and the tasks checked the events."""

@@ -1,4 +1,4 @@
-"""Commit of a micro-batch to an Iceberg table: the driver adds one snapshot and handles no rows."""
+"""Commit of a micro-batch to an Iceberg table: the driver adds one snapshot, and reads no rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Target:
         return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
 
     def refuse_rollback(self, table: Table, batch: MicroBatch | None) -> None:
-        """Refuse a table that has lost what the query has committed; complete replaces it in any case."""
+        """Refuse a table that has lost commits of the query; mode complete replaces all rows in any case."""
         if batch is not None and self.mode != "complete":
             batch.refuse_rollback(table, self.place.shown)
 
@@ -60,14 +60,14 @@ class FileChanges:
     """The files that a commit adds and removes."""
 
     removed: Sequence[DataFile]
-    """The data files that leave the table."""
+    """The data files that are removed from the table."""
     added: Sequence[DataFile]
     deletes: Sequence[DataFile] = ()
     """New delete files."""
     merged_deletes: Sequence[DataFile] = ()
-    """Old delete files whose positions are also in the new ones."""
+    """Old delete files, whose positions are merged into the new ones."""
     applied_events_change: AppliedEventsChange | None = None
-    """The change of the record of applied events."""
+    """The change of the applied-events branch."""
 
     @classmethod
     def of(
@@ -115,11 +115,11 @@ class Commit:
     """Rewrites stored files in output mode update."""
     started_at: float = field(default_factory=time.time)
     _sent_snapshots: dict[int, set[str]] = field(default_factory=dict)
-    """The snapshots that the catalog was asked to commit, with their data files."""
+    """The data files of each snapshot that was sent to the catalog."""
     _committed_files: set[str] = field(default_factory=set)
-    """The data files that the table has after the commit."""
+    """The files of this commit that the table has."""
     _outcome_known: bool = True
-    """Whether it is certain which files the table has."""
+    """Whether it is certain which files of this commit the table has."""
 
     def run(self) -> None:
         """Commit the files, unless there are none or another run has committed the micro-batch."""
@@ -134,14 +134,14 @@ class Commit:
 
     @property
     def tasks_retried(self) -> bool:
-        """Whether a task was repeated, so that its earlier attempt may have left a file."""
+        """Whether a task was retried, so that its earlier attempt may have left a file."""
         return self.rewriter is not None and self.rewriter.tasks_retried
 
     def delete_unused(self) -> None:
         """Delete the files that the table does not have.
 
-        If the catalog was asked to commit data files, and the outcome is unknown, the files are kept until
-        the clean-up, which checks whether a snapshot has them.
+        If the outcome of a commit is unknown, its data files are left to a later clean-up, which checks
+        whether a snapshot has them.
         """
         in_use = self._committed_files if self._outcome_known else self._written_table_paths()
         unused = [path for path in self._written_paths() if path not in in_use]
@@ -149,7 +149,7 @@ class Commit:
             delete_files(self.target.place, self.io, unused)
 
     def _commit_with_retries(self) -> set[str]:
-        """Return the files that the table has after the commit; an empty set if another run committed it."""
+        """Commit with retries; return the committed files, or an empty set if another run committed them."""
         place = self.target.place
         last_conflict = ""
         for attempt in range(_ATTEMPTS + 1):
@@ -183,7 +183,7 @@ class Commit:
         )
 
     def _files_if_committed(self, table: Table) -> set[str] | None:
-        """Return which of the files the table has, if it has the micro-batch."""
+        """Return which of the files the table has; None if it does not have the micro-batch."""
         for snapshot_id, paths in self._sent_snapshots.items():
             if table.snapshot_by_id(snapshot_id) is not None:
                 return paths
@@ -201,16 +201,16 @@ class Commit:
         self._require_files(table, self._staged_paths())
         changes = self._changes(table, transaction)
         if changes is None:
-            # An earlier try that looked like a conflict may have committed all of the changes.
+            # An earlier attempt that ended with a conflict may still have committed all of the changes.
             return self._written_table_paths() if self._sent_snapshots else set()
         if time.time() - self.started_at > _OLD_SECONDS:
-            # If the driver was suspended, a clean-up may have considered it dead and deleted the files.
+            # If the driver was suspended, a clean-up may have deleted the files of the seemingly dead query.
             self._require_files(table, [file.file_path for file in changes.new_files])
         with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
             return self._commit_changes(transaction, changes)
 
     def _commit_changes(self, transaction: Transaction, changes: FileChanges) -> set[str]:
-        """Commit changes, and return the added data files."""
+        """Commit changes once, and return the paths of the added files."""
         summary = {} if self.batch is None else self.batch.summary(self.token)
         branch_snapshot = (
             None
@@ -243,12 +243,12 @@ class Commit:
         return self._sent_snapshots[producer.snapshot_id]
 
     def _properties(self, transaction: Transaction, snapshot_id: int) -> dict[str, str]:
-        """Return the table properties that name the micro-batch."""
+        """Return the table properties that record the micro-batch."""
         snapshot = transaction.table_metadata.snapshot_by_id(snapshot_id)
         return {} if self.batch is None or snapshot is None else self.batch.properties(self.token, snapshot)
 
     def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
-        """Return the changes of a loaded table; None if nothing changes."""
+        """Return the changes to a loaded table; None if there are none."""
         if self.target.mode == "complete":
             with self.target.place.translating_errors("its manifests cannot be read"):
                 return FileChanges(list(_data_files(table)), self.staged_files)

@@ -1,4 +1,4 @@
-"""Compaction of an Iceberg table: small data files replaced by large ones with the same rows."""
+"""Compaction of an Iceberg table: small data files are replaced by large ones with the same rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TARGET_SIZE_PROPERTY = "write.target-file-size-bytes"
 _ATTEMPTS = 10
 _MAX_FILES, _MAX_BYTES = 256, 4 << 30
-"""The limits of what one commit merges, and thus of the work that is repeated after a crash."""
+"""The limits of one commit, and thus of the work that is repeated after a crash."""
 
 
 def compact(place: IcebergPlace, file_bytes: int, min_files: int) -> TableCompaction:
@@ -111,8 +111,8 @@ def merge_files(
     """Replace data files of a loaded table by fewer ones with the same rows, in one commit; return the new
     files.
 
-    Once the catalog was asked to commit the new files, they are not deleted here, since it may have committed
-    them whatever its reply was. A clean-up deletes them a day later, unless a snapshot has them.
+    New files that were sent to the catalog are not deleted here, since it may have committed them whatever it
+    replied. A clean-up deletes them a day later, unless a snapshot has them.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def merge_files(
     for _ in range(_ATTEMPTS):
         current = place.open()
         if _has_any_snapshot(current, sent_snapshots):
-            # A component between the client and the catalog repeated the request.
+            # The commit succeeded although it was reported as a conflict: something retried the request.
             attempt.delete_pending_file(place, table)
             return new_files
         if reason := reason_not_to_commit(place, attempt, new_files, table, current) or _reason_files_changed(
@@ -153,7 +153,7 @@ def merge_files(
 def _reason_files_changed(
     place: IcebergPlace, loaded: Table, reloaded: Table, files: Sequence[FileScanTask]
 ) -> str | None:
-    """Return how files have changed since a table was loaded, if a merge would restore deleted rows."""
+    """Return how files have changed since a table was loaded, if compaction would restore deleted rows."""
     if loaded.metadata.current_snapshot_id == reloaded.metadata.current_snapshot_id:
         return None
     delete_files = {task.file.file_path: _delete_file_paths(task) for task in _list_files(place, reloaded)}

@@ -1,4 +1,4 @@
-"""Parquet data files of an Iceberg table, written by tasks to the table's location for data.
+"""Parquet data files of an Iceberg table, which tasks write to the table's data location.
 
 No snapshot refers to a file until the driver commits it. Its name has the token of the attempt that wrote it.
 """
@@ -38,7 +38,7 @@ from penstock.tables.iceberg.place import translate_error
 
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 1 << 20, 64 << 20
 _MAX_OPEN_FILES = 64
-"""The number of partitions for which a task has open files at the same time."""
+"""The maximum number of partitions for which a task has open files at the same time."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FileTarget:
 
     @cached_property
     def named_schema(self) -> pa.Schema:
-        """The same schema with the table's names, also of nested fields."""
+        """The same schema with the table's unsanitized names, also of nested fields."""
         return schema_to_pyarrow(self.metadata.schema())
 
     @cached_property
@@ -85,7 +85,7 @@ class FileTarget:
 
 
 class DataFileWriter:
-    """Writer of a task's rows to data files: one for each partition, and another at the size limit."""
+    """Writer of a task's rows to data files: one for each partition, and a new one at the target size."""
 
     def __init__(self, target: FileTarget) -> None:
         self._target = target
@@ -105,13 +105,13 @@ class DataFileWriter:
             self._write(key, part)
 
     def close(self) -> list[DataFile]:
-        """Finish all files, and return them as a snapshot lists them."""
+        """Close all files, and return them as ``DataFile`` entries for a snapshot."""
         while self._open_files:
             self._finish(next(iter(self._open_files)))
         return self._closed_files
 
     def discard(self) -> None:
-        """Delete the written files, which have not been reported; after errors, a later clean-up does it."""
+        """Delete the written files, which have not been reported; after errors, a later clean-up does so."""
         for file in self._open_files.values():
             file.abandon()
         for path in [
@@ -123,7 +123,7 @@ class DataFileWriter:
 
     def _write(self, key: PartitionKey | None, rows: pa.Table) -> None:
         partition = key.partition if key is not None else None
-        # Files are closed early in the order of their last write.
+        # Reinsert the file, so that the least recently written one is closed first.
         file = self._open_files.pop(partition, None)
         if file is None:
             if len(self._open_files) >= _MAX_OPEN_FILES:
@@ -175,7 +175,7 @@ class _OpenFile:
             file_format=FileFormat.PARQUET,
             partition=Record() if self._key is None else self._key.partition,
             file_size_in_bytes=size,
-            # The rows are unsorted, whatever the table's sort order is.
+            # The rows are unsorted, whatever sort order the table has.
             sort_order_id=None,
             spec_id=target.metadata.default_spec_id,
             equality_ids=None,
@@ -227,7 +227,7 @@ def write_data_files(target: FileTarget, parts: Iterable[pa.Table]) -> list[Data
 
 
 def to_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield tables that fit into memory, each of which becomes a row group."""
+    """Concatenate batches into tables of limited size, each of which becomes a row group."""
     for group in grouped(batches, _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
         yield pa.Table.from_batches(group)
 
@@ -237,8 +237,8 @@ def cast_to_file_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | 
     for column, wanted in zip(columns, target.metadata.schema().fields, strict=True):
         if wanted.required and column.null_count:
             raise SchemaMismatchError(
-                f"a row has no value in {in_quotes(wanted.name)}, which takes no null in the Iceberg table "
-                f"{target.table}: fill it, or drop such rows",
+                f"a row has no value in {in_quotes(wanted.name)}, which does not allow nulls in the Iceberg "
+                f"table {target.table}: fill it, or drop such rows",
                 condition="SCHEMA_MISMATCH.NULL_VALUE",
                 column=wanted.name,
             )
@@ -252,7 +252,7 @@ def cast_to_file_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | 
 def _cast_column(
     column: pa.ChunkedArray | pa.Array, named: pa.DataType, wanted: pa.DataType
 ) -> pa.ChunkedArray:
-    """Cast a column, then rename its nested fields, since a cast treats another name as a new field."""
+    """Cast a column, then rename its nested fields, since a cast treats a renamed field as a new one."""
     cast = column.cast(named)
     if named.equals(wanted):
         return cast

@@ -1,5 +1,5 @@
-"""Change events of a micro-batch: tasks stage them in files that no snapshot refers to, and once the driver
-has decided which events to apply, other tasks write their rows to data files.
+"""Change events of a micro-batch: tasks stage them in files outside of any snapshot, the driver plans which
+events to merge, and other tasks write the rows of these events to data files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REPORT_SCHEMA = pa.schema(
 )
 _BATCH_ROWS = 65_536
 _TASK_BYTES = 32 << 20
-"""The compressed size of the staged files that a task processes."""
+"""The total compressed size of the staged files that a task processes."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_events(io: FileIO, files: Sequence[EventFile], schema: pa.Schema) -> pa
 
 @dataclass
 class EventTask:
-    """The function of ``mapInArrow``: takes collapsed events and returns a report of what the task staged."""
+    """Function for ``mapInArrow``, which stages collapsed events and returns a report of the staged file."""
 
     target: FileTarget = field(repr=False)
     events: EventLayout = field(repr=False)
@@ -151,7 +151,7 @@ def assign_events(files: Sequence[EventFile]) -> list[list[StagedFile]]:
 
 @dataclass
 class EventRowsTask(NumberedTask):
-    """Task that takes numbers of its parts, and reports the data files with the rows of their events."""
+    """Task that writes and reports the data files for each numbered group of staged files."""
 
     target: FileTarget = field(repr=False)
     events: EventLayout = field(repr=False)
@@ -160,9 +160,9 @@ class EventRowsTask(NumberedTask):
     merged: pa.BooleanArray = field(repr=False)
     """For each event of the micro-batch, whether its row is written."""
     valid_to: pa.Array | None = field(repr=False)
-    """With history: for each event, the end of validity of its row."""
+    """With history: for each event, the ``VALID_TO`` of its row."""
     value_files: Sequence[str] = field(repr=False)
-    """Files with stored values, for events that leave values out."""
+    """Files with stored values, for events that omit values."""
     failed_action = "a data file cannot be written"
 
     def result(self, number: int) -> bytes:
@@ -191,12 +191,12 @@ class EventRowsTask(NumberedTask):
             valid_to = self.valid_to.slice(offset, len(merged)).filter(merged)
             rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(VALID_TO, valid_to)
         else:
-            # A delete sets no row.
+            # A delete writes no row.
             rows = rows.filter(pc.equal(rows[PRESENT], 1))
         return rows.select(events.table_schema.names).cast(events.table_schema)
 
     def _require_stored(self, rows: pa.Table) -> None:
-        """Refuse events that leave out values of rows that other writers have deleted."""
+        """Refuse events that omit values of rows that other writers have deleted."""
         incomplete = rows.filter(pc.is_valid(rows[MISSING_COLUMNS]))
         if self.valid_to is None and incomplete.num_rows:
             missing = without_stored_row(list(self.events.keys), incomplete, self._stored_values)

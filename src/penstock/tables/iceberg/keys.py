@@ -1,4 +1,4 @@
-"""Keys of a micro-batch: the search for repeated keys, and for data files of a table that may have a key."""
+"""Keys of a micro-batch: search for repeated keys, and pruning of a table's data files by key ranges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import first_repeated_key
 
 _KEY_RANGES = 16
-"""The number of key ranges with which a table's files are compared."""
+"""The number of key ranges that the bounds of a table's files are compared with."""
 _DRIVER_ROWS = 65_536
 """The number of rows up to which the driver reads the keys itself."""
 _BATCH_ROWS = 131_072
@@ -52,7 +52,7 @@ _MATCH_NOTHING: BooleanExpression = AlwaysFalse()
 
 
 def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the key columns of a data file that this attempt wrote, with the table's names."""
+    """Yield the key columns of a data file written by this attempt, with the table's names."""
     schema = schema_to_pyarrow(keys, include_field_ids=False)
     names = [column.name for column in sanitize_column_names(keys).fields]
     with io.new_input(path).open() as stream:
@@ -62,7 +62,7 @@ def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
 
 
 def read_all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
-    """Read the keys of several data files that this attempt wrote."""
+    """Read the keys of several data files written by this attempt."""
     batches = (batch for path in paths for batch in read_keys(io, path, keys))
     return pa.Table.from_batches(batches, schema_to_pyarrow(keys, include_field_ids=False))
 
@@ -97,7 +97,7 @@ def find_repeated_key(
 
 @dataclass
 class _KeysTask:
-    """The function of ``mapInArrow`` that takes numbers of files and returns the keys in them."""
+    """Function for ``mapInArrow``, which returns the keys in numbered files."""
 
     target: FileTarget = field(repr=False)
     keys: Schema = field(repr=False)
@@ -131,8 +131,8 @@ def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpres
             return []
         tasks = _plan_files(table, row_filter)
         if any(manifest.content == ManifestContent.DELETES for manifest in snapshot.manifests(table.io)):
-            # The filter may also leave out delete files, by the bounds of the rows that they delete. If one
-            # were missing, rewriting its data file would restore deleted rows.
+            # The filter may also prune delete files, by the bounds of the rows that they delete. If one were
+            # missing, rewriting its data file would restore deleted rows.
             paths = {task.file.file_path for task in tasks}
             tasks = [task for task in all_files(table) if task.file.file_path in paths]
     return [FileScanTask(task.file, task.delete_files) for task in tasks]
@@ -143,8 +143,8 @@ def _plan_files(table: Table, row_filter: BooleanExpression) -> list[FileScanTas
         with _refusing_equality_deletes(table):
             return list(table.scan(row_filter=row_filter).plan_files())
     except (struct.error, OverflowError):
-        # pyiceberg 0.11 cannot compare bounds from before a column was widened. No version can compare
-        # Python's smallest and largest datetime with partitions by year or month.
+        # pyiceberg 0.11 cannot compare bounds written before a column was widened. No version can compare
+        # Python's minimum and maximum datetime with partitions by year or month.
         return list(all_files(table))
 
 
@@ -185,7 +185,7 @@ def filter_for_keys(schema: Schema, keys: Schema, lookup_keys: pa.Table) -> Bool
 
 
 def column_bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return the smallest and largest value in pyiceberg's form, in which dates and times are numbers."""
+    """Return the minimum and maximum in pyiceberg's form, in which dates and times are integers."""
     if pat.is_temporal(column.type):
         number = pa.int32() if column.type.bit_width == 32 else pa.int64()
         column = column.cast(number)
@@ -208,7 +208,7 @@ def _file_key_filter(schema: Schema, keys: Schema, files: Sequence[DataFile]) ->
         kind = key.field_type
         lows = [(file.lower_bounds or {}).get(key.field_id) for file in files]
         highs = [(file.upper_bounds or {}).get(key.field_id) for file in files]
-        # A bound may be missing, because of the table's settings for metrics.
+        # A bound may be missing, depending on the table's metrics settings.
         if None in (*lows, *highs) or not isinstance(kind, PrimitiveType):
             continue
         low = min(from_bytes(kind, bound) for bound in lows if bound is not None)

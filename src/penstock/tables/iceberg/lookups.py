@@ -1,4 +1,4 @@
-"""Lookups of a micro-batch's keys in an Iceberg table's data files and in its record of events."""
+"""Lookups of a micro-batch's keys in an Iceberg table's data files and in its applied events."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _PART_ROWS = 1 << 21
 
 @dataclass
 class Lookup:
-    """The stored lines of some keys, cached by file over all attempts to commit, as files never change."""
+    """Lookup of the stored rows of some keys, cached by file over all attempts, since files never change."""
 
     spark: SparkSession
     keys: pa.Table = field(repr=False)
     """The keys of the micro-batch."""
     schema: pa.Schema
-    """The columns of the lines, with the names and types of the events."""
+    """The columns of the rows, with the names and types of the events."""
     _cached: dict[object, pa.Table] = field(default_factory=dict)
 
     def rows(self, target: FileTarget, files: Sequence[FileScanTask], columns: Schema) -> list[pa.Table]:
-        """Return the lines of each file; ``columns`` are the stored columns, with the keys first."""
+        """Return the rows of each file; ``columns`` are the stored columns, with the keys first."""
         uncached = [file for file in files if file_identity(file) not in self._cached]
         parts = [part for file in uncached for part in _parts_of(file)]
         task = LookupTask(target, self.keys, columns, parts)
@@ -55,7 +55,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a data file in which keys are looked up."""
+    """A split of a data file in which keys are looked up."""
 
     file: FileScanTask
     part: FileSplit = WHOLE_FILE
@@ -68,12 +68,12 @@ def _parts_of(file: FileScanTask) -> list[FilePart]:
 
 @dataclass
 class LookupTask(NumberedTask):
-    """Task that takes the numbers of parts, and returns their lines as an Arrow stream."""
+    """Task that returns the rows of numbered parts that have one of the keys, as an Arrow stream."""
 
     target: FileTarget = field(repr=False)
     keys: pa.Table = field(repr=False)
     columns: Schema = field(repr=False)
-    """The columns of the lines, with the keys first."""
+    """The columns of the rows, with the keys first."""
     parts: Sequence[FilePart] = field(repr=False)
     failed_action = "stored keys cannot be read"
 
@@ -96,14 +96,14 @@ class LookupTask(NumberedTask):
 
 @dataclass
 class ValuesTask(LookupTask):
-    """Task that takes file numbers, and writes each file's rows with one of the keys to a new file.
+    """Task that writes the rows of each numbered file that have one of the keys to a new file.
 
     It returns the new file's path, or an empty result without such rows. Values may be long, so they are read
     only from files that have one of the keys.
     """
 
     names: Sequence[str] = ()
-    """The columns' names in the file."""
+    """The names of the columns in the new file."""
     failed_action = "stored values cannot be read"
 
     def find_rows(self, number: int) -> pa.Table:

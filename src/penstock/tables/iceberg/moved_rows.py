@@ -1,7 +1,7 @@
-"""Stored rows with a new value, which are deleted from their data file by position and stored again.
+"""Stored rows that get a new value: they are deleted by position from their data file and stored again.
 
 The task that finds such rows in a data file stages them with the new value. Other tasks write the staged rows
-to data files, so that changes in many files result in few new ones.
+to data files, so that changes in many files result in few new files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TASK_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class StagedRowsFile:
-    """A file of rows that no snapshot will refer to."""
+    """A file of staged rows, which no snapshot will refer to."""
 
     path: str
     rows: int
@@ -50,7 +50,7 @@ def assign_rows(files: Sequence[StagedRowsFile]) -> list[list[StagedRowsFile]]:
 
 @dataclass
 class MoveRowsTask(NumberedTask):
-    """Task that takes numbers of its parts, and reports the data files with the staged rows of each."""
+    """Task that writes the staged rows of numbered parts to data files, and reports the files."""
 
     target: FileTarget = field(repr=False)
     parts: Sequence[Sequence[StagedRowsFile]] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Spark jobs whose tasks take numbers, for example of files, which the tasks open themselves."""
+"""Spark jobs whose tasks get numbers, for example of files, which the tasks open themselves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REPORT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("a
 
 
 def task_count(spark: SparkSession, count: int) -> int:
-    """Return the number of tasks for ``count`` parts; each task loads what is needed for all parts."""
+    """Return the number of tasks for ``count`` parts; few, since each task loads the data of all parts."""
     return max(1, min(count, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
 
 
 def assign_to_tasks(parts: Iterable[Part], size: Callable[[Part], int], limit: int) -> list[list[Part]]:
-    """Divide parts among tasks: each gets parts of at most the size ``limit`` in total, or a single part."""
+    """Divide parts among tasks: each gets a single part, or parts with a total size of at most ``limit``."""
     tasks: list[list[Part]] = []
     total = 0
     for part in parts:
@@ -40,11 +40,11 @@ def assign_to_tasks(parts: Iterable[Part], size: Callable[[Part], int], limit: i
 
 
 class NumberedTask(ABC):
-    """A function of ``mapInArrow`` that takes numbers, and reports a result for each as bytes."""
+    """Function for ``mapInArrow``, which gets numbers and reports a result for each, as bytes."""
 
     target: FileTarget
     failed_action: str
-    """The clause that says in messages what has failed if a task fails."""
+    """A clause for messages that says what failed."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run(batches))
@@ -61,7 +61,7 @@ class NumberedTask(ABC):
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT_SCHEMA)
 
     def run_one(self, number: int) -> bytes:
-        """Return the result for a number; translate errors to Penstock's, without secrets."""
+        """Return the result for a number; translate errors to Penstock's errors, without secrets."""
         try:
             return self.result(number)
         except PenstockError:
@@ -71,7 +71,7 @@ class NumberedTask(ABC):
             raise translate_error(error, self.target.table, what, self.target.io.properties) from None
 
     def failure_of(self, number: int) -> str:
-        """Return the clause that says in messages what has failed for a number."""
+        """Return the clause for messages that says what failed for a number."""
         return self.failed_action
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Partitioning of rows by the values of an Iceberg table's transforms."""
+"""Partitioning of rows by the transforms of an Iceberg table's partition spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOUR = pa.scalar(3_600_000_000, pa.int64())
 
 
 def require_partitioning(table: str, metadata: TableMetadata) -> None:
-    """Refuse a partitioning whose values cannot be computed."""
+    """Refuse a partition spec whose values cannot be computed."""
     schema, spec = metadata.schema(), metadata.spec()
     use_counts = Counter(part.source_id for part in spec.fields)
     for part in spec.fields:
@@ -74,7 +74,7 @@ def partition_rows(
 
 
 def _require_storable(schema: Schema, partition_value: PartitionFieldValue) -> None:
-    """Raise an error if manifests cannot store a value; truncating a decimal may add a digit."""
+    """Raise an error if manifests cannot store a value, as truncating a decimal may add a digit."""
     kind = partition_value.field.transform.result_type(
         schema.find_field(partition_value.field.source_id).field_type
     )
@@ -85,7 +85,7 @@ def _require_storable(schema: Schema, partition_value: PartitionFieldValue) -> N
 def transform(
     partition_transform: Transform[object, object], kind: IcebergType
 ) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
-    """Return the function that computes a transform of a column; pyiceberg's own need another library."""
+    """Return a function that transforms a column; pyiceberg's own functions need another library."""
     if isinstance(partition_transform, YearTransform):
         return lambda values: pc.subtract(_year(values), pa.scalar(1970, pa.int32()))
     if isinstance(partition_transform, MonthTransform):

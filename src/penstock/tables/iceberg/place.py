@@ -29,7 +29,7 @@ _SCHEME = "iceberg:"
 _NAME_PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
 _NEW_TABLE_PROPERTIES = {
     "format-version": "2",
-    # Each commit writes a file with all metadata, and a manifest, and a query commits often.
+    # Each commit writes a metadata file and a manifest, and a query commits often.
     "write.metadata.delete-after-commit.enabled": "true",
     "commit.manifest-merge.enabled": "true",
 }
@@ -51,7 +51,7 @@ class IcebergPlace:
     _storage_properties: dict[str, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The properties of the table's storage, some of which may come from the catalog."""
+    """The properties of the table's storage, some of which the catalog may have vended."""
 
     @classmethod
     def of(cls, url: str, name: str) -> IcebergPlace:
@@ -202,21 +202,20 @@ def translate_error(
     if is_denied(error):
         return StoreUnavailableError(
             f"the catalog or the storage of the Iceberg table {table} refuses access: {reason}. The "
-            "credentials are wrong, have expired, or may not do this: give others in the properties of the "
-            "catalog",
+            "credentials are wrong, expired or lack permission: set others in the properties of the catalog",
             condition="STORE_UNAVAILABLE.ACCESS_DENIED",
             table=table,
         )
     return StoreUnavailableError(
-        f"the catalog or the storage of the Iceberg table {table} failed: {reason}. Check that it runs, the "
-        "catalog's properties and the credentials",
+        f"the catalog or the storage of the Iceberg table {table} failed: {reason}. Check that it is up, and "
+        "check the catalog's properties and the credentials",
         condition="STORE_UNAVAILABLE.ICEBERG",
         table=table,
     )
 
 
 def _is_catalog_reply_error(error: Exception) -> bool:
-    """Whether an error is about a catalog's reply, such as a proxy's error page, or about its address."""
+    """Whether an error is about a catalog's reply, such as a proxy's error page, or about its URL."""
     return type(error).__module__.partition(".")[0] in ("pydantic_core", "requests")
 
 

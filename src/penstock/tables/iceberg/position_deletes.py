@@ -1,9 +1,9 @@
-"""Position deletes: a small file that lists the deleted rows of a data file, instead of a copy of the file
-without them (merge on read; https://iceberg.apache.org/spec, "Position Delete Files").
+"""Position delete files: a data file gets a list of its deleted rows instead of a copy without them (merge on
+read; https://iceberg.apache.org/spec, "Position Delete Files").
 
-A copy reads and writes all columns of the file, while a delete file only needs its keys. Each delete file
-slows down readers. So once a data file has many of them, the next one replaces them, and once it has lost a
-certain share of its rows, it is copied.
+A copy reads and writes all columns of the file, while a delete file only needs the keys. Each delete file
+slows down readers. So once a data file has many of them, the next one replaces them, and once a certain share
+of its rows is deleted, it is copied.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.lake.iceberg_deletes import FILE_PATH_FIELD_ID, only_data_file
 from penstock.tables.iceberg.data_files import FileTarget
 
 MERGE_MODE_PROPERTY = "write.merge.mode"
-"""The table property that chooses the mode; by default only large files get position deletes."""
+"""The table property that sets the mode; by default only large files get position deletes."""
 COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
 _MIN_FILE_BYTES = 4 << 20
-"""The smallest file that gets position deletes by default; copying smaller files is fast enough."""
+"""The minimum size of files that get position deletes by default; smaller files are copied quickly enough."""
 _MAX_DELETE_FILES = 8
 _MAX_DELETED_SHARE = 0.1
 _POSITION_FIELD = 2147483545
-"""The id of the column of positions, which the table format reserves."""
+"""Reserved field id of ``pos`` in position delete files, the column of row positions."""
 
 
 def _required_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -37,7 +37,7 @@ def _required_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 
 _SCHEMA = pa.schema(
     [
-        # As a dictionary, the path is in memory only once, and not for each row.
+        # With dictionary encoding, the path is in memory only once, not for each row.
         _required_field("file_path", pa.dictionary(pa.int32(), pa.string()), FILE_PATH_FIELD_ID),
         _required_field("pos", pa.int64(), _POSITION_FIELD),
     ]
@@ -46,15 +46,15 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PositionDeletes:
-    """A file that a task has written with the positions of deleted rows of one data file."""
+    """A position delete file that a task has written for one data file."""
 
     path: str
     rows: int
     size: int
 
     def as_delete_file(self, file: DataFile) -> DataFile:
-        """Return the delete file as a snapshot lists it; ``file`` is the data file."""
-        # Equal bounds mean that it deletes rows of no other data file.
+        """Return the ``DataFile`` entry of the delete file for a snapshot; ``file`` is the data file."""
+        # Equal bounds show that it applies to no other data file.
         bounds = {FILE_PATH_FIELD_ID: file.file_path.encode()}
         deletes = DataFile.from_args(
             content=DataFileContent.POSITION_DELETES,
@@ -91,8 +91,8 @@ def should_delete_by_position(
 
 
 def superseded_deletes(file: FileScanTask) -> list[DataFile]:
-    """Return the delete files of a data file that its next one replaces: all, once there are many, except
-    those that also list rows of other data files.
+    """Return the delete files that the next delete file of a data file replaces: none while there are few,
+    then all except those that also apply to other data files.
     """
     exclusive = _exclusive_deletes(file)
     return exclusive if len(exclusive) >= _MAX_DELETE_FILES else []
@@ -103,7 +103,7 @@ def _exclusive_deletes(file: FileScanTask) -> list[DataFile]:
 
 
 def write_position_deletes(target: FileTarget, file: DataFile, positions: Positions) -> PositionDeletes:
-    """Write the positions, in ascending order, of rows to delete."""
+    """Write a delete file with positions in ascending order."""
     path = target.new_path()
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path])
     rows = pa.table([paths, pa.array(positions)], schema=_SCHEMA)

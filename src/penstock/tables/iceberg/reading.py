@@ -26,13 +26,13 @@ _BATCH_ROWS = 131_072
 
 @dataclass(frozen=True)
 class FileSplit:
-    """One of several parts of a data file: some of its row groups."""
+    """One of several splits of a data file: some of its row groups."""
 
     number: int = 0
     count: int = 1
 
     def of(self, file: pq.FileMetaData) -> tuple[range, int]:
-        """Return the row groups, and the position of their first row."""
+        """Return the row groups of the split, and the position of their first row."""
         ends = [file.num_row_groups * number // self.count for number in (self.number, self.number + 1)]
         return range(*ends), sum(file.row_group(group).num_rows for group in range(ends[0]))
 
@@ -47,7 +47,7 @@ def file_identity(task: FileScanTask) -> tuple[str, frozenset[str]]:
 
 @dataclass
 class StoredFile:
-    """A data file of a table, whose delete files are read once."""
+    """A data file of a table with its delete files, which are read once."""
 
     io: FileIO
     metadata: TableMetadata
@@ -91,7 +91,7 @@ class StoredFile:
         return np.delete(np.arange(count), deleted[: np.searchsorted(deleted, count)])
 
     def deleted_positions(self, deletes: Iterable[DataFile]) -> Positions:
-        """Return the sorted positions in the given delete files of the data file."""
+        """Return the sorted positions that the given delete files list for the data file."""
         return np.unique(np.concatenate([NONE, *(self._positions[file.file_path] for file in deletes)]))
 
     @cached_property
@@ -111,7 +111,7 @@ def _without_deleted(batch: pa.RecordBatch, deleted: Positions, start: int) -> p
 
 
 def _partition_values(metadata: TableMetadata, file: DataFile) -> dict[int, object]:
-    """Return the values of columns that a file may lack because all its rows have the partition's value."""
+    """Return the partition values of columns that a file may lack, as all of its rows have that value."""
     return {
         field.source_id: file.partition[position]
         for position, field in enumerate(metadata.specs()[file.spec_id].fields)

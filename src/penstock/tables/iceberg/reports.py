@@ -1,4 +1,4 @@
-"""Reports of tasks to the driver about their data files, as JSON, so that nothing is unpickled."""
+"""Reports of tasks to the driver about their data files, as JSON, so that the driver unpickles nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _from_json(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
         record_count=described["records"],
         file_size_in_bytes=described["size"],
         split_offsets=described["splits"],
-        # The rows are unsorted, whatever the table's sort order is.
+        # The rows are unsorted, whatever sort order the table has.
         sort_order_id=None,
         spec_id=target.metadata.default_spec_id,
         equality_ids=None,

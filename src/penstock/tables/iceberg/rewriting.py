@@ -1,11 +1,10 @@
-"""Changes of stored rows, either by copying data files without the replaced rows or with new values, or by
-position deletes.
+"""Edits of stored rows, by copy on write or by position deletes.
 
 The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file.
 If the micro-batch changes a few rows of a large file, the task lists their positions in a delete file, which
-the commit adds, and rows with a new value are written to other data files. Otherwise it reads all columns,
-and writes the rows to a new file, with which the commit replaces the old one. All changes are in the same
-snapshot as the new rows.
+the commit adds, and rows with a new value are written to other data files. Otherwise the task reads all
+columns and writes the remaining rows, with their new values, to a new file, which replaces the old one. All
+changes are in the same snapshot as the new rows.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _STORED_ROW, _UPDATE_ROW = "_penstock_row", "_penstock_other"
 
 @dataclass(frozen=True)
 class FileEdit:
-    """The changes in one file."""
+    """The changes to the live rows of one data file."""
 
     is_kept: NDArray[np.bool_]
     """For each row, whether it is kept."""
@@ -55,18 +54,18 @@ class FileEdit:
     field_id: int | None = None
     """The column with new values."""
     new_values: pa.Array | None = None
-    """The values of all rows in that column."""
+    """The values of that column for all rows."""
 
 
 class Edit(ABC):
-    """The changes that a micro-batch makes to stored rows."""
+    """The edit that a micro-batch makes to stored rows."""
 
     columns: Schema
     """The columns that determine which rows change."""
 
     @abstractmethod
     def edit_of(self, io: FileIO, stored: pa.Table) -> FileEdit | None:
-        """Return the changes in a file with the ``stored`` columns; None if nothing changes."""
+        """Return the changes to a file, from its ``stored`` columns; None if nothing changes."""
 
 
 @dataclass
@@ -99,7 +98,7 @@ class ReplacedRows(Edit):
 
 @dataclass
 class ChangedValues(Edit):
-    """New values in the last column, for the rows that the columns before it identify."""
+    """New values of the last column, for rows that the other columns identify."""
 
     columns: Schema
     rows: pa.Table = field(repr=False)
@@ -142,7 +141,7 @@ class RewrittenFile:
     delete_file: DataFile | None
     """The delete file with the positions of removed rows, if the data file is kept."""
     merged_deletes: tuple[DataFile, ...] = ()
-    """Earlier delete files whose positions are also in the new one."""
+    """Earlier delete files, whose positions are merged into the new one."""
     staged_rows: StagedRowsFile | None = None
     """The removed rows that are stored again with a new value."""
 
@@ -154,16 +153,16 @@ class RewrittenFile:
 
 @dataclass
 class Rewriter:
-    """The rewritten files of a micro-batch, reused by later plans while the table has the original files."""
+    """Rewriter of data files for a micro-batch; later attempts to commit reuse its results."""
 
     spark: SparkSession
     edit: Edit
     tasks_retried: bool = False
-    """Whether a task was repeated."""
+    """Whether a task was retried."""
     _outcomes: dict[object, RewrittenFile | None] = field(default_factory=dict)
-    """The outcome for each file with its delete files; None if the micro-batch changes none of its rows."""
+    """The outcome for each file identity and schema; None if the micro-batch changes none of its rows."""
     _moved_files: dict[object, list[DataFile]] = field(default_factory=dict)
-    """The data files with the rows of each set of staged files."""
+    """The data files with the staged rows, by the set of staged files."""
 
     def rewrite(self, target: FileTarget, files: Sequence[FileScanTask]) -> list[RewrittenFile]:
         """Rewrite the files of a plan in which the micro-batch changes rows."""
@@ -179,7 +178,7 @@ class Rewriter:
         return [rewritten for rewritten in outcomes if rewritten is not None]
 
     def move_rows(self, target: FileTarget, rewritten: Sequence[RewrittenFile]) -> list[DataFile]:
-        """Return new data files with the rows that are stored again with a new value."""
+        """Write the rows that are stored again with a new value to data files; return the files."""
         staged_files = [rewrite.staged_rows for rewrite in rewritten if rewrite.staged_rows is not None]
         key = frozenset(rewrite.path for rewrite in staged_files)
         if staged_files and key not in self._moved_files:
@@ -219,7 +218,7 @@ def _outcome_from_report(
 
 @dataclass
 class RewriteTask(NumberedTask):
-    """Task that takes file numbers and reports the outcome of each file; empty for unchanged files."""
+    """Task that rewrites numbered files and reports the outcome of each, which is empty if unchanged."""
 
     target: FileTarget = field(repr=False)
     edit: Edit = field(repr=False)
@@ -259,7 +258,7 @@ class RewriteTask(NumberedTask):
     def _edited_rows(
         self, file: StoredFile, edit: FileEdit, is_selected: NDArray[np.bool_]
     ) -> Iterator[pa.Table]:
-        """Yield the chosen rows of a file, with their new values."""
+        """Yield the selected rows of a file, with their new values."""
         target, start = self.target, 0
         schema = target.metadata.schema()
         ids = [column.field_id for column in schema.fields]

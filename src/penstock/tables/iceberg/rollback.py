@@ -1,6 +1,6 @@
-"""Find out whether an Iceberg table was rolled back or replaced after a commit.
+"""Check whether an Iceberg table was rolled back or replaced after a commit.
 
-Properties do not go back with a rollback, so they name the snapshot that was committed with them.
+A rollback does not restore table properties, so they name the snapshot that was committed with them.
 """
 
 from __future__ import annotations

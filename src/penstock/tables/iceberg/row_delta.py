@@ -1,10 +1,9 @@
-"""A snapshot that replaces data files and deletes rows of others by position, since pyiceberg cannot commit
-delete files.
+"""Snapshot producer that replaces data files and adds position delete files, which pyiceberg cannot commit.
 
-Delete files are listed in separate manifests. Many of these are merged into one. When a data file leaves the
-table, or its delete files are merged, the manifests that list its delete files are rewritten without them.
-Manifests of data files are merged as in pyiceberg's appends, and manifests that only list files which earlier
-snapshots removed are left out: otherwise each micro-batch would add some permanently.
+Delete files are listed in separate manifests, which are merged once there are many. When a data file is
+removed, or its delete files are merged, the manifests that list its delete files are rewritten without them.
+Manifests of data files are merged as in pyiceberg's appends. Manifests that only list files which earlier
+snapshots removed are dropped; otherwise each micro-batch would add some permanently.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _MAX_DELETE_MANIFESTS = 8
 
 
 class DeleteManifest(ManifestWriterV2):
-    """A writer of a manifest that lists delete files."""
+    """Writer for a manifest of delete files."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
@@ -103,7 +102,7 @@ class RowDelta(_OverwriteFiles):
         return _ManifestMergeManager(size, count, enabled, self)
 
     def _delete_manifests(self, stored: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return the manifests of delete files, with a rewritten one for each partition spec that changes."""
+        """Return the delete manifests, with a rewritten one for each partition spec that changes."""
         self._removed_deletes = []
         entries_by_spec, unchanged = self._added_entries(), []
         removed_paths = {file.file_path for file in self._deleted_data_files}
@@ -137,9 +136,9 @@ class RowDelta(_OverwriteFiles):
     def _rewrite_entries(
         self, manifest: ManifestFile, removed_paths: Container[str | None]
     ) -> list[ManifestEntry]:
-        """Return a manifest's entries, with delete files that leave the table marked as removed.
+        """Return a manifest's entries, with status DELETED for delete files that are no longer needed.
 
-        ``removed_paths`` are the data files that leave the table.
+        ``removed_paths`` are the paths of the removed data files.
         """
         entries = []
         for entry in self.fetch_manifest_entry(manifest):
@@ -173,7 +172,7 @@ class RowDelta(_OverwriteFiles):
         return writer.to_manifest_file()
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        """Count delete files too; pyiceberg assumes that all added files have the current partition spec."""
+        """Count delete files too, by their own specs; pyiceberg assumes the current spec for added files."""
         metadata = self._transaction.table_metadata
         schema, specs, current = metadata.schema(), metadata.specs(), metadata.spec()
         collector = SnapshotSummaryCollector(

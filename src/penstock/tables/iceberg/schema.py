@@ -59,7 +59,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The columns of a table, and where their values are in a query's rows."""
+    """The columns of a table, and the matching columns of a query's rows."""
 
     schema: Schema
     spec_id: int
@@ -107,7 +107,7 @@ def table_schema(rows: RowLayout) -> Schema:
 
 
 def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: int) -> TableLayout:
-    """Return the table's layout, or refuse rows that it cannot take."""
+    """Return the table's layout, or refuse rows that it does not accept."""
     matches = {field.name: _match_column(field.name, schema) for field in rows.fields}
     differences = []
     for field in rows.fields:
@@ -123,14 +123,14 @@ def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: i
         column.field_id: rows.names.index(name) for name, column in matches.items() if column is not None
     }
     differences += [
-        f"its column {in_quotes(column.name)} takes no null, and the rows do not have it"
+        f"its column {in_quotes(column.name)} does not allow nulls, and the rows do not have it"
         for column in schema.fields
         if column.required and column.field_id not in positions
     ]
     if differences:
         raise SchemaMismatchError(
-            f"the Iceberg table {place.shown} does not take these rows: {'; '.join(differences)}. Select and "
-            "cast the columns as the table has them, or drop the table if it is still empty; only output "
+            f"the Iceberg table {place.shown} does not accept these rows: {'; '.join(differences)}. Select "
+            "and cast the columns as the table has them, or drop the table if it is still empty; only output "
             "mode complete changes a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=place.shown,
@@ -188,7 +188,7 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
 
 
 def _columns_to_promote(rows: RowLayout, schema: Schema) -> dict[str, iceberg.IcebergType]:
-    """Return the columns of a table that need a wider type for the rows, where Iceberg can promote them."""
+    """Return the columns of a table to promote for the rows, with their new types, where Iceberg can."""
     matches = (
         (field, _match_column(field.name, schema)) for field in rows.fields if field.name not in rows.keys
     )
@@ -200,7 +200,7 @@ def _columns_to_promote(rows: RowLayout, schema: Schema) -> dict[str, iceberg.Ic
 
 
 def _can_store(stored: iceberg.IcebergType, row_type: iceberg.IcebergType, *, is_key: bool) -> bool:
-    """Whether a column takes values of a type: its own, or one from which it may have been promoted."""
+    """Whether a column accepts values of a type: its own, or one that Iceberg can promote to its own."""
     return _comparable_type(stored) == _comparable_type(row_type) or (
         not is_key and _is_promotion(row_type, stored)
     )
@@ -244,7 +244,7 @@ _PROMOTIONS = ((iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceb
 
 
 def _iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> iceberg.IcebergType | None:
-    """Return Iceberg's type for a Spark type; None if there is none."""
+    """Return the Iceberg type for a Spark type; None if there is none."""
     if isinstance(kind, spark.DecimalType):
         return iceberg.DecimalType(kind.precision, kind.scale)
     if isinstance(kind, spark.ArrayType):
@@ -275,7 +275,7 @@ def _key_column(key: str, schema: pa.Schema) -> str:
     )
     if name is None:
         raise InvalidInputError(
-            f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
+            f"the rows have no column {in_quotes(key)}, which is in keys.{did_you_mean(key, schema.names)}",
             condition="INVALID_INPUT.UNKNOWN_COLUMN",
             parameter="keys",
         )

@@ -26,7 +26,7 @@ _REPORT_SCHEMA = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("q
 
 @dataclass
 class StageTask:
-    """The function of ``mapInArrow``: takes rows and returns a report of the files that the task wrote."""
+    """Function for ``mapInArrow``, which writes rows to data files and returns a report of them."""
 
     rows: pa.Schema = field(repr=False)
     layout: TableLayout = field(repr=False)

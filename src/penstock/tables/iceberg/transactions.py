@@ -1,10 +1,10 @@
 """Exactly-once commits of micro-batches to an Iceberg table.
 
-Each commit names its micro-batch in two places of the table's metadata: the table's properties, and the
+Each commit records its micro-batch in two places of the table's metadata: the table's properties, and the
 snapshot's summary. Lookups use the properties. They are in the same metadata file as the snapshot, so both
 are committed by one swap in the catalog, and they survive the expiration of snapshots, later commits of other
 writers, and compaction. They survive a rollback too, so they name the snapshot, which must be an ancestor of
-the current one. A summary is available only while its snapshot is kept; it is for people, and for a table
+the current one. A summary is available only until its snapshot expires; it is for people, and for a table
 whose properties were removed by hand.
 """
 
@@ -42,7 +42,7 @@ SNAPSHOT_KEY, SEQUENCE_NUMBER_KEY = "penstock.snapshot-id", "penstock.sequence-n
 
 @dataclass(frozen=True)
 class CommittedBatch:
-    """A micro-batch that a table has."""
+    """The last micro-batch of an app that is committed to a table."""
 
     batch_id: int
     input_digest: str
@@ -54,7 +54,7 @@ class CommittedBatch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch of a query, as the table's metadata names it."""
+    """A micro-batch of a query, as the table's metadata identifies it."""
 
     app_id: str
     batch_id: int
@@ -68,7 +68,7 @@ class MicroBatch:
 
     @property
     def property_name(self) -> str:
-        """The property with the app's last micro-batch; named by a digest, since names are not free text."""
+        """The property with the app's last micro-batch, named by a digest, since names are not free text."""
         return f"penstock.app.{digest(self.app_id)}"
 
     def summary(self, attempt: str) -> dict[str, str]:
@@ -152,12 +152,12 @@ class CommitConflict(Exception):
 
 
 def disable_commit_retries(table: Table) -> None:
-    """Make a loaded table try each commit only once."""
+    """Disable pyiceberg's commit retries for a loaded table."""
     table.catalog = cast("Catalog", SingleAttemptCatalog(table.catalog))
 
 
 class SingleAttemptCatalog:
-    """A catalog that tries each commit only once.
+    """Catalog wrapper that attempts each commit only once.
 
     After a conflict, pyiceberg retries a commit on the changed table, although the other commit may be the
     same micro-batch from another run. It also deletes the manifests of a commit that it considers failed,

@@ -48,7 +48,7 @@ def iceberg_writer(
 
 
 def require_writable(place: IcebergPlace, table: Table) -> None:
-    """Refuse tables that pyiceberg cannot write, or not without losing something."""
+    """Refuse tables that pyiceberg cannot write, or cannot write without losing metadata."""
     version = table.format_version
     if version != _FORMAT_VERSION:
         advice = (
@@ -68,7 +68,7 @@ def require_writable(place: IcebergPlace, table: Table) -> None:
 
 @dataclass(frozen=True)
 class IcebergWriter:
-    """The ``foreachBatch`` function: tasks write data files in one action, then one commit adds them."""
+    """``foreachBatch`` function: tasks write data files in one action, then one commit adds them."""
 
     target: Target
     guarantee: str
@@ -83,7 +83,7 @@ class IcebergWriter:
         self.target.refuse_rollback(table, batch)
         committed = None if batch is None else batch.committed(table)
         if batch is not None and committed is not None:
-            # Spark requires that the batch is read, so that its state is committed.
+            # Run the query even so, since Spark has to commit its state.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed the micro-batch may have died before cleaning up.
             delete_pending_file_of(place, table, batch.app_id, committed.attempt)
@@ -104,7 +104,7 @@ class IcebergWriter:
         finally:
             commit.delete_unused()
         if not (commit.tasks_retried or any(report.attempt for report in reports)):
-            # Otherwise a task that died may have left a file.
+            # Otherwise, keep the pending file, since a task that died may have left a file.
             attempt.delete_pending_file(place, table)
 
     def _staging_query(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
