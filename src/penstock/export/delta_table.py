@@ -108,7 +108,7 @@ class DeltaExportTable:
         table_schema = exported_schema(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _CompletedRows(rows, table_schema)
         try:
-            with self._place.translating_errors(beside=(conflict,)):
+            with self._place.translating_errors(untranslated=(conflict,)):
                 deltalake.write_deltalake(
                     self._loaded,
                     # Read ahead in another thread, because reading from an object store in the thread in
@@ -135,7 +135,7 @@ class DeltaExportTable:
 
     def compact_small_files(self) -> None:
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
-        with suppress(conflict), self._place.translating_errors(beside=(conflict,)):
+        with suppress(conflict), self._place.translating_errors(untranslated=(conflict,)):
             if sum(size < self._file_bytes // 4 for size in self._file_sizes()) >= MIN_SMALL_FILES:
                 self._loaded.optimize.compact(target_size=self._file_bytes)
 

@@ -198,7 +198,7 @@ class IcebergExportTable:
     def _transaction(self, table: Table) -> Iterator[Transaction]:
         """Yield a transaction, and commit it without retries."""
         disable_commit_retries(table)
-        with self._place.translating_errors("the commit failed", beside=(CommitConflict,)):
+        with self._place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
             transaction = table.transaction()
             yield transaction
             transaction.commit_transaction()

@@ -195,15 +195,13 @@ class DeltaPlace:
             )
 
     @contextmanager
-    def translating_errors(self, *, beside: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Translate the errors of deltalake, without the values of storage options; those ``beside`` are
-        raised unchanged.
-        """
+    def translating_errors(self, *, untranslated: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Translate deltalake errors, without the values of storage options, except ``untranslated`` ones."""
         try:
             yield
         except PenstockError:
             raise
-        except beside:
+        except untranslated:
             raise
         except Exception as error:
             if _is_storage_error(error):

@@ -115,7 +115,7 @@ class DeltaCopy:
             if not stale:
                 return 0
             try:
-                with self.place.translating_errors(beside=(conflict,)):
+                with self.place.translating_errors(untranslated=(conflict,)):
                     self._merge(table, rows, stale)
                 return len(stale)
             except conflict:

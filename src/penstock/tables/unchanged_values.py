@@ -86,10 +86,12 @@ class UnchangedValues:
         return F.nullif(F.when(left_out, value), F.lit("")).alias(MISSING_COLUMNS)
 
     def _listed_numbers(self, name: Column) -> Column:
-        listed = F.lit(None).cast("string")
+        numbers_of_name = F.lit(None).cast("string")
         for source_column, numbers in self.columns_by_source:
-            listed = F.when(name == source_column, "".join(f",{n}," for n in numbers)).otherwise(listed)
-        return listed
+            numbers_of_name = F.when(name == source_column, "".join(f",{n}," for n in numbers)).otherwise(
+                numbers_of_name
+            )
+        return numbers_of_name
 
     def require_resolvable(self, missing: pa.Array, table: str) -> None:
         """Refuse changes that omit values which cannot be taken from an earlier row."""
@@ -98,9 +100,9 @@ class UnchangedValues:
             (_KEY_CHANGED, "the change gives the row another key"),
             (_COMPUTED, f"the computed columns {', '.join(self.computed)} may depend on it"),
         ):
-            refused = missing.filter(pc.equal(markers, marker))
-            if len(refused):
-                raise self._unknown_value_error(refused[0].as_py()[1:], table, reason)
+            unresolvable = missing.filter(pc.equal(markers, marker))
+            if len(unresolvable):
+                raise self._unknown_value_error(unresolvable[0].as_py()[1:], table, reason)
 
     def not_stored_error(self, name: str, table: str, key: str) -> TableRefusedError:
         """Return the error for a value that the table does not have either."""

@@ -177,11 +177,11 @@ def check_events(chunk: pa.RecordBatch, events: EventLayout, table: str) -> pa.R
     return chunk.drop_columns(["ambiguous"])
 
 
-def require_stored_values(refused: pa.Table, events: EventLayout, table: str) -> None:
+def require_stored_values(unresolved: pa.Table, events: EventLayout, table: str) -> None:
     """Refuse events that omit values which no stored row has; called before anything is written."""
-    if refused.num_rows and events.unchanged is not None:
-        name = events.row_schema.names[column_numbers(refused[MISSING_COLUMNS][:1].to_pylist())[0]]
-        key = key_for_messages({key: refused[key][0].as_py() for key in events.keys})
+    if unresolved.num_rows and events.unchanged is not None:
+        name = events.row_schema.names[column_numbers(unresolved[MISSING_COLUMNS][:1].to_pylist())[0]]
+        key = key_for_messages({key: unresolved[key][0].as_py() for key in events.keys})
         raise events.unchanged.not_stored_error(name, table, key)
 
 

@@ -146,9 +146,9 @@ class ChangesWriter(DeltaWriter):
             return
         applied_version = self.applied.record(applied_version, plan.recorded)
         properties = commit_properties({**versions, self.applied.transaction: applied_version})
-        before = table.version()
+        version_before = table.version()
         self._merge(table, self._rows_to_merge(table, stage, files, plan), properties)
-        if table.version() == before:
+        if table.version() == version_before:
             # A merge that changes no row does not commit, but the applied events have changed.
             self.applied.set_version_in(table, applied_version, versions)
 

@@ -13,7 +13,7 @@ _ATTEMPTS = 10
 def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
     """Compact the small files of each partition, until at most one is left."""
     conflict = import_deltalake("deltalake.exceptions").CommitFailedError
-    last = ""
+    last_conflict = ""
     for _ in range(_ATTEMPTS):
         table = place.find()
         if table is None:
@@ -21,10 +21,10 @@ def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
         require_partitioning(place, table)
         try:
             with committing(place):
-                done = table.optimize.compact(target_size=file_bytes)
+                metrics = table.optimize.compact(target_size=file_bytes)
         except conflict as error:
-            last = place.message(error)
+            last_conflict = place.message(error)
         else:
-            removed, added = done["numFilesRemoved"], done["numFilesAdded"]
+            removed, added = metrics["numFilesRemoved"], metrics["numFilesAdded"]
             return TableCompaction(removed, added, 1 if removed else 0)
-    raise attempts_exhausted_error(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last)
+    raise attempts_exhausted_error(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last_conflict)

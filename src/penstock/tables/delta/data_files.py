@@ -101,7 +101,7 @@ def write_file(
         return None
     statistics = FileStatistics.of(schema, indexed)
     with (
-        place.translating_errors(beside=(UnreadableFile,)),
+        place.translating_errors(untranslated=(UnreadableFile,)),
         place.files().open_output_stream(path, buffer_size=1 << 20) as out,
     ):
         with pq.ParquetWriter(

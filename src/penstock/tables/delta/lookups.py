@@ -67,7 +67,7 @@ class Lookup:
         ]
         task = LookupTask(self.stage, splits, self.keys, self.schema)
         if sum(file.size for file in files) <= _DRIVER_BYTES:
-            with self.stage.place.translating_errors(beside=(UnreadableFile,)):
+            with self.stage.place.translating_errors(untranslated=(UnreadableFile,)):
                 results = [(number, task.find_rows(number)) for number in range(len(splits))]
         else:
             reports = task.job(self.spark, len(splits), _REPORT_DDL).collect()

@@ -49,9 +49,9 @@ def find_repeated_key(
     if not repeated:
         return None
     # Hash collisions of different keys are rare: there are always far fewer of them than a task returns.
-    wanted = pa.array([row.hash for row in repeated], pa.int64())
+    repeated_hashes = pa.array([row.hash for row in repeated], pa.int64())
     with stage.place.translating_errors():
-        return first_repeated_key(pa.concat_tables(_keys_with_hashes(stage, files, wanted)))
+        return first_repeated_key(pa.concat_tables(_keys_with_hashes(stage, files, repeated_hashes)))
 
 
 @dataclass
@@ -109,7 +109,9 @@ def _hash_keys(keys: pa.RecordBatch) -> pa.Array:
     return row_hashes(pa.Table.from_batches([keys]))
 
 
-def _keys_with_hashes(stage: DeltaStage, files: Sequence[DataFile], wanted: pa.Array) -> Iterator[pa.Table]:
+def _keys_with_hashes(
+    stage: DeltaStage, files: Sequence[DataFile], repeated_hashes: pa.Array
+) -> Iterator[pa.Table]:
     for keys in _read_keys(stage, files):
         hashes = _hash_keys(keys).view(pa.int64())
-        yield pa.Table.from_batches([keys]).filter(pc.is_in(hashes, value_set=wanted))
+        yield pa.Table.from_batches([keys]).filter(pc.is_in(hashes, value_set=repeated_hashes))

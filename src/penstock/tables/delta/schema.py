@@ -168,7 +168,7 @@ def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
         names = [name for name in new_columns(layout, table) if name not in layout.keys]
         if table is None or not names:
             return
-        with suppress(conflict), place.translating_errors(beside=(conflict,)):
+        with suppress(conflict), place.translating_errors(untranslated=(conflict,)):
             fields = deltalake.Schema.from_arrow(pa.schema([layout.schema.field(name) for name in names]))
             table.alter.add_columns(fields.fields)
             log.info(

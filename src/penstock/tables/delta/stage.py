@@ -106,8 +106,8 @@ class DeltaStage:
         """Refuse to commit when files are missing or do not have the size in ``sizes``."""
         with self.place.translating_errors():
             infos = self.place.files().get_file_info(list(sizes))
-        known = zip(infos, sizes.values(), strict=True)
-        if any(info.type != FileType.File or size not in (None, info.size) for info, size in known):
+        infos_and_sizes = zip(infos, sizes.values(), strict=True)
+        if any(info.type != FileType.File or size not in (None, info.size) for info, size in infos_and_sizes):
             raise CommitRefusedError(
                 f"some files that the tasks wrote for batch {self.batch_id} are missing in "
                 f"{self.place.shown} on the driver: use a folder that all machines share. Nothing of the "

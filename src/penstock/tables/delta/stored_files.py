@@ -75,7 +75,7 @@ class StoredFiles:
         UnreadableFile
             When only deltalake can read or replace one of them.
         """
-        with self.place.translating_errors(beside=(UnreadableFile,)):
+        with self.place.translating_errors(untranslated=(UnreadableFile,)):
             stored = _files_overlapping(self._actions, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
                 # The log may encode other paths differently.

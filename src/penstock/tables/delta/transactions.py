@@ -60,7 +60,7 @@ def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -
 @contextmanager
 def committing(place: DeltaPlace) -> Iterator[None]:
     """Translate deltalake's errors, except the conflict after which a commit is retried."""
-    with place.translating_errors(beside=(import_deltalake("deltalake.exceptions").CommitFailedError,)):
+    with place.translating_errors(untranslated=(import_deltalake("deltalake.exceptions").CommitFailedError,)):
         yield
 
 

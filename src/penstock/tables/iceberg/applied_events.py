@@ -99,7 +99,7 @@ class AppliedEvents:
             # Another process may create the branch at the same time.
             with (
                 suppress(CommitConflict),
-                place.translating_errors("the commit failed", beside=(CommitConflict,)),
+                place.translating_errors("the commit failed", untranslated=(CommitConflict,)),
             ):
                 self._create_branch(table)
         table = place.open()

@@ -109,7 +109,7 @@ def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
     """Delete files that no snapshot refers to; after errors, a later clean-up deletes them."""
     for path in paths:
         try:
-            with place.translating_errors("a file cannot be deleted", beside=(FileNotFoundError,)):
+            with place.translating_errors("a file cannot be deleted", untranslated=(FileNotFoundError,)):
                 io.delete(path)
         except FileNotFoundError:
             continue

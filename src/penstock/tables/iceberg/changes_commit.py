@@ -76,12 +76,14 @@ class ChangesCommit(Commit):
         return [file.path for file in self.event_files]
 
     def _written_table_paths(self) -> set[str]:
-        rows = [file.file_path for each in self._written for file in each.rows]
-        rewritten = [path for each in self._written if each.rewriter for path in each.rewriter.paths]
+        rows = [file.file_path for written in self._written for file in written.rows]
+        rewritten = [path for written in self._written if written.rewriter for path in written.rewriter.paths]
         return {*rows, *rewritten, *self._applied_events_writer.paths}
 
     def _written_paths(self) -> set[str]:
-        staged = [path for each in self._written if each.rewriter for path in each.rewriter.staged_paths]
+        staged = [
+            path for written in self._written if written.rewriter for path in written.rewriter.staged_paths
+        ]
         return {*self._written_table_paths(), *self._staged_paths(), *self._value_files, *staged}
 
     @cached_property

@@ -206,7 +206,7 @@ class Commit:
         if time.time() - self.started_at > _OLD_SECONDS:
             # If the driver was suspended, a clean-up may have deleted the files of the seemingly dead query.
             self._require_files(table, [file.file_path for file in changes.new_files])
-        with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
+        with self.target.place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
             return self._commit_changes(transaction, changes)
 
     def _commit_changes(self, transaction: Transaction, changes: FileChanges) -> set[str]:

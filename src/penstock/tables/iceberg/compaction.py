@@ -179,7 +179,7 @@ def _commit(
 ) -> None:
     """Try to commit once, and add the snapshot's id to ``sent_snapshots``."""
     disable_commit_retries(table)
-    with place.translating_errors("the commit failed", beside=(CommitConflict,)):
+    with place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
         transaction = table.transaction()
         with RowDelta(transaction) as update:
             for task in old_files:

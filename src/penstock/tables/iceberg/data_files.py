@@ -234,17 +234,17 @@ def to_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def cast_to_file_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Table:
     """Cast the columns of the table, in its order, to the schema of the files."""
-    for column, wanted in zip(columns, target.metadata.schema().fields, strict=True):
-        if wanted.required and column.null_count:
+    for column, column_field in zip(columns, target.metadata.schema().fields, strict=True):
+        if column_field.required and column.null_count:
             raise SchemaMismatchError(
-                f"a row has no value in {in_quotes(wanted.name)}, which does not allow nulls in the Iceberg "
-                f"table {target.table}: fill it, or drop such rows",
+                f"a row has no value in {in_quotes(column_field.name)}, which does not allow nulls in the "
+                f"Iceberg table {target.table}: fill it, or drop such rows",
                 condition="SCHEMA_MISMATCH.NULL_VALUE",
-                column=wanted.name,
+                column=column_field.name,
             )
     arrays = [
-        _cast_column(column, named.type, field.type)
-        for column, named, field in zip(columns, target.named_schema, target.arrow_schema, strict=True)
+        _cast_column(column, named.type, file_field.type)
+        for column, named, file_field in zip(columns, target.named_schema, target.arrow_schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=target.arrow_schema)
 

@@ -112,7 +112,7 @@ class IcebergPlace:
         try:
             with self.translating_errors(
                 "it cannot be loaded",
-                beside=(NoSuchTableError, NoSuchNamespaceError, NoSuchPropertyException),
+                untranslated=(NoSuchTableError, NoSuchNamespaceError, NoSuchPropertyException),
             ):
                 table = self.catalog.load_table(self.identifier)
         # A catalog may have tables of other formats, which lack the properties of an Iceberg table.
@@ -161,14 +161,14 @@ class IcebergPlace:
 
     @contextmanager
     def translating_errors(
-        self, what: str = "the operation failed", *, beside: tuple[type[Exception], ...] = ()
+        self, what: str = "the operation failed", *, untranslated: tuple[type[Exception], ...] = ()
     ) -> Iterator[None]:
-        """Translate the errors of pyiceberg, without secrets; those ``beside`` are raised unchanged."""
+        """Translate the errors of pyiceberg, without secrets, except those ``untranslated``."""
         try:
             yield
         except PenstockError:
             raise
-        except beside:
+        except untranslated:
             raise
         except Exception as error:
             raise translate_error(error, self.shown, what, *self.secrets) from None

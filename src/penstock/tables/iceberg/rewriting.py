@@ -272,6 +272,6 @@ class RewriteTask(NumberedTask):
         _require_rows(len(edit.is_kept), start)
 
 
-def _require_rows(expected: int, found: int) -> None:
-    if found != expected:
-        raise RuntimeError(f"it had {expected} rows, and {found} when it was read again")
+def _require_rows(expected: int, actual: int) -> None:
+    if actual != expected:
+        raise RuntimeError(f"it had {expected} rows, and {actual} when it was read again")

@@ -164,7 +164,7 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
         try:
             with (
                 place.translating_errors(
-                    "columns cannot be changed", beside=() if last else (CommitFailedException,)
+                    "columns cannot be changed", untranslated=() if last else (CommitFailedException,)
                 ),
                 table.update_schema() as update,
             ):

@@ -102,14 +102,14 @@ class MicroBatch:
 
     def committed(self, table: Table) -> CommittedBatch | None:
         """Return the commit of the micro-batch if the table has it."""
-        last = self._last(table)
+        last = self._last_committed(table)
         last_batch = (None, None) if last is None else (last.batch_id, last.input_digest)
         is_committed = has_batch(
             "the Iceberg table", self.app_id, self.batch_id, self.input_digest, *last_batch
         )
         return last if is_committed else None
 
-    def _last(self, table: Table) -> CommittedBatch | None:
+    def _last_committed(self, table: Table) -> CommittedBatch | None:
         """Return the last micro-batch of the app in the table."""
         candidates = [
             candidate
