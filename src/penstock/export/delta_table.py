@@ -104,7 +104,10 @@ class DeltaExportTable:
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         versions = {self._queue_app: self._queue.generation}
         versions |= {self._partition_app(part): end for part, end in ends.items()}
-        deltalake, conflict = import_deltalake("deltalake"), import_deltalake("deltalake.exceptions").CommitFailedError
+        deltalake, conflict = (
+            import_deltalake("deltalake"),
+            import_deltalake("deltalake.exceptions").CommitFailedError,
+        )
         table_schema = exported_schema(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _CompletedRows(rows, table_schema)
         try:

@@ -131,7 +131,9 @@ class IcebergExportTable:
 
         def table_groups() -> Iterator[pa.Table]:
             for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
-                group_rows = pa.Table.from_batches([align_to_schema(batch, row_layout.schema) for batch in group])
+                group_rows = pa.Table.from_batches(
+                    [align_to_schema(batch, row_layout.schema) for batch in group]
+                )
                 yield cast_to_file_schema(target, layout.values(group_rows))
 
         return write_data_files(target, table_groups())
