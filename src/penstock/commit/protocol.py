@@ -27,7 +27,7 @@ from penstock.store.log import partition_log
 from penstock.store.log.payloads import write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import consumers, ledger
-from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord, describe_sink
 from penstock.store.records.consumers import Registration
 from penstock.store.records.ledger import LedgerEntry, LedgerKey
 
@@ -108,7 +108,8 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntr
     if key.batch_id and previous is None:
         newest = ledger.newest_entry(tx, key.sink, key.app_id, key.batch_id)
         if newest is not None or not new_sink:
-            raise sink_behind_error(key.sink, key.batch_id, None if newest is None else newest.batch_id)
+            last = None if newest is None else newest.batch_id
+            raise sink_behind_error(describe_sink(key.sink), key.batch_id, last)
     return previous
 
 
@@ -143,8 +144,8 @@ def sink_behind_error(sink: str, batch_id: int, last: int | None) -> CheckpointM
     description = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatchError(
         f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {description}: if its "
-        "store was restored from an older backup, restore the checkpoint of the same time. If the query "
-        "writes to this sink for the first time, set allowNewSink=true",
+        "store was restored from an older backup, restore the checkpoint of the same time. If the sink was "
+        "created again, or the query writes to it for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
         last=last,

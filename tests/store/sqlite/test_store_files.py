@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import InvalidUrlError, StoreNotFoundError, StoreUnsafeError
+from penstock.errors import InvalidUrlError, StoreError, StoreNotFoundError, StoreUnsafeError
 from penstock.pipeline.publisher import without_waits
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
@@ -112,6 +112,15 @@ def test_a_store_open_to_others_keeps_its_mode_and_is_warned_about_once(
         f"run `chmod 0600 {file}`, or, if that is intended, put mode=0664 in its URL" in record.getMessage()
     )
     assert "others can write" in record.getMessage()
+
+
+def test_a_folder_in_the_place_of_a_store_is_no_file_to_protect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(StoreError):
+        penstock.connect(f"sqlite:///{tmp_path}")
+    assert not caplog.records
 
 
 def test_no_warning_when_the_url_sets_the_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

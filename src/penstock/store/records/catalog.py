@@ -247,6 +247,13 @@ def queue_sink(queue: QueueSink) -> str:
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
+def describe_sink(sink: str) -> str:
+    """Return how a message names a sink of the ledger."""
+    if not sink.startswith(QUEUE_SINK):
+        return sink
+    return f"queue {sink.removeprefix(QUEUE_SINK).rpartition(':')[0]!r}"
+
+
 class QueueChanged(CommitRefusedError):
     """The queue got more partitions, or the store was restored without some of the queue's columns, after the
     rows were prepared and before they were appended.

@@ -198,7 +198,7 @@ class StoreFiles:
             status = os.stat(self.path)
         except OSError:
             return
-        extra_bits = stat.S_IMODE(status.st_mode) & 0o066 & ~self.mode
+        extra_bits = stat.S_IMODE(status.st_mode) & 0o066 & ~self.mode if stat.S_ISREG(status.st_mode) else 0
         if not extra_bits or status.st_uid != os.geteuid() or self.path in _warned:
             return
         _warned.add(self.path)
