@@ -48,7 +48,7 @@ def test_a_displayed_sqlite_url_opens_the_same_file(name: str) -> None:
         ("", "sqlite:///relative.db", ""),
         (None, "sqlite:///relative.db", ""),
         ("postgresql://host:port/db", "port number", ""),
-        ("postgresql://host:65536/db", "port number, 65535 at most", ""),
+        ("postgresql://host:65536/db", "port number of at most 65535", ""),
         ("postgresql://host/db?schema=" + "x" * 64, "63 bytes", ".VALUE"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The store's interface to a database: short transactions of named statements, retried when that is safe."""
+"""Interface to a store's database: short transactions of named statements, retried when that is safe."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
-"""How many seconds an unavailable store is retried."""
+"""How long to retry when the store is unavailable, in seconds."""
 MAX_CLOCK_SKEW = 60_000_000
-"""The largest difference between clocks, in microseconds; a time further ahead comes from a wrong clock."""
+"""The largest accepted difference between clocks, in microseconds. A time further ahead comes from a wrong
+clock.
+"""
 
 
 class Row(Protocol):
@@ -44,14 +46,16 @@ class Row(Protocol):
 
 @lru_cache(maxsize=1024)
 def row_constructor(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
-    """Return a function that makes a row of a tuple, twice as fast as the named tuple's ``_make``."""
+    """Return a function that converts a tuple to a row, twice as fast as the named tuple's ``_make``."""
     return cast(
         "Callable[[Sequence[Any]], Row]", partial(tuple.__new__, namedtuple("Row", columns, rename=True))
     )
 
 
 class OwnerLock(Forkable, ABC):
-    """A lock with one holder among all processes that use the store; the holder's death releases it."""
+    """A lock that one process at a time can hold, among all that use the store. It is released when its
+    holder dies.
+    """
 
     def __init__(self) -> None:
         forks.register(self)
@@ -66,19 +70,19 @@ class OwnerLock(Forkable, ABC):
 
     @abstractmethod
     def held_elsewhere(self) -> bool:
-        """Whether another process or object holds the lock."""
+        """Return whether another process or object holds the lock."""
 
     @abstractmethod
     def after_fork_in_child(self) -> None:
-        """Drop, in a child, what must be released when its parent dies."""
+        """Drop, in the forked child, whatever must be released when the parent dies."""
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Rows of statement parameters, stored by column; all columns have the same length."""
+"""Rows of statement parameters, stored by column. All columns have the same length."""
 
 
 def parameter_rows(columns: Columns, common: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the statement parameters of each row, including the common ones."""
+    """Return one dictionary of statement parameters per row, each with the common parameters added."""
     names = [*columns, *common]
     common_values = tuple(common.values())
     return [
@@ -88,9 +92,9 @@ def parameter_rows(columns: Columns, common: Mapping[str, object]) -> list[dict[
 
 
 def stored_bytes(segment: Row) -> int:
-    """Return the bytes of a segment's rows and of their times, from a row of a page.
+    """Return the size of a segment's rows and timestamps in bytes, from a row of a page.
 
-    Measured here, since another program may have written a wrong value into the column ``bytes``.
+    The size is measured, since another program may have written a wrong value into the column ``bytes``.
     """
     rows = segment.length or 0 if segment.data is None else len(segment.data)
     return int(rows) + len(segment.runs or b"")
@@ -106,7 +110,7 @@ class Transaction(ABC):
     def __init__(self, schema: str, *, write: bool) -> None:
         self.schema = schema
         self.write = write
-        """False for a read-only transaction, which takes no locks."""
+        """Whether the transaction may write. A read-only transaction takes no locks."""
         self.channels: set[str] = set()
         """The channels to notify after the commit."""
         self._statements = statements(self.dialect, schema)
@@ -121,9 +125,11 @@ class Transaction(ABC):
 
     @abstractmethod
     def tuples(self, name: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        """Return the rows of a named statement as tuples, for statements with thousands of rows.
+        """Return the rows of a named statement as tuples. Use it for statements that return thousands of
+        rows.
 
-        The garbage collector does not track plain tuples of numbers, but scans all other rows repeatedly.
+        The garbage collector does not track plain tuples of numbers, but scans :class:`Row` objects
+        repeatedly.
         """
 
     def one(self, name: str, /, **parameters: object) -> Any:
@@ -133,19 +139,21 @@ class Transaction(ABC):
 
     @abstractmethod
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        """Return the segments of ``read_page`` with their payloads, up to ``max_bytes``; at least one."""
+        """Return the segments of ``read_page`` with their payloads: up to ``max_bytes``, but at least one
+        segment.
+        """
 
     @abstractmethod
     def run_many(self, name: str, rows: Columns, /, **common: object) -> int:
-        """Execute a named statement for many rows of parameters, in one message to the server; return the
+        """Execute a named statement for many rows of parameters in one message to the server. Return the
         number of rows that it changed.
 
-        ``rows`` has the parameters that differ from row to row, and ``common`` the others.
+        ``rows`` has the parameters that differ between rows, and ``common`` has the others.
         """
 
     @abstractmethod
     def all_for_many(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
-        """Return the result rows of a named statement for many rows of parameters, in any order."""
+        """Run a named statement for many rows of parameters, and return all result rows in any order."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Close the transaction's resources; the caller commits or rolls back."""
@@ -156,54 +164,60 @@ class Transaction(ABC):
 
     @abstractmethod
     def change(self, text: str) -> int:
-        """Execute SQL text on users' tables, without parameters; return the number of changed rows."""
+        """Execute SQL text without parameters on users' tables; return the number of changed rows."""
 
     @abstractmethod
     def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        """Return the rows of SQL text. Text with parameters must not contain users' names, which could look
-        like parameters.
+        """Execute a SQL query and return its rows. A query with parameters must not contain names chosen by
+        users, since such a name could look like a parameter.
         """
 
     def require_trusted_owner(self, schema: str, relation: str) -> None:  # noqa: B027
-        """Refuse a table, if it exists, whose owner could run code with the rights of this session's role.
+        """Refuse an existing table whose owner could run code with the rights of this session's role.
 
         SQLite has no roles.
         """
 
     def lock_table(self, schema: str, table: str) -> None:  # noqa: B027
-        """Lock a table, so that it is not replaced before the transaction ends, and require a trusted owner.
+        """Lock a table so that nobody replaces it before the transaction ends, and require a trusted owner.
 
         A SQLite write transaction locks the whole database anyway.
         """
 
     def default_schema(self) -> str | None:
-        """Return the schema in which an unqualified name of a user's table is looked up, if any."""
+        """Return the schema in which the database looks up unqualified names of users' tables; None if there
+        is none.
+        """
         return None
 
     @abstractmethod
     def instance(self) -> str:
-        """Return an identifier that distinguishes this database from copies of it, as far as possible: parts
-        separated by slashes, which are empty if they are not known.
+        """Return an identifier that, as far as possible, distinguishes this database from copies of it. Its
+        parts are separated by slashes. A part is empty if it is unknown.
         """
 
     @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:
-        """Send rows in bulk: buffers for PostgreSQL's ``copy``, rows for SQLite's ``insert``."""
+        """Send rows in bulk. ``data`` has buffers for ``copy`` in PostgreSQL, or rows for ``insert`` in
+        SQLite.
+        """
 
     @abstractmethod
     def now(self) -> int:
-        """Return microseconds since 1970, by the database's clock if it has one."""
+        """Return the current time in microseconds since 1970, by the database's clock if it has one."""
 
     @abstractmethod
     def write_time(self) -> int | None:
-        """Return the time for rows that are written now; None if statements read the database's clock."""
+        """Return the timestamp for rows that are written now; None if the statements read the database's
+        clock.
+        """
 
     @abstractmethod
     def owner_alive(self, name: str) -> bool:
-        """Whether any process holds the owner lock of that name; does not take the lock."""
+        """Return whether any process holds the owner lock with this name. This does not take the lock."""
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        """Return the owner locks among ``names`` that are held."""
+        """Return those owner locks among ``names`` that some process holds."""
         return {name for name in names if self.owner_alive(name)}
 
     def text(self, name: str) -> str:
@@ -221,7 +235,7 @@ class Database(ABC):
         self.may_create = False
         """Whether connecting may create the database's file."""
         self.uuid = ""
-        """The store's identity, the same for every URL that leads to it; empty until it is known."""
+        """The store's UUID, which is the same for every URL of the store. Empty until it has been read."""
         self.pool = Pool(self.open_connection, self.disconnect, str(url))
         self.storages = OpenedStorages()
 
@@ -229,7 +243,7 @@ class Database(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether the database exists; True if that is not known without connecting."""
+        """Return whether the database exists; True if only a connection could show that."""
 
     @abstractmethod
     def _connect(self) -> Connection: ...
@@ -252,34 +266,36 @@ class Database(ABC):
 
     @abstractmethod
     def _store_error(self, error: Exception) -> PenstockError | None:
-        """Return the store's error for a driver's error; None if the error is not the driver's."""
+        """Convert a driver's error to the store's error; return None for any other exception."""
 
     @abstractmethod
     def _commit_error(self, error: PenstockError) -> PenstockError:
         """Return the error to raise when a commit failed with ``error``."""
 
     def _notify_listeners(self, connection: Connection, channels: Iterable[str]) -> bool:
-        """Wake listeners after a commit; return False when the connection is no longer usable."""
+        """Wake listeners after a commit; return False if the connection is no longer usable."""
         return True
 
     def require_trusted_owner(self, tx: Transaction) -> None:  # noqa: B027
         """Refuse a store whose tables belong to a role that this session's role does not trust.
 
-        The files of a SQLite store are checked when they are opened.
+        A SQLite store checks its files when it opens them.
         """
 
     def checkpoint_wal(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Checkpoint a write-ahead log in the background, so that commits do it less often."""
+        """Checkpoint the write-ahead log in the background, so that commits have to do it less often."""
 
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
-        """Return a lock that this process, once it has acquired it, holds until it releases it or dies."""
+        """Return the lock with this name, not yet acquired. A process that acquires it holds it until it
+        releases it or dies.
+        """
 
     @abstractmethod
     def caller_transaction(self, connection: Connection) -> AbstractContextManager[Transaction]:
-        """Run the block in the transaction of the caller's own connection, which the caller commits.
+        """Run the block in the open transaction of the caller's own connection. The caller commits it.
 
-        If the block raises, none of it takes effect, and the caller's transaction continues.
+        If the block raises, its changes are undone, and the caller's transaction stays open.
         """
 
     # What all dialects share.
@@ -288,13 +304,14 @@ class Database(ABC):
     def transaction(
         self, *, write: bool = True, single: bool = False, durable: bool = True
     ) -> Iterator[Transaction]:
-        """Run the block in a transaction, which is committed when the block ends, and rolled back when it
+        """Run the block in a transaction. Commit it when the block ends, and roll it back if the block
         raises.
 
-        A read-only transaction sees the store as it was at one moment. ``single`` promises a single statement
-        that only reads or may be repeated; a server commits it immediately, even if the block raises after
-        it. A transaction that is not ``durable`` does not wait for the disk: it may be lost if the database's
-        machine fails before a later durable transaction is committed.
+        A read-only transaction sees one consistent snapshot of the store. Pass ``single`` if the block runs a
+        single statement that only reads or may be repeated: a server commits it immediately, even if the
+        block raises afterwards. The commit of a transaction that is not ``durable`` does not wait for the
+        disk. The transaction may be lost if the database's machine fails before a later durable transaction
+        is committed.
         """
         with self.pool.lease() as lease:
             connection = lease.connection
@@ -338,12 +355,12 @@ class Database(ABC):
         idempotent: bool = False,
         timeout: float | None = None,
     ) -> T:
-        """Run ``work`` in a transaction, and again with back-off while the database is unavailable.
+        """Run ``work`` in a transaction, and retry it with back-off while the database is unavailable.
 
-        ``work`` may be called several times, and only the last call is committed. ``idempotent`` work is also
-        repeated when it is unknown whether a commit took effect. ``timeout`` is in seconds, 20 by default;
-        with 0, a lock that is not free is not waited for a second time either. ``single`` and ``durable`` are
-        as for :meth:`transaction`.
+        ``work`` may be called several times, but only the last call is committed. ``idempotent`` work is also
+        retried when it is unknown whether a commit took effect. ``timeout`` is in seconds, 20 by default.
+        With a timeout of 0, there is no second wait for a lock either. ``single`` and ``durable`` are as for
+        :meth:`transaction`.
         """
 
         def attempt() -> T:
@@ -353,7 +370,9 @@ class Database(ABC):
         return self.retry(attempt, idempotent=idempotent or not write, timeout=timeout)
 
     def retry(self, attempt: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
-        """Call ``attempt``, and again with back-off while the database is unavailable, like :meth:`run`."""
+        """Call ``attempt``, and retry it with back-off while the database is unavailable, as :meth:`run`
+        does.
+        """
         retries = _Retries(RETRY_SECONDS if timeout is None else timeout, self._lock_wait(timeout))
         while True:
             try:
@@ -376,7 +395,7 @@ class Database(ABC):
             retries.sleep()
 
     def _lock_wait(self, timeout: float | None) -> float:
-        """Return how many seconds to wait for locks, in all tries together."""
+        """Return how many seconds all attempts together may wait for locks."""
         return RETRY_SECONDS if timeout is None else timeout
 
     def _retrying_lock_wait(self, seconds_waited: float) -> AbstractContextManager[None]:
@@ -384,11 +403,11 @@ class Database(ABC):
         return nullcontext()
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed when they are returned."""
+        """Close the idle connections. Connections in use are closed when they are returned."""
         self.pool.close()
 
     def open_connection(self) -> Connection:
-        """Return a new connection; the caller closes it with :meth:`disconnect`."""
+        """Open a new connection. The caller closes it with :meth:`disconnect`."""
         with self.translating():
             return self._connect()
 
@@ -409,9 +428,10 @@ class Database(ABC):
 class _Retries:
     """The attempts of a transaction, with exponential back-off.
 
-    An unavailable store is retried for ``unavailable_seconds`` after the first failure; the time before that
-    failure does not count. For locks, only the time spent waiting counts (``lock_seconds``, without time
-    during which the process was suspended), so that transactions that take minutes are retried too.
+    An unavailable store is retried for ``unavailable_seconds`` after the first failure. A transaction that
+    fails because of locks is retried until it has waited for locks for ``lock_seconds``. Only the wait itself
+    counts, without the time during which the process was suspended. So transactions that take minutes are
+    retried too.
     """
 
     def __init__(self, unavailable_seconds: float, lock_seconds: float) -> None:
@@ -426,10 +446,10 @@ class _Retries:
         self._attempt_started = time.monotonic()
 
     def may_retry(self, error: Exception) -> bool:
-        """Whether there is time for another attempt after this error."""
+        """Return whether there is time for another attempt after this error."""
         now = time.monotonic()
         if isinstance(error, StoreLockedError):
-            # If several transactions wait, each waits twice: to be the first in line, then for the lock.
+            # If several transactions wait, each waits twice: first for its turn, then for the lock.
             self.seconds_waited += min(
                 now - self._attempt_started, 2 * error.parameters.get("seconds", self._lock_seconds)
             )

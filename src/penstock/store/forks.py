@@ -1,9 +1,10 @@
 """Keep connections, locks and threads out of forked child processes.
 
-A child that uses its parent's SQLite connection loses the file locks that the connection believes it has, and
-a child that closes its parent's PostgreSQL connection ends the parent's session. If another thread of the
-parent is inside a call into SQLite during the fork, the child waits for ever for a lock that this call holds.
-So a fork waits for running transactions, pools are emptied before it, and the child begins with empty pools.
+A child must not use its parent's connections. A SQLite connection does not hold its file locks in the child,
+although it believes that it does. Closing a PostgreSQL connection in the child ends the parent's session. If
+another thread of the parent is inside a call into SQLite during the fork, that call's lock stays locked in
+the child for ever. So before a fork, this module waits for running transactions and empties the pools, and
+the child begins with empty pools.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from weakref import WeakSet
 
 
 class Forkable:
-    """An object that holds what a child process must not inherit."""
+    """An object with connections, locks or threads that a child process must not inherit."""
 
     def before_fork(self) -> None:
-        """Release, in the parent, what can be recreated."""
+        """Before the fork, release in the parent whatever can be recreated."""
 
     def after_fork_in_parent(self) -> None:
-        """Resume in the parent."""
+        """After the fork, resume work in the parent."""
 
     def after_fork_in_child(self) -> None:
-        """Drop, in the child, what belongs to the parent."""
+        """After the fork, drop in the child whatever belongs to the parent."""
 
 
 class ForkSafeLock(Forkable):
-    """A lock that is free in a child, even if it was held in the parent."""
+    """A lock that is free in a forked child, even if the parent held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,13 +51,13 @@ _fork_lock = threading.Lock()
 
 
 def register(forkable: Forkable) -> None:
-    """Call the methods of ``forkable`` at forks, for as long as it lives."""
+    """Call the methods of ``forkable`` at each fork, as long as the object exists."""
     with _registry_lock:
         _registered.add(forkable)
 
 
 def keep_inherited(inherited: object) -> None:
-    """Keep a reference to an object of the parent, so that this child neither closes nor collects it."""
+    """Keep a reference to an object of the parent, so that this child's garbage collector never closes it."""
     _inherited.append(inherited)
 
 
@@ -67,9 +68,9 @@ def _before_fork() -> None:
         _registry_lock.acquire()
         new = [forkable for forkable in _registered if all(forkable is not earlier for earlier in prepared)]
         if not new:
-            # No object can be added until this fork has happened.
+            # No object can be registered until this fork is done.
             return
-        # A thread that the fork waits for may have to add an object first.
+        # A thread that the fork waits for may have to register an object first.
         _registry_lock.release()
         for forkable in new:
             forkable.before_fork()

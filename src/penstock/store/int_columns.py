@@ -1,4 +1,4 @@
-"""Columns of integers packed into bytes, one column after the other: little-endian, 8 bytes per integer."""
+"""Columns of integers packed into bytes: one column after another, 8 bytes per integer, little-endian."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INT_BYTES = 8
 
 
 def pack_columns(columns: Sequence[Sequence[int]]) -> bytes:
-    """Return columns of equal length as bytes."""
+    """Pack columns of equal length into bytes."""
     return struct.pack(f"<{sum(map(len, columns))}q", *chain.from_iterable(columns))
 
 
@@ -21,7 +21,7 @@ def count_rows(packed: bytes, width: int) -> int:
 
 
 def unpack_columns(packed: Iterable[bytes], width: int) -> list[list[int]]:
-    """Return the ``width`` columns of several packed values, with their rows one after the other."""
+    """Unpack several values of ``width`` columns each, and concatenate their rows; return the columns."""
     columns: list[list[int]] = [[] for _ in range(width)]
     for data in packed:
         count = count_rows(data, width)
@@ -32,10 +32,10 @@ def unpack_columns(packed: Iterable[bytes], width: int) -> list[list[int]]:
 
 
 def sort_by_first(columns: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the columns sorted by the first one; the sort is stable."""
+    """Sort the rows of the columns by the first column, with a stable sort; return the columns."""
     first = columns[0]
     if all(map(le, first, first[1:])):
-        # As after a shuffle by key, which gives each task a range of partitions.
+        # Already sorted, as after a shuffle by key, which gives each task a range of partitions.
         return [[*column] for column in columns]
     order = sorted(range(len(first)), key=first.__getitem__)
     return [[*map(column.__getitem__, order)] for column in columns]

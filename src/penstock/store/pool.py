@@ -1,4 +1,4 @@
-"""A small pool of connections, for the threads of one process."""
+"""Pool of database connections for the threads of one process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Connection: TypeAlias = Any
 """A connection of the database's driver; each dialect has its own type."""
 POOL_SIZE = 16
 FORK_WAIT_SECONDS = 5.0
-"""How many seconds a fork waits for transactions of other threads."""
+"""How long a fork waits for transactions of other threads, in seconds."""
 IDLE_SECONDS = 30.0
-"""A connection is closed after it has been idle for this long, or for twice as long at most. Spark keeps
-queries that have ended, and with them their stores.
+"""Connections are closed after they have been idle for between one and two times this many seconds. This
+matters because Spark keeps references to queries that have ended, and so to their stores.
 """
 
 
@@ -36,8 +36,8 @@ class Lease:
 
 
 class Pool(Forkable):
-    """Connections that are opened when needed and kept for the next transaction; messages show ``name``, the
-    store's name.
+    """A pool that opens connections when they are needed and keeps them for the next transaction. Messages
+    show ``name``, the name of the store.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Pool(Forkable):
         forks.register(self)
 
     def _reset(self) -> None:
-        # The connection returned last is used first, so unused ones stay at the front of the list.
+        # The connection that was returned last is used first, so unused connections stay at the front.
         self.idle: list[Connection] = []
         self._unused_count = 0
-        # For a store that is never closed, and at the program's end.
+        # Closes the connections of a store that is never closed, also when the program ends.
         self._finalizer = weakref.finalize(self, _close_all, self.idle)
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(POOL_SIZE)
@@ -64,7 +64,9 @@ class Pool(Forkable):
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Lend a connection to the block; it returns to the pool if the lease is marked as sound."""
+        """Lend a connection to the block. It returns to the pool afterwards if the block sets ``reusable`` on
+        the lease.
+        """
         # While a fork waits, no thread may take another slot.
         self._no_fork_pending.wait()
         with self._slots:
@@ -96,7 +98,7 @@ class Pool(Forkable):
             return
         self.disconnect(lease.connection)
         if not lease.reusable:
-            # The idle ones are usually broken too, since a server that went away closed them all.
+            # The idle connections are usually broken too: a server that shuts down closes them all.
             self.drain()
 
     def drain(self) -> None:
@@ -109,15 +111,17 @@ class Pool(Forkable):
             self.disconnect(connection)
 
     def close_unused(self) -> bool:
-        """Close the connections that have been idle since the last call; return whether others are left."""
+        """Close the connections that have been idle since the last call; return whether any other connections
+        remain.
+        """
         self._no_fork_pending.wait()
-        with self._slots:  # so that a fork waits until they are closed
+        with self._slots:  # a fork waits until they are closed
             with self._lock:
                 unused = self.idle[: self._unused_count]
                 del self.idle[: self._unused_count]
                 self._unused_count = len(self.idle)
             for connection in unused:
-                # A connection that cannot be closed is of no use either.
+                # A connection that cannot be closed is useless anyway.
                 with suppress(Exception):
                     self.disconnect(connection)
         return self._unused_count > 0
@@ -130,7 +134,9 @@ class Pool(Forkable):
             self.drain()
 
     def before_fork(self) -> None:
-        """Wait until no connection is in use, up to a limit: the forking thread itself may use one."""
+        """Wait until no connection is in use. The wait is limited, since the forking thread itself may use
+        one.
+        """
         self._no_fork_pending.clear()
         deadline = time.monotonic() + FORK_WAIT_SECONDS
         while self._slots_held_for_fork < POOL_SIZE and self._slots.acquire(
@@ -146,14 +152,14 @@ class Pool(Forkable):
         self._no_fork_pending.set()
 
     def after_fork_in_child(self) -> None:
-        # Connections that were returned since then belong to the parent.
+        # Connections that were returned after ``before_fork`` belong to the parent.
         self._finalizer.detach()
         forks.keep_inherited(self.idle)
         self._reset()
 
 
 class IdleConnectionCloser(Forkable):
-    """A thread that closes the unused connections of all pools, and ends when there are none left."""
+    """A thread that closes the unused connections of all pools. It ends when no connections are left."""
 
     def __init__(self) -> None:
         self._reset()
@@ -172,7 +178,7 @@ class IdleConnectionCloser(Forkable):
             self._pools.add(pool)
             if self.running:
                 return
-            # When the program ends, no thread can be started, and none is needed.
+            # While the program ends, no thread can be started, and none is needed.
             with suppress(RuntimeError):
                 threading.Thread(target=self._run, name="penstock-idle-connections", daemon=True).start()
                 self.running = True
@@ -199,6 +205,6 @@ idle_closer = IdleConnectionCloser()
 
 
 def _close_all(connections: list[Connection]) -> None:
-    # When the program ends, other exit functions may still use the pool, which then connects again.
+    # While the program ends, other exit functions may still use the pool, which then connects again.
     while connections:
         connections.pop().close()

@@ -1,4 +1,4 @@
-"""Staging: segments that tasks have written, and that no reader sees until the micro-batch is committed."""
+"""Staging of segments: tasks write them, and readers see them only after the micro-batch is committed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Attempt:
     batch_id: int
     task: int
     attempt: str
-    """Unique for each try, so that a retry or a speculative twin is a different attempt."""
+    """Unique for each try. A retry and a speculative copy of a task are different attempts."""
 
 
 class StagingLost(CommitRefusedError):
-    """Rows that were staged for a micro-batch are gone; none of the micro-batch is visible."""
+    """Rows that were staged for a micro-batch are gone. None of the micro-batch's rows are visible."""
 
     condition = "COMMIT_REFUSED.STAGING_LOST"
 
@@ -47,10 +47,11 @@ def stage_segments(
     *,
     durable: bool = True,
 ) -> int:
-    """Stage segments of an attempt, numbered from ``first``, in a separate transaction; return how many.
+    """Stage an attempt's segments, numbered from ``first``, in a separate transaction; return how many there
+    are.
 
-    Segments that are not ``durable`` become durable with the commit of their micro-batch. If the database's
-    machine fails before, that commit finds that they are lost.
+    Segments that are not ``durable`` become durable when their micro-batch is committed. If the database's
+    machine fails before that, the commit detects that they are lost.
     """
     write_objects(database, owner, segments)
     attempt_numbers = count()
@@ -65,7 +66,7 @@ def stage_segments(
 
 
 def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
-    """Drop segments of an attempt from a number on, which an earlier try may or may not have staged."""
+    """Drop an attempt's segments with the number ``ordinal`` or higher, if an earlier try has staged them."""
     deleted = tx.all(
         "delete_staged_from",
         app_id=attempt.app_id,
@@ -79,12 +80,12 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
 def stage(
     tx: Transaction, owner: PayloadOwner, attempt: Attempt, segments: Sequence[Segment], ordinal: int
 ) -> None:
-    """Write segments of an attempt; ``ordinal`` is the number of the first one.
+    """Stage an attempt's segments; ``ordinal`` is the number of the first one.
 
     Raises
     ------
     QueueChanged
-        When the rows are for a queue that does not have their columns.
+        If the rows are for a queue that does not have their columns.
     """
     if isinstance(owner, QueueRecord):
         require_columns(tx, owner, map(attrgetter("columns_id"), segments))
@@ -103,9 +104,10 @@ def stage(
 def promote(
     tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, attempts: Mapping[str, int]
 ) -> Appended:
-    """Make the listed attempts visible as one append, and drop everything else staged up to the batch.
+    """Make the segments of the listed attempts visible as one append, and drop everything else that was
+    staged for micro-batches up to this one.
 
-    ``attempts`` has the number of segments that each acknowledged attempt staged.
+    ``attempts`` maps each acknowledged attempt to the number of segments that it staged.
     """
     staged = remove_records(tx, queue, app_id, batch_id)
     is_acknowledged = [row.batch_id == batch_id and row.attempt in attempts for row in staged]
@@ -113,10 +115,10 @@ def promote(
     remaining = sum(row.segments for row in rows)
     if remaining != sum(attempts.values()):
         raise StagingLost(
-            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {remaining} "
-            "are left: maintenance removed the others as too old, or they were lost when the database's "
-            "machine failed. Nothing of the batch is visible. Restart the query, which repeats the "
-            "micro-batch, or run the batch write again",
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, but only "
+            f"{remaining} are left: maintenance removed the others because of their age, or they were lost "
+            "when the database's machine failed. No rows of the batch are visible. Restart the query, which "
+            "repeats the micro-batch, or run the batch write again",
             batch_id=batch_id,
         )
     delete_staged_payloads(tx, compress(staged, map(not_, is_acknowledged)))
@@ -131,7 +133,7 @@ def publish_written(
     tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, written: Sequence[TaskSegments]
 ) -> Appended:
     """Make segments that tasks have written without using the database visible as one append, in the order of
-    the tasks, and drop everything staged up to the batch.
+    the tasks. Drop everything that was staged for micro-batches up to this one.
     """
     discard(tx, queue, app_id, batch_id)
     index = SegmentIndex.of(written)
@@ -141,36 +143,36 @@ def publish_written(
 
 
 def staged_records(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
-    """Return what an app has staged for a micro-batch."""
+    """Return the records of the segments that an app has staged for a micro-batch."""
     return tx.all("find_staged", app_id=app_id, queue_id=owner.queue_id, batch_id=batch_id)
 
 
 def remove_records(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> list[Row]:
-    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, for which the
-    caller is now responsible.
+    """Delete and return the records of the segments that an app staged for micro-batches up to ``batch_id``.
+    Their payloads remain, and the caller is now responsible for them.
     """
     return tx.all("delete_staged_batch", app_id=app_id, queue_id=owner.queue_id, batch_id=batch_id)
 
 
 def discard(tx: Transaction, owner: PayloadOwner, app_id: str, batch_id: int) -> None:
-    """Drop what an app staged for micro-batches up to ``batch_id``."""
+    """Drop everything that an app staged for micro-batches up to ``batch_id``."""
     delete_staged_payloads(tx, remove_records(tx, owner, app_id, batch_id))
 
 
 def clean_up(database: Database, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; return the
-    number of segments and relations dropped.
+    """Drop everything that was staged more than ``older_than`` microseconds ago, except by running queries.
+    Return the number of segments and relations dropped.
 
-    A query counts as running if it owns a consumer, or has staged something since then. A query without a
-    consumer whose last task takes longer than that loses its staged rows: its commit is refused, and it
-    repeats the micro-batch.
+    A query counts as running if it owns a consumer, or has staged something within ``older_than``. If a query
+    has no consumer and its last task takes longer than that, its staged rows are dropped. Its commit is then
+    refused, and it repeats the micro-batch.
     """
 
     def work(tx: Transaction) -> int:
         now = tx.now()
-        # A timedelta may exceed a database's integers.
+        # A timedelta may be too large for the database's integers.
         cutoff = min(max(now - older_than, 0), 2**62)
-        # Rows that were staged under a clock that was far ahead would not become old for a long time.
+        # Rows that were staged while the clock was far ahead would not count as old for a long time.
         latest_valid = now + _STAGING_CLOCK_SKEW
         relations, apps = staging_relations.list_relations(tx), tx.all("staged_apps")
         stale_relations = [

@@ -1,4 +1,4 @@
-"""The store's named SQL statements: `sql/common.sql`, and one file per database for what differs."""
+"""The store's named SQL statements: `sql/common.sql`, and a file per database for those that differ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _dialect_statements(dialect: str) -> dict[str, str]:
 
 
 def qualify(text: str, dialect: str, schema: str) -> str:
-    """Replace ``penstock`` by the schema.
+    """Replace ``penstock`` with the schema.
 
     A SQLite store may share its file with other tables, and SQLite has no schemas to separate them, so the
     names of the store's tables begin with ``penstock_``.
@@ -55,13 +55,15 @@ def qualify(text: str, dialect: str, schema: str) -> str:
 def bind(text: str, dialect: str) -> str:
     if dialect == "sqlite":
         return text
-    # Sent as text, a binary value would be twice as long.
+    # As text, a binary value would take twice as many bytes.
     text = _BINARY_PARAMETER.sub(r"%(\1)b", text.replace("%", "%%"))
     return _PARAMETER.sub(r"%(\1)s", text)
 
 
 def create_statements(dialect: str, schema: str) -> list[str]:
-    """Return the statements that create a store's tables; for PostgreSQL one text, for one round trip."""
+    """Return the statements that create a store's tables. For PostgreSQL they are one text, sent in one round
+    trip.
+    """
     script = qualify(_COMMENT.sub("", read_resource("sql", f"{dialect}_schema.sql")), dialect, schema)
     return [part for part in script.split(";") if part.strip()] if dialect == "sqlite" else [script]
 

@@ -25,7 +25,7 @@ from penstock.store.url import parse_url, with_options
 log = logging.getLogger("penstock.store")
 
 VERSION = 15
-"""The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
+"""The version of the schema in ``sql/*_schema.sql``. Stores of any other version are refused."""
 _TRIES = 5
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -34,10 +34,10 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 def open_database(
     url: str, *, create: bool, timeout: float | None = None, keep_journal_mode: bool = False
 ) -> Database:
-    """Connect to a store's database, and create the store if it has none and ``create`` allows it.
+    """Connect to a store's database. If it has no store and ``create`` is set, create one.
 
-    ``timeout`` is how many seconds to keep trying while the database does not answer. ``keep_journal_mode``
-    is for a reader that changes nothing: the journal mode of a SQLite file is not switched.
+    ``timeout`` is how many seconds to retry while the database does not answer. ``keep_journal_mode`` is for
+    readers that must not change anything: it leaves the journal mode of a SQLite file unchanged.
     """
     parsed = parse_url(url)
     database: Database
@@ -102,7 +102,7 @@ def _use_wal(database: SqliteDatabase, new: bool, timeout: float | None) -> None
     if new:
         database.retry(database.use_wal, timeout=timeout)
         return
-    # A copy of a store may have lost the journal mode; the store works even if it cannot be set now.
+    # A copy of a store may have lost the journal mode. The store also works if the mode cannot be set now.
     with contextlib.suppress(StoreReadOnlyError, StoreUnavailableError):
         database.use_wal()
 
@@ -116,21 +116,22 @@ def store_not_found(database: Database) -> StoreNotFoundError:
 
 
 def _store_uuid(tx: Transaction, database: Database) -> str | None:
-    """Return the identity of the store in the database; None if there is no store."""
+    """Return the UUID of the store in the database; None if there is no store."""
     database.require_trusted_owner(tx)
     if not tx.one("store_exists", **_schema_parameter(database)).found:
         return None
     row = tx.one("read_store")
     if row is None:
         raise StoreError(
-            f"{database.url} has a store's tables but no identity: it is damaged; restore a backup",
+            f"{database.url} has the tables of a store but no store UUID: the store is damaged; restore a "
+            "backup",
             condition="STORE_ERROR.DAMAGED",
         )
     require_version(database, row.version)
     if not _UUID.fullmatch(row.uuid):
-        # Checked because it is part of the names of objects and locks.
+        # The UUID is part of the names of objects and locks, so check it.
         raise StoreError(
-            f"the identity of {database.url} is not a UUID: the store is damaged; restore a backup",
+            f"the store UUID of {database.url} is not valid: the store is damaged; restore a backup",
             condition="STORE_ERROR.DAMAGED",
         )
     return str(row.uuid)

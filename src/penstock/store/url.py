@@ -1,4 +1,4 @@
-"""Store URLs: which database they name, and how to show them without a password."""
+"""Store URLs: parse them, and show them without passwords."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _URL_FORMS = (
 _MAX_PASSWORD_LENGTH = 65_535
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
 CONNECTION_OPTIONS = ("direct", "password_env", "password_file")
-"""Penstock's own options about how to connect to the server."""
+"""Penstock's own options for connecting to the server."""
 _POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", *CONNECTION_OPTIONS)
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
@@ -31,7 +31,8 @@ _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"
 _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
 _LINE_END = re.compile(r"(?<=[^\s.:,;?!])\s*\n")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# A libpq keyword string may have a password anywhere, with blanks around the =, quoted, or with escapes.
+# A libpq keyword string may contain a password anywhere, with blanks around the =, in quotes, or with
+# escapes.
 _PASSWORD_KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
 _PLAIN_PATH = re.compile(r"[\w./\\~-]*")
 # The query parameters that may be shown, since they hold no secrets.
@@ -53,7 +54,7 @@ _SECRET_PARAMETERS = ("password", "sslpassword")
 
 @dataclass(frozen=True)
 class StoreUrl:
-    """A parsed store URL; its text form hides the password."""
+    """A parsed store URL. Its text form hides the password."""
 
     dialect: str
     target: str = field(repr=False)
@@ -62,7 +63,7 @@ class StoreUrl:
     redacted: str
     options: dict[str, str] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
-    """Other roles that are trusted with the schema, and with tables that are written."""
+    """Other roles that the user trusts to own the schema and the tables that Penstock writes."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Texts that must not appear in any message."""
 
@@ -75,14 +76,14 @@ class StoreUrl:
         return "direct" in self.options
 
     def password(self) -> dict[str, Any]:
-        """Return the connection parameter for a password that is kept in a variable or file, read now.
+        """Read the password from its environment variable or file, and return it as a connection parameter.
 
         Raises
         ------
         StoreError
             ``STORE_ERROR.NO_PASSWORD`` if there is no password.
         StoreUnsafeError
-            If others can read or write its file.
+            If other users can read or write the file with the password.
         """
         variable, file = self.options.get("password_env"), self.options.get("password_file")
         if variable is not None:
@@ -104,7 +105,7 @@ class StoreUrl:
         if not password:
             raise _no_password(self, f"{location} is empty or does not exist")
         if len(password) > _MAX_PASSWORD_LENGTH or "\0" in password:
-            raise _no_password(self, f"{location} has something other than a password")
+            raise _no_password(self, f"{location} does not contain a valid password")
         return {"password": password}
 
     def direct(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class StoreUrl:
         return {"host": match[1].strip("[]"), "hostaddr": None, "port": port}
 
     def without_secrets(self, text: str) -> str:
-        """Return the text on one line, with a full stop after each former line, without the URL's secrets."""
+        """Return the text without the URL's secrets, as one line, with a full stop after each former line."""
         for secret in self.secrets:
             text = without(text, secret)
         return " ".join(_LINE_END.sub(". ", text.strip()).split())
@@ -126,14 +127,24 @@ class StoreUrl:
 def parse_url(url: str) -> StoreUrl:
     """Parse a store URL.
 
-    ``sqlite:///file`` has the options ``synchronous`` (``full``, the default, or ``normal``),
-    ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust`` (``own``, the
-    default, or ``folder``, which trusts everyone who may write in the store's folder). ``postgresql://…`` has
-    ``schema`` (``penstock``), ``owner`` (another role that is trusted with the schema and with the tables of
-    sinks; may be repeated), ``lock_wait`` (``60s``) and, where the host is a pooler that shares connections
-    between transactions, ``direct``, the server's own ``host:port``. ``password_env`` names an environment
-    variable that has the password, and ``password_file`` a file that others cannot read; both are read when a
-    connection is made. All other query parameters are libpq's.
+    Options of ``sqlite:///file``, with their defaults:
+
+    * ``synchronous=full``, or ``normal``;
+    * ``busy_timeout=60000``, in milliseconds;
+    * ``mode=0600``, the mode of a created file;
+    * ``trust=own``, or ``folder``, which trusts everyone who may write in the store's folder.
+
+    Options of ``postgresql://…``, with their defaults:
+
+    * ``schema=penstock``;
+    * ``owner``: another role that may own the schema and the tables of sinks; it may be repeated;
+    * ``lock_wait=60s``;
+    * ``direct``: the server's own ``host:port``, if the host is a pooler that shares connections between
+      transactions;
+    * ``password_env``: an environment variable with the password, or ``password_file``: a file with it that
+      other users cannot read. Both are read each time a connection is opened.
+
+    All other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_URL_FORMS}, not {_redacted(url)}")
@@ -197,7 +208,7 @@ def _sqlite(url: str) -> StoreUrl:
         )
     _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
-    # Only characters that would end the path are encoded, to keep it readable.
+    # Encode only characters that would end the path, to keep the URL readable.
     encoded = re.sub(r"[%?]", lambda match: quote(match[0]), target)
     return StoreUrl("sqlite", target, "main", f"sqlite:///{encoded}", options)
 
@@ -236,9 +247,9 @@ def _no_password(url: StoreUrl, why: str) -> StoreError:
 
 
 def _require_private(url: StoreUrl, path: str, file: int) -> None:
-    """Refuse a password file that its group can write or that others can access."""
+    """Refuse a password file that its group can write or other users can access."""
     mode = stat.S_IMODE(os.fstat(file).st_mode)
-    # The group may read it, since secrets are mounted that way for a user other than root.
+    # The group may read the file, since secrets are mounted that way for users other than root.
     if not mode & (stat.S_IWGRP | stat.S_IRWXO):
         return
     raise StoreUnsafeError(
@@ -262,10 +273,10 @@ def _postgres(url: str) -> StoreUrl:
     authority, path, query = _split_url(rest)
     credentials, at, hosts = authority.rpartition("@")
     if not all(map(_is_address, hosts.split(","))):
-        # Not shown, since it may be a password without a host.
+        # The text is not shown, since it may be a password without a host.
         raise InvalidUrlError(
-            "a PostgreSQL URL has : and a port number, 65535 at most, after its host: "
-            "postgresql://user@host:5432/database"
+            "the part after the host of a PostgreSQL URL must be a colon and a port number of at most 65535, "
+            "as in postgresql://user@host:5432/database"
         )
     user, _, password = credentials.partition(":")
     if "@" in user:
@@ -310,7 +321,7 @@ def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
         return {}
     if not _TIME.fullmatch(wait) or not seconds(wait):
         raise InvalidUrlError(
-            f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(wait)}",
+            f"lock_wait is a duration with its unit, such as 30s, 500ms or 2min, not {in_quotes(wait)}",
             condition="INVALID_URL.VALUE",
             option="lock_wait",
         )
@@ -323,7 +334,7 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
         return {}
     if not _is_address(direct) or direct.startswith(":") or not direct:
         raise InvalidUrlError(
-            "direct is the server's own address, only its host and port, such as db:5432",
+            "direct is the host and port of the server itself, such as db:5432",
             condition="INVALID_URL.VALUE",
             option="direct",
         )
@@ -338,26 +349,26 @@ def _password_option(parameters: dict[str, str], password: str) -> dict[str, str
     sources = [*options, *inline, *(["password"] if password else [])]
     if options and len(sources) > 1:
         raise InvalidUrlError(
-            f"a PostgreSQL URL has its password in one place, not in {' and '.join(sources)}",
+            f"a PostgreSQL URL may have only one source of its password, not {' and '.join(sources)}",
             condition="INVALID_URL.VALUE",
         )
     for name, source in options.items():
         if not source:
             raise InvalidUrlError(
-                f"{name} is empty: name the place of the password", condition="INVALID_URL.VALUE", option=name
+                f"{name} is empty: write where the password is", condition="INVALID_URL.VALUE", option=name
             )
     return options
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in a time such as ``30s``, ``500ms`` or ``2min``."""
+    """Convert a duration such as ``30s``, ``500ms`` or ``2min`` to seconds."""
     match = _TIME.fullmatch(text)
     assert match is not None
     return int(match[1]) * _UNITS[match[2]]
 
 
 def _is_address(text: str) -> bool:
-    """Whether a text is a host, with a port or without."""
+    """Return whether a text is a host, with or without a port."""
     match = _HOST.fullmatch(text)
     return match is not None and int((match[2] or "").lstrip(":") or 0) <= 65535
 

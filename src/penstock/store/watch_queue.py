@@ -1,6 +1,6 @@
-"""Watch a queue of either database.
+"""Watch a queue of a SQLite or PostgreSQL store.
 
-A separate module, because the two kinds of watch import the modules of their databases.
+This is a separate module because each kind of watch imports the modules of its database.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.store.watching import Watch
 
 
 def watch(database: Database, queue: QueueRecord, partitions: Collection[int] | None = None) -> Watch:
-    """Watch a queue for rows that any process appends; close the watch after use.
+    """Watch a queue for rows that any process appends. Close the watch after use.
 
     Parameters
     ----------
     partitions
-        The partitions that matter to the caller; all when None.
+        The partitions to watch; all if None.
     """
     if isinstance(database, SqliteDatabase):
         return SqliteWatch(database, queue, partitions)

@@ -1,4 +1,4 @@
-"""Wait until a queue has more rows, or another file descriptor is ready, without polling."""
+"""Wait without polling until a queue has new rows or another file descriptor is ready."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _ALL = (0, 2**31)
 
 @dataclass(frozen=True)
 class Wake:
-    """Why a wait ended; falsy after a timeout."""
+    """The reason why a wait ended; falsy after a timeout."""
 
     ends: dict[int, int]
-    """The end of each partition that has rows at or after the position."""
+    """The row index after the last row, for each partition that has unread rows."""
     ready: tuple[Any, ...]
-    """The other files that are readable, closed or broken."""
+    """Those of the other file descriptors that are readable, closed or broken."""
 
     def __bool__(self) -> bool:
         return bool(self.ends or self.ready)
 
 
 class Watch(Forkable, ABC):
-    """A watch of a queue, which notices soon when any process has appended rows.
+    """A watch of a queue, which notices shortly after any process has appended rows.
 
-    Only one thread may use it at a time. It has its own connection, and after a fork only the parent can use
-    it.
+    A watch has its own connection. Only one thread may use it at a time, and after a fork only the parent can
+    use it.
 
     Parameters
     ----------
     partitions
-        The partitions to check; all when None.
+        The partitions to check; all if None.
     connect
-        Makes a connection that nothing else uses.
+        Opens a connection for this watch alone.
     translating
-        Turns the errors of the database's driver into the store's.
+        Converts errors of the database's driver to the store's errors.
     """
 
     def __init__(
@@ -71,35 +71,36 @@ class Watch(Forkable, ABC):
         self._ends: dict[int, int] = {}
         self._partition_count = queue.partitions
         self._next_check = 0.0
-        """When to check again even if nothing wakes the watch, by the monotonic clock."""
+        """The time of the monotonic clock at which to check again, even if nothing wakes the watch."""
         forks.register(self)
 
     @property
     def partitions(self) -> int:
-        """The number of the queue's partitions at the last check."""
+        """The queue's number of partitions at the last check."""
         return self._partition_count
 
     def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
-        """Wait for rows, for one of ``also``, or until the timeout.
+        """Wait until there are unread rows, a descriptor in ``also`` is ready, or the timeout has passed.
 
-        Return immediately if there are rows, and never for other queues or for rows before the positions. If
-        the store does not answer, keep waiting for it.
+        Return immediately if there are unread rows already. Rows of other queues and rows before the
+        positions do not end the wait. If the store does not answer, keep waiting for it.
 
         Parameters
         ----------
         positions
             The first row index that the caller has not read, by partition.
         timeout
-            Seconds; 0 only checks. While the server is down, a check may take as long as connecting.
+            Seconds to wait; 0 only checks. While the server is down, a check may take as long as an attempt
+            to connect.
         also
-            File descriptors, or objects with one, such as sockets.
+            Other file descriptors to wait for, or objects that have one, such as sockets.
 
         Raises
         ------
         QueueNotFoundError, PartitionNotFoundError
-            When the queue was dropped, or has no such partition.
+            If the queue was dropped, or has no such partition.
         StoreError
-            When the watch was closed, or the store was removed or is damaged.
+            If the watch was closed, or the store was removed or is damaged.
         """
         if self._closed:
             raise self._closed_error()
@@ -160,7 +161,7 @@ class Watch(Forkable, ABC):
             self._next_check = time.monotonic() + self._seconds_to_next_check(has_new_rows)
 
     def _update_ends(self, rows: Sequence[tuple[int, int, int]]) -> bool:
-        """Store where the partitions end; return whether that has changed."""
+        """Remember the ends of the partitions; return whether any has changed."""
         if not rows:
             raise self._missing_error()
         previous, self._partition_count = self._ends, rows[0][2]
@@ -195,11 +196,13 @@ class Watch(Forkable, ABC):
 
     @abstractmethod
     def _descriptors(self) -> Sequence[int]:
-        """Return the files that become readable when rows may have been appended."""
+        """Return the file descriptors that become readable when rows may have been appended."""
 
     @abstractmethod
     def _read(self, woken: bool) -> list[tuple[int, int, int]] | None:
-        """Return partition, end and total number of partitions for each partition; None if unchanged."""
+        """Return a tuple for each partition: its number, its end, and the queue's number of partitions.
+        Return None if nothing has changed.
+        """
 
     @abstractmethod
     def _seconds_to_next_check(self, has_new_rows: bool) -> float:

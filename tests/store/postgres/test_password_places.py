@@ -111,9 +111,9 @@ def test_a_file_that_only_its_group_can_read_too_is_used(pg_url: str, tmp_path: 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgresql://u:secret@h/d?password_env=X", "in one place, not in password_env and password"),
-        ("postgresql://u@h/d?password_env=X&password_file=f", "not in password_env and password_file"),
-        ("postgresql://u@h/d?password_file=f&passfile=g", "not in password_file and passfile"),
+        ("postgresql://u:secret@h/d?password_env=X", "only one source of its password, not password_env and"),
+        ("postgresql://u@h/d?password_env=X&password_file=f", "not password_env and password_file"),
+        ("postgresql://u@h/d?password_file=f&passfile=g", "not password_file and passfile"),
         ("postgresql://u@h/d?password_env=", "password_env is empty"),
     ],
 )
