@@ -1,5 +1,5 @@
-"""A streaming query's driver as Spark runs it, one step at a time, so that a test can kill it between any
-two.
+"""Simulation of a streaming query's driver. It runs one step at a time, so that a test can kill it between
+any two steps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ Steps = Generator[str, int, None]
 
 
 class LogConflictError(Exception):
-    """Spark's CONCURRENT_STREAM_LOG_UPDATE: another driver has written the same entry of the checkpoint."""
+    """Spark's error CONCURRENT_STREAM_LOG_UPDATE: another driver has written the same entry of the
+    checkpoint.
+    """
 
 
 @dataclass
 class Checkpoint:
-    """What survives of a query: Spark's two logs and its state store."""
+    """The parts of a query that survive a crash: Spark's two logs and its state store."""
 
     stateful: bool
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -79,7 +81,7 @@ class Driver:
         self.batches = 0
 
     def step(self, choice: int) -> None:
-        """Go on to the next state; an error ends the driver, as it ends Spark's query."""
+        """Advance to the next state. An error ends the driver, as it ends Spark's query."""
         try:
             self.state = self.steps.send(choice) if self.state else next(self.steps)
         except Exception as error:
@@ -87,7 +89,9 @@ class Driver:
             self.die()
 
     def die(self) -> None:
-        """SIGKILL: the generator is dropped where it stands, and the kernel frees the locks."""
+        """Simulate SIGKILL: drop the generator at its current step, and release the locks as the kernel
+        would.
+        """
         self.steps.close()
         for owner in self.owners.values():
             owner.release()
@@ -111,7 +115,7 @@ class Driver:
             yield from self._batch(last)
 
     def _next(self, last: int, choice: int) -> list[Json] | None:
-        """Spark's constructNextBatch: None when there is nothing to do."""
+        """Act as Spark's constructNextBatch; return None if there is nothing to do."""
         before = self.query.checkpoint.parsed(last)
         found = []
         for place, queue in enumerate(self.query.queues):
@@ -159,7 +163,7 @@ class Driver:
             attempts |= self._write(batch_id, number, rows)
             yield f"STAGED {batch_id}.{number}"
         if not tasks:
-            # Rows that a query makes of time alone, such as windows that close.
+            # Rows that a query emits because of time alone, such as windows that close.
             attempts |= self._write(batch_id, 0, [(tick(check.id, batch_id), 0)])
             counts[0] = 1
         check.states[batch_id] = state
@@ -171,7 +175,7 @@ class Driver:
         yield f"LOGGED {batch_id}"
 
     def _cut(self, offset: QueueOffset) -> list[list[int]]:
-        """As the offset says, whichever run it is."""
+        """Divide the rows into tasks as the offset says, in every run."""
         size = 1 + offset.epoch % 3
         return [
             [partition, at, min(at + size, end)]
@@ -198,7 +202,7 @@ class Driver:
             return {}
         attempt = str(uuid.uuid4())
         for at in (attempt, f"twin of {attempt}"):
-            # A speculative twin stages the same and is not acknowledged.
+            # A speculative copy stages the same rows and is not acknowledged.
             self.database.run(
                 lambda tx, at=at: staging.stage(
                     tx, query.sink, Attempt(query.checkpoint.id, batch_id, task, at), segments, 0
@@ -223,10 +227,12 @@ class Driver:
         )
         commit_batch(self.database, batch)
         if batch_id % 3 == 0:
-            # As after a commit whose outcome was unknown.
+            # Commit again, as after a commit with an unknown outcome.
             assert commit_batch(self.database, batch) is None
 
 
 def tick(checkpoint: str, batch_id: int) -> int:
-    """The row of a micro-batch without new rows; negative, and one of its own for each."""
+    """Return the row that a micro-batch without new rows emits: a negative number, different for each
+    micro-batch.
+    """
     return -(int(uuid.UUID(checkpoint)) % 10**12) * 1000 - batch_id - 1

@@ -1,4 +1,4 @@
-"""The protocol's calls as a streaming query makes them, without Spark."""
+"""The calls to the protocol that a streaming query makes, without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(start: int, end: int) -> pa.Table:
 
 
 def rows_of(queue: penstock.Queue) -> list[int]:
-    """All ids in a queue, partition by partition."""
+    """Return all ids in a queue, partition by partition."""
     queue.refresh()
     return [i for p in range(queue.partitions) for i in queue.read(p, 0)["id"].to_pylist()]
 
@@ -36,7 +36,7 @@ def rows_of(queue: penstock.Queue) -> list[int]:
 def stage(
     store: penstock.Store, sink: QueueRecord, app_id: str, batch_id: int, task: int, ids: Sequence[int]
 ) -> dict[str, int]:
-    """One attempt of one task; what it tells the driver."""
+    """Stage rows as one attempt of a task; return what the task reports to the driver."""
     attempt = str(uuid.uuid4())
     segments = segmenting.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
     store.database.run(
@@ -47,7 +47,9 @@ def stage(
 
 @dataclass
 class Pair:
-    """A source queue with a consumer and a sink queue, in one store unless `into` is another."""
+    """A source queue with a consumer, and a sink queue. Both are in one store unless `into` is another
+    store.
+    """
 
     store: penstock.Store
     source: penstock.Queue
@@ -77,7 +79,7 @@ class Pair:
         )
 
     def planned(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
-        """The offset of a micro-batch after its PLANNED state."""
+        """Plan a micro-batch, and return its offset."""
         offset = self.offset(owner, start, end)
         owner.plan(offset)
         return offset
@@ -85,7 +87,7 @@ class Pair:
     def batch(
         self, app_id: str, batch_id: int, *sources: QueueOffset, ids: Sequence[int] | None = (), **more: Any
     ) -> BatchCommit:
-        """A micro-batch whose tasks have staged `ids`; None for the rows of its ranges."""
+        """Return a micro-batch whose tasks have staged `ids`, or the rows of its ranges if that is None."""
         record = self.into.queue(self.sink.name).record
         given = [i for source in sources for i in self.ids(source)] if ids is None else ids
         attempts = stage(self.into, record, app_id, batch_id, 0, given) if given else {}
@@ -93,7 +95,7 @@ class Pair:
         return BatchCommit(QueueTarget(record), app_id, batch_id, len(given), sources=sources, **fields)
 
     def ids(self, source: QueueOffset) -> list[int]:
-        """The source's rows in a range."""
+        """Return the source's rows in a range."""
         tables = [
             self.source.read(partition, start, end)
             for partition, (start, end) in enumerate(zip(source.start, source.end, strict=True))
@@ -123,7 +125,9 @@ def make_pair(
     rows: int = 20,
     **sink: Any,
 ) -> Pair:
-    """Source `orders` with `rows` ids in each partition (0.., 1000..), consumer `billing`, sink `big`."""
+    """Create the source `orders` with `rows` ids in each partition (0.., 1000..), the consumer `billing` and
+    the sink `big`.
+    """
     source = store.create_queue("orders", SCHEMA, partitions=partitions)
     for partition in range(partitions):
         source.append(numbers(1000 * partition, 1000 * partition + rows), partition=partition)

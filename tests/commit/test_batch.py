@@ -1,4 +1,6 @@
-"""COMMITTED: the rows, the consumer's move and the ledger row are written in one transaction, once."""
+"""The commit: rows, the consumer's offsets and the ledger entry are written in one transaction, exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def test_a_micro_batch_moves_rows_and_consumer_together(pair: Pair) -> None:
     assert pair.store.info().staged_segments == 0
 
 
-def test_nothing_is_locked_while_rows_are_sent(pair: Pair, store_url: str) -> None:
-    """A client that is suspended while it sends them holds nobody up."""
+def test_no_lock_is_held_while_rows_are_sent(pair: Pair, store_url: str) -> None:
+    """A client that is suspended while it sends rows does not block others."""
     if pair.store.database.dialect == "sqlite":
         pytest.skip("SQLite has one lock for all writers")
     locked = []
@@ -129,7 +131,7 @@ def test_rows_staged_late_by_a_slow_attempt_are_removed_by_the_next_commit(pair:
     assert pair.store.info().staged_segments == 0
 
 
-def test_rows_staged_by_a_running_query_are_not_swept(pair: Pair) -> None:
+def test_rows_staged_by_a_running_query_are_not_cleaned_up(pair: Pair) -> None:
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (1, 0)), ids=None))
     batch = pair.batch("app", 1, pair.planned(owner, (1, 0), (5, 2)), ids=None)
@@ -142,11 +144,11 @@ def test_rows_staged_by_a_running_query_are_not_swept(pair: Pair) -> None:
     assert pair.store.clean_up(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
 
 
-def test_a_micro_batch_whose_staged_rows_were_swept_is_refused_completely(pair: Pair) -> None:
+def test_a_micro_batch_whose_staged_rows_were_cleaned_up_is_refused_completely(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     assert pair.store.clean_up(timedelta(seconds=-1)) == 1
-    with pytest.raises(CommitRefusedError, match="staged 1 segments for its batch 0, and 0 are left"):
+    with pytest.raises(CommitRefusedError, match="staged 1 segments for its batch 0, but only 0 are left"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)
     pair.commit(pair.batch("app", 0, batch.sources[0], ids=None))
@@ -155,7 +157,7 @@ def test_a_micro_batch_whose_staged_rows_were_swept_is_refused_completely(pair: 
 
 def test_a_micro_batch_that_was_not_planned_is_refused(pair: Pair) -> None:
     owner = pair.own()
-    with pytest.raises(PlanMismatchError, match="is not what the owner"):
+    with pytest.raises(PlanMismatchError, match="differs from the plan of the owner"):
         pair.commit(pair.batch("app", 0, pair.offset(owner, (0, 0), (5, 2)), ids=None))
     pair.planned(owner, (0, 0), (5, 2))
     with pytest.raises(PlanMismatchError):
@@ -188,7 +190,7 @@ def test_a_zombie_and_its_successor_with_the_same_checkpoint_commit_once(pair: P
     assert pair.offsets() == [5, 2]
 
 
-def test_a_consumer_moved_by_somebody_else_is_a_conflict_and_nothing_is_committed(pair: Pair) -> None:
+def test_a_consumer_moved_by_another_program_is_a_conflict_and_nothing_is_committed(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     owner.release()
@@ -275,7 +277,7 @@ def test_a_recreated_consumer_is_not_mistaken_for_the_old_one(pair: Pair, what: 
     with pytest.raises(NotRegisteredError):
         pair.commit(batch)
     pair.store.consumer("billing").register("orders")
-    # As far as its own owner has come, so that nothing but the generation differs.
+    # Move the consumer as far as its own owner has, so that only the generation differs.
     pair.own()
     with pytest.raises(CheckpointMismatchError):
         pair.commit(batch)
@@ -390,7 +392,7 @@ def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
     assert rows_of(pair.sink) == [0, 1, 2, 3, 4, 9]
 
 
-def test_old_entries_are_deleted_now_and_then(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_entries_are_deleted_from_time_to_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "KEPT_BATCHES", 3)
     monkeypatch.setattr(ledger, "PRUNE_EVERY", 4)
     counts, offsets = [], []
@@ -409,8 +411,8 @@ def test_old_entries_are_deleted_now_and_then(pair: Pair, monkeypatch: pytest.Mo
     assert offsets[-1] == ["offset 7", "offset 8"]
 
 
-def test_a_micro_batch_is_refused_if_the_one_before_it_is_missing(pair: Pair) -> None:
-    """The sink's store was restored from an older backup, or the query has another sink now."""
+def test_a_micro_batch_is_refused_if_the_previous_one_is_missing(pair: Pair) -> None:
+    """The sink's store was restored from an older backup, or the query has a different sink now."""
     for number in range(2):
         pair.commit(pair.batch("app", number, ids=[number]))
     with pytest.raises(CheckpointMismatchError, match=r"queue 'big' has .*up to 1: if") as caught:
@@ -440,7 +442,9 @@ def test_an_at_least_once_sink_also_detects_lost_micro_batches(pair: Pair) -> No
 def test_an_at_least_once_sink_accepts_an_old_copy_of_the_checkpoint(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even older than the ledger goes: the sink has more rows than the checkpoint knows of, not fewer."""
+    """The copy may even be older than the ledger: the sink has more rows than the checkpoint knows of, not
+    fewer.
+    """
     monkeypatch.setattr(ledger, "KEPT_BATCHES", 2)
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
@@ -464,7 +468,7 @@ def test_only_an_exactly_once_record_identifies_the_rows_of_a_micro_batch(
 def test_a_commit_with_an_unknown_outcome_is_retried_and_happens_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks after the database has committed, before it answers."""
+    """The connection breaks after the database has committed but before it responds."""
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     database = pair.store.database
@@ -492,9 +496,9 @@ def test_the_ledger_records_what_a_micro_batch_read(pair: Pair) -> None:
     assert (origin, line[1:3], line[4:], entry.rows) == ("app", ["orders", "billing"], [[0, 0], [5, 2]], 7)
 
 
-def test_a_driver_that_took_another_ones_micro_batch_for_its_own_cannot_go_on(pair: Pair) -> None:
-    """It was suspended before its commit, the other one committed fewer rows, and it reads the other's entry
-    of the checkpoint.
+def test_a_driver_that_mistook_anothers_micro_batch_for_its_own_cannot_continue(pair: Pair) -> None:
+    """The driver was suspended before its commit. Another driver committed fewer rows, and this one reads the
+    other's entry of the checkpoint.
     """
     offset = replace(pair.offset(pair.own(), (0, 0), (5, 5)), consumer=None)
     pair.commit(pair.batch("app", 0, offset, ids=None))

@@ -1,5 +1,5 @@
-"""Cleaning up the ledger and the marks: all entries of dropped queues, and all but the newest of apps that
-have stopped.
+"""Cleanup of the ledger and the marks deletes all entries of dropped queues, and all but the newest entries
+of stopped apps.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def test_the_tasks_of_the_newest_micro_batches_are_kept(pair: Pair) -> None:
         write(3, 0)
 
 
-def test_one_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_of_the_cleanup_deletes_a_limited_number_of_entries(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for app in ("a", "b", "c"):
         commit(pair, app, *range(12))
         long_ago(pair.into, app)
@@ -111,7 +113,7 @@ def test_dropping_a_queue_removes_its_ledger_entries(pair: Pair) -> None:
     assert (remembered(pair.into, "app"), remembered(pair.into, "copier")) == ([], [0])
 
 
-def test_only_what_an_earlier_version_left_of_dropped_queues_is_removed(pair: Pair) -> None:
+def test_only_entries_that_an_earlier_version_left_of_dropped_queues_are_removed(pair: Pair) -> None:
     commit(pair, "app", 0)
     for sink in ("queue:big:1", "queue:gone:17", 'table:"main"."gone"', "a:queue:gone:17"):
         sql(
@@ -127,7 +129,7 @@ def test_only_what_an_earlier_version_left_of_dropped_queues_is_removed(pair: Pa
 
 @pytest.fixture
 def apart(store: penstock.Store, tmp_path: Path) -> Iterator[Pair]:
-    """A source in another store, for which the sink's store keeps a mark."""
+    """A pair whose source is in another store, for which the sink's store keeps a mark."""
     with connect(f"sqlite:///{tmp_path}/source.db") as source:
         yield make_pair(source, into=store)
 
@@ -162,7 +164,7 @@ def marks(pair: Pair) -> list[str]:
     return [row[0] for row in sql(pair.into, "select distinct app_id from penstock.mark order by app_id")]
 
 
-def test_background_maintenance_cleans_up_now_and_then(pair: Pair) -> None:
+def test_background_maintenance_cleans_up_the_ledger_from_time_to_time(pair: Pair) -> None:
     commit(pair, "app", *range(20))
     long_ago(pair.into, "app")
     pair.sink.set_retention(maintenance_retention())

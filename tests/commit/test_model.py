@@ -1,7 +1,7 @@
-"""The whole protocol against a plain model: drivers that die between any two steps, zombies, lost
-checkpoints.
+"""The whole protocol compared with a plain model, with drivers that die between any two steps, zombies and
+lost checkpoints.
 
-At every moment the sink holds exactly the rows that the consumer has passed, each once.
+At every moment the sink has exactly the rows that the consumer has passed, each row once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Protocol(RuleBasedStateMachine):
-    """One consumer on one or two queues, one sink, any number of drivers and checkpoints."""
+    """Model of one consumer on one or two queues, one sink, and any number of drivers and checkpoints."""
 
     store: penstock.Store
 
@@ -82,12 +82,14 @@ class Protocol(RuleBasedStateMachine):
         self.drivers.append(driver)
         return driver
 
-    # What happens to a query.
+    # Events of queries.
 
     @precondition(lambda self: len(self.drivers) < 3)
     @rule(which=st.integers(0, 3))
     def start_driver(self, which: int) -> None:
-        """Mostly on the newest checkpoint: a restart, or a second driver while the first still runs."""
+        """Start a driver, mostly on the newest checkpoint: a restart, or a second driver while the first
+        still runs.
+        """
         self.start(self.checkpoints[-1] if which else self.checkpoints[0])
 
     @precondition(lambda self: self.drivers)
@@ -105,7 +107,7 @@ class Protocol(RuleBasedStateMachine):
         which=st.integers(0, 2), batches=st.integers(1, 3), then=st.integers(0, 7), choice=st.integers(0, 30)
     )
     def go_on(self, which: int, batches: int, then: int, choice: int) -> None:
-        """Run whole micro-batches, and a few steps of the next one."""
+        """Run some whole micro-batches, and a few steps of the next one."""
         driver = self.drivers[which % len(self.drivers)]
         wanted, idle = driver.batches + batches, 0
         while driver.error is None and driver.batches < wanted and idle < 4:
@@ -123,10 +125,10 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.kind != "idempotent")
     @rule()
     def lose_the_checkpoint(self) -> None:
-        """Drivers that still have it are zombies from now on."""
+        """Lose the checkpoint. Drivers that still have it are zombies from now on."""
         self.checkpoints.append(self.new_checkpoint())
 
-    # What happens to the store.
+    # Events of the store.
 
     @rule(queue=st.integers(0, 1), partition=st.integers(0, 1), rows=st.integers(1, 9))
     def write(self, queue: int, partition: int, rows: int) -> None:
@@ -148,8 +150,8 @@ class Protocol(RuleBasedStateMachine):
         elif what == "retention":
             self.sink.set_retention(Retention(rows=10**6 + queue))
 
-    # With guarantee=idempotent rows show before the commit can be refused, so that another checkpoint must
-    # not begin while a micro-batch is in flight: that is what the guarantee asks for.
+    # With guarantee=idempotent, rows become visible before the commit can be refused. So no other checkpoint
+    # may start while a micro-batch is in flight, which this guarantee requires.
     @precondition(lambda self: self.kind != "idempotent" or not (self.drivers or self.in_hand()))
     @rule(back=st.integers(0, 6))
     def seek(self, back: int) -> None:
@@ -161,7 +163,7 @@ class Protocol(RuleBasedStateMachine):
                 to = {p: max(self.first(queue, p), offset - back) for p, offset in stands.items()}
                 consumer.seek(queue, to=to)
         except ConsumerInUseError:
-            # Of the first queue, if at all: a driver owns all of them or none.
+            # Take the owner of the first queue: a driver owns all queues or none.
             return
         self.expected = passed
         self.base = {
@@ -174,7 +176,7 @@ class Protocol(RuleBasedStateMachine):
             self.new_checkpoint()
         ]
 
-    # What must hold.
+    # Invariants.
 
     def offset(self, queue: str, partition: int) -> int:
         return int(self.store.consumer(self.consumer).offsets(queue)[partition])
@@ -183,9 +185,7 @@ class Protocol(RuleBasedStateMachine):
         return int(self.store.queue(queue).info().partitions[partition].first_index)
 
     def passed(self) -> Counter[int]:
-        """The rows that must be there: what the consumer has passed, and what it had passed before it was
-        sought.
-        """
+        """Return the rows that the sink must have: those that the consumer has passed, also before seeks."""
         found = Counter(self.expected)
         for queue in self.queues:
             for partition, offset in self.store.consumer(self.consumer).offsets(queue).items():
@@ -242,7 +242,7 @@ class Protocol(RuleBasedStateMachine):
                 assert row.safe_index <= max(ends, default=begun) or row.safe_index == begun
 
     def teardown(self) -> None:
-        """After the failures, one driver on the consumer's checkpoint delivers everything."""
+        """Check that after all failures one driver on the consumer's checkpoint delivers all rows."""
         for driver in self.drivers:
             driver.die()
         if not hasattr(self, "queues"):
@@ -268,7 +268,7 @@ class Protocol(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Silence the warnings: owners are fenced all the time here."""
+    """Silence the warnings, since this test fences owners all the time."""
     logger = logging.getLogger("penstock.commit")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -297,7 +297,7 @@ def shared(pg_url: str) -> Iterator[penstock.Store]:
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> Iterator[penstock.Store]:
-    # Nothing pulls the plug here, so that the disk need not be waited for.
+    # There are no power failures here, so do not wait for the disk.
     with connect(f"sqlite:///{tmp_path}/model.db?synchronous=normal") as store:
         yield store
 

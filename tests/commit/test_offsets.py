@@ -1,4 +1,4 @@
-"""What Spark's offset log says about a micro-batch."""
+"""The ranges of a micro-batch, as read from Spark's offset log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_offset_that_was_never_moved_is_an_empty_range() -> None:
 
 
 def test_equal_offsets_of_one_consumer_are_one_source() -> None:
-    """Spark writes one for each place where a DataFrame is used (a self-union)."""
+    """Spark writes one offset for each use of a DataFrame, for example in a self-union."""
     assert batch_ranges([A.to_dict(), A.to_dict()], []) == [A]
 
 

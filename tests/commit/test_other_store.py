@@ -36,7 +36,7 @@ def test_a_replay_changes_nothing(pair: Pair) -> None:
 
 
 def test_another_checkpoint_that_would_repeat_rows_is_refused_with_where_to_seek(pair: Pair) -> None:
-    """The first query died between the sink's commit and Spark's log, and its checkpoint was lost."""
+    """The first query died between the sink's commit and Spark's commit log, and its checkpoint was lost."""
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 0)), ids=None))
     owner = pair.own()
     with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{0: 5\}"):
@@ -48,13 +48,13 @@ def test_another_checkpoint_that_would_repeat_rows_is_refused_with_where_to_seek
     assert sorted(rows_of(pair.sink)) == [*range(9), *range(1000, 1009)]
 
 
-def test_one_seek_mends_all_partitions_that_the_sink_is_ahead_of(pair: Pair) -> None:
+def test_one_seek_fixes_all_partitions_in_which_the_sink_is_ahead(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None))
     with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{0: 5, 1: 2\}"):
         pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), (9, 9)), ids=None))
 
 
-def test_a_seek_leaves_partitions_alone_that_start_where_the_sink_ends(pair: Pair) -> None:
+def test_the_advised_seek_leaves_partitions_unchanged_that_start_where_the_sink_ends(pair: Pair) -> None:
     owner = pair.own()
     first = pair.planned(owner, (0, 0), (5, 0))
     pair.commit(pair.batch("app", 0, first, ids=None))
@@ -123,7 +123,7 @@ def test_a_query_that_lost_its_lock_cannot_commit_after_its_successor(
     rows: tuple[int, int],
     start: tuple[int, int],
 ) -> None:
-    """It cannot know that its consumer was moved; the sink's store has seen a newer generation."""
+    """The query cannot know that its consumer was moved, but the sink's store has seen a newer generation."""
     lost, number = pair.own(), 0
     if start != (0, 0):
         offset = pair.planned(lost, (0, 0), start)
@@ -138,7 +138,7 @@ def test_a_query_that_lost_its_lock_cannot_commit_after_its_successor(
     assert pair.commit(pair.batch("new", 0, offset, ids=None)).rows == 4
     before = rows_of(pair.sink)
     for _ in range(2):
-        with pytest.raises(CheckpointMismatchError, match="moved by a seek, or registered again") as caught:
+        with pytest.raises(CheckpointMismatchError, match="moved by a seek or registered again") as caught:
             pair.commit(zombie)
         assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
     assert rows_of(pair.sink) == before
@@ -148,7 +148,7 @@ def test_a_query_that_lost_its_lock_cannot_commit_after_its_successor(
 
 
 def test_a_store_restored_to_before_a_registration_is_refused_until_a_seek(pair: Pair) -> None:
-    """A seek is newer than every mark in another store, and so the error's advice helps."""
+    """A seek gets a generation above those of all marks in other stores, so the error's advice works."""
     earlier = pair.registration()
     register_again(pair)
     owner = pair.own()
@@ -168,7 +168,7 @@ def test_a_store_restored_to_before_a_registration_is_refused_until_a_seek(pair:
 
 
 def test_rows_are_delivered_again_after_a_consumer_is_moved_back(pair: Pair) -> None:
-    """The marks from before the seek no longer count for partitions that the first commit after it does not
+    """Marks from before the seek are ignored, also for partitions that the first commit after it does not
     read.
     """
     owner = pair.own()

@@ -1,4 +1,4 @@
-"""Owning a consumer: epochs, plans, safe offsets, the lock."""
+"""Ownership of consumers: epochs, plans, safe offsets and locks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
     second.observe(offset)
 
 
-def test_an_owner_from_before_a_backup_was_restored_is_fenced_although_its_epoch_comes_again(
+def test_an_owner_from_before_a_restore_is_fenced_even_if_its_epoch_is_assigned_again(
     pair: Pair,
 ) -> None:
     first = pair.own()
@@ -99,7 +99,7 @@ def test_an_offset_from_before_the_queue_grew_can_be_observed(pair: Pair) -> Non
 
 
 def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: Pair) -> None:
-    """As after restoring the store from an older backup: the sink has lost those rows, so they must not be
+    """The store was restored from an older backup. The sink has lost those rows, so they must not be
     skipped.
     """
     owner = pair.own()
@@ -110,7 +110,7 @@ def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: P
 
 
 def _undo_commit(pair: Pair, before: Registration) -> None:
-    """Reset the consumer to the time between a micro-batch's plan and its commit, as a restore does."""
+    """Reset the consumer to its state between a micro-batch's plan and its commit, as a restore does."""
     keys = before.keys
     planned = QueueOffset.of(json.loads(before.plan or "null"))
     assert planned is not None
@@ -125,8 +125,8 @@ def _undo_commit(pair: Pair, before: Registration) -> None:
 
 @pytest.mark.parametrize("moved_by_sink", [True, False])
 def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, moved_by_sink: bool) -> None:
-    """The backup is from between a plan and its commit. An owner without the information that the sink moves
-    the consumer has seen that in the micro-batch before.
+    """The backup was made between a plan and its commit. The owner did not know in advance that the sink
+    moves the consumer, but saw it in the previous micro-batch.
     """
     owner = pair.own(moved_by_sink=moved_by_sink)
     if not moved_by_sink:
@@ -151,7 +151,7 @@ def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, moved_b
 
 
 def test_a_query_that_logged_nothing_detects_a_consumer_before_its_start(pair: Pair) -> None:
-    """The store was restored, and rows were appended again, but none of them is after the query's start."""
+    """The store was restored and rows were appended again, but none of them after the query's start."""
     pair.store.consumer("billing").seek("orders", to={0: 5, 1: 5})
     owner = pair.own()
     start = pair.offset(owner, (5, 5), (5, 5))
@@ -174,8 +174,8 @@ def test_a_query_may_repeat_a_planned_micro_batch_with_another_sink(pair: Pair) 
 
 
 def test_a_micro_batch_committed_in_another_store_counts_after_a_takeover(pair: Pair) -> None:
-    """Another query has taken the consumer over in between, and planned the same rows: the sink's store
-    refuses those.
+    """Another query took over the consumer in between and planned the same rows, which the sink's store
+    refuses.
     """
     logged = pair.planned(pair.own(), (0, 0), (5, 5))
     pair.planned(pair.own(), (0, 0), (9, 9))
@@ -183,9 +183,9 @@ def test_a_micro_batch_committed_in_another_store_counts_after_a_takeover(pair: 
     assert pair.offsets() == [5, 5]
 
 
-def test_a_fenced_driver_that_logs_its_micro_batch_after_all_does_not_stop_its_successors(pair: Pair) -> None:
-    """The checkpoint came back in an older copy, so that the consumer is inside the micro-batch: it is where
-    the micro-batch that the copy lacks had ended.
+def test_a_fenced_driver_that_still_logs_its_micro_batch_does_not_stop_its_successors(pair: Pair) -> None:
+    """An older copy of the checkpoint was restored, so the consumer is inside the micro-batch: at the end of
+    the micro-batch that the copy lacks.
     """
     first = pair.own()
     first.observe(pair.planned(first, (0, 0), (5, 4)))
@@ -267,21 +267,21 @@ def test_a_query_that_lost_its_consumer_does_not_drain_the_new_owner(pair: Pair)
     assert owner.observe(stand)[2] is True
 
 
-def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair) -> None:
+def test_the_safe_offset_catches_up_with_the_consumer_after_a_query_ends(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))
     raise_safe_offset(pair.store.database, ended)
     assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
 
 
-def test_levelling_ignores_the_micro_batch_of_another_query(pair: Pair) -> None:
+def test_raising_the_safe_offset_ignores_the_micro_batch_of_another_query(pair: Pair) -> None:
     ended = pair.planned(pair.own(), (0, 0), (5, 5))
     pair.planned(pair.own(), (0, 0), (9, 9))
     raise_safe_offset(pair.store.database, ended)
     assert pair.offsets() == [0, 0]
 
 
-def test_levelling_after_a_seek_changes_nothing(pair: Pair) -> None:
+def test_raising_the_safe_offset_after_a_seek_changes_nothing(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
@@ -291,7 +291,7 @@ def test_levelling_after_a_seek_changes_nothing(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("plan", ["[" * 100_000, "{"], ids=["deep", "broken"])
-def test_a_plan_that_penstock_has_not_written_is_refused_by_name(pair: Pair, plan: str) -> None:
+def test_the_error_names_a_plan_that_penstock_did_not_write(pair: Pair, plan: str) -> None:
     logged = pair.planned(pair.own(), (0, 0), (5, 5))
     keys, epoch = pair.registration().keys, pair.registration().epoch
     pair.store.database.run(lambda tx: tx.run("open_plan", epoch=epoch, plan=plan, **keys))
@@ -337,7 +337,9 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
 
 
 def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_refused(pair: Pair) -> None:
-    """Whether or not an app was ever bound to it: the store was restored from an older backup."""
+    """The store was restored from an older backup. It does not matter whether an app was ever bound to the
+    consumer.
+    """
     owner = pair.own()
     pair.planned(owner, (0, 0), (5, 3))
     with pytest.raises(CheckpointMismatchError, match="restored from an older") as caught:
@@ -358,7 +360,7 @@ def test_a_consumer_follows_its_sink_only_from_the_start_of_a_micro_batch(pair: 
 
 
 def test_a_micro_batch_repeated_on_a_store_restored_from_before_it_is_refused(pair: Pair) -> None:
-    """Spark plans it again before it does anything else."""
+    """Spark first plans the micro-batch again."""
     owner = pair.own()
     with pytest.raises(CheckpointMismatchError) as caught:
         owner.plan(pair.offset(owner, (5, 3), (9, 3)))
@@ -378,7 +380,7 @@ def test_a_plan_past_the_end_of_the_queue_is_refused(pair: Pair, end: tuple[int,
 
 
 def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair: Pair) -> None:
-    """The store was restored from an older backup, and as many rows have been appended since."""
+    """The store was restored from an older backup, and the same number of rows were appended since."""
     owner = pair.own()
     queue = pair.source.record
     read = pair.store.database.run(lambda tx: append_time_of(tx, queue, 1, 4), write=False)
@@ -390,11 +392,11 @@ def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair:
 
 
 def owned(pair: Pair, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
-    """The offset of an epoch that is not planned: the sink's transaction checks its owner."""
+    """Return the offset of an epoch without a plan, whose owner the sink's transaction checks."""
     return replace(pair.offset(owner, start, end), unplanned=True)
 
 
-def test_an_epoch_without_a_plan_moves_the_consumer_and_makes_the_one_before_safe(pair: Pair) -> None:
+def test_an_epoch_without_a_plan_moves_the_consumer_and_makes_the_previous_epoch_safe(pair: Pair) -> None:
     owner = pair.own(moved_by_sink=True)
     pair.commit(pair.batch("app", 0, owned(pair, owner, (0, 0), (5, 2)), ids=None))
     assert (pair.offsets(), pair.safe()) == ([5, 2], [0, 0])
@@ -404,7 +406,7 @@ def test_an_epoch_without_a_plan_moves_the_consumer_and_makes_the_one_before_saf
     assert pair.safe() == [9, 2]
 
 
-def test_an_epoch_without_a_plan_is_refused_when_another_query_has_taken_the_consumer_over(
+def test_an_epoch_without_a_plan_is_refused_if_another_query_took_over_the_consumer(
     pair: Pair,
 ) -> None:
     first = pair.own(moved_by_sink=True)
@@ -413,14 +415,14 @@ def test_an_epoch_without_a_plan_is_refused_when_another_query_has_taken_the_con
     second = pair.own(moved_by_sink=True)
     with pytest.raises(OwnerFencedError):
         pair.commit(pair.batch("app", 0, late, ids=None))
-    # As where the store was restored from a backup: the later owner has the same epoch.
+    # The later owner has the same epoch, as after the store was restored from a backup.
     with pytest.raises(OwnerFencedError):
         pair.commit(pair.batch("app", 0, replace(late, epoch=second.epoch), ids=None))
     assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)
 
 
-def test_an_epoch_that_a_successor_has_committed_is_no_repeat_of_the_same_rows(pair: Pair) -> None:
-    """A driver that was suspended may not resume after it as if it had committed it."""
+def test_an_epoch_that_a_successor_has_committed_is_not_treated_as_a_repeat(pair: Pair) -> None:
+    """A suspended driver must not continue after the epoch as if it had committed the epoch itself."""
     first = pair.own(moved_by_sink=True)
     late = owned(pair, first, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, late, ids=None))
@@ -445,7 +447,7 @@ def test_an_epoch_without_a_plan_is_refused_after_a_seek(pair: Pair) -> None:
     assert pair.sink.info().rows == 0
 
 
-def test_an_epoch_without_a_plan_is_refused_where_the_store_lacks_the_one_before(pair: Pair) -> None:
+def test_an_epoch_without_a_plan_is_refused_if_the_store_lacks_the_previous_one(pair: Pair) -> None:
     owner = pair.own(moved_by_sink=True)
     with pytest.raises(CheckpointMismatchError) as caught:
         pair.commit(pair.batch("app", 0, owned(pair, owner, (3, 3), (5, 5)), ids=None))
@@ -457,7 +459,7 @@ def test_an_epoch_without_a_plan_is_refused_where_the_store_lacks_the_one_before
     assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)
 
 
-def test_a_consumer_that_a_program_has_moved_into_a_committed_micro_batch_is_told_from_a_restored_one(
+def test_a_consumer_moved_into_a_committed_micro_batch_is_distinguished_from_a_restored_one(
     pair: Pair,
 ) -> None:
     owner = pair.own(moved_by_sink=True)

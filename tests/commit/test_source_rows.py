@@ -1,4 +1,6 @@
-"""Whether a queue still has the rows that an offset names: its store may have been restored."""
+"""Checks whether a queue still has the rows that an offset refers to, since its store may have been
+restored.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Require = Callable[[Sequence[int], Sequence[int | None]], None]
 
 @pytest.fixture
 def queue(store: penstock.Store) -> penstock.Queue:
-    """Of two partitions; the first has six rows in two segments, and the first segment is trimmed."""
+    """A queue with two partitions. The first has six rows in two segments, of which the first is trimmed."""
     queue = make_queue(store, "orders", partitions=2)
     fill(queue, range(6), each=3)
     queue.trim(before=3, partition=0)
@@ -26,7 +28,7 @@ def queue(store: penstock.Store) -> penstock.Queue:
 
 @pytest.fixture
 def require(store: penstock.Store, queue: penstock.Queue) -> Require:
-    """Ask for the rows of an offset without a consumer."""
+    """Check the rows of an offset without a consumer."""
 
     def asks(end: Sequence[int], times: Sequence[int | None]) -> None:
         generation = queue.record.generation
@@ -43,14 +45,14 @@ def times(store: penstock.Store, queue: penstock.Queue, starts: Sequence[int]) -
 
 
 def test_an_offset_with_more_partitions_than_the_queue_is_refused(require: Require) -> None:
-    """The queue has grown, and its store was restored from before."""
+    """The queue got more partitions, and its store was restored from an earlier backup."""
     require((6, 0), ())
     with pytest.raises(CheckpointMismatchError) as caught:
         require((6, 0, 0), ())
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
 
 
-def test_a_start_after_trimmed_rows_is_refused_where_the_rows_are_there(
+def test_a_start_after_trimmed_rows_is_refused_if_the_store_has_the_rows_again(
     store: penstock.Store, queue: penstock.Queue, require: Require
 ) -> None:
     assert times(store, queue, (3, 0)) == (TRIMMED, None)
@@ -59,7 +61,7 @@ def test_a_start_after_trimmed_rows_is_refused_where_the_rows_are_there(
         require((6, 0), (TRIMMED, None))
 
 
-def test_the_time_of_the_row_before_a_start_tells_the_row(
+def test_the_timestamp_of_the_row_before_a_start_identifies_the_row(
     store: penstock.Store, queue: penstock.Queue, require: Require
 ) -> None:
     (time, _) = times(store, queue, (5, 0))
@@ -70,7 +72,7 @@ def test_the_time_of_the_row_before_a_start_tells_the_row(
         require((5, 0), (time - 1, None))
 
 
-def test_several_ends_of_a_partition_are_told_apart(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_several_ends_of_a_partition_are_distinguished(store: penstock.Store, queue: penstock.Queue) -> None:
     fill(queue, range(6, 9))
     read = {(0, end): times(store, queue, (end, 0))[0] for end in (5, 8)}
     read[0, 2] = 1  # trimmed since

@@ -1,4 +1,4 @@
-"""guarantee=idempotent: each task appends for itself, once."""
+"""guarantee=idempotent: each task appends its own rows, exactly once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_repeated_task_appends_once(pair: Pair) -> None:
     assert rows_of(pair.sink) == [1, 2, 3]
 
 
-def test_a_task_without_rows_counts_as_done(pair: Pair) -> None:
+def test_a_task_without_rows_counts_as_finished(pair: Pair) -> None:
     assert write(pair, 0, []).rows == 0
     assert write(pair, 0, []) is None
 
@@ -87,7 +87,7 @@ def test_a_task_of_another_checkpoint_with_the_same_app_id_is_refused(pair: Pair
 
 
 def test_tasks_of_a_micro_batch_whose_input_has_changed_are_refused(pair: Pair) -> None:
-    """The checkpoint has lost its last entry, and Spark has planned the micro-batch again."""
+    """The checkpoint lost its last entry, and Spark planned the micro-batch again."""
     write(pair, 1, [1, 2], covers="rows 0 to 2")
     assert write(pair, 1, [1, 2], covers="rows 0 to 2") is None
     for task, ids in ((1, [3, 4]), (0, [1]), (2, [2])):
@@ -103,9 +103,9 @@ def test_a_task_of_unknown_input_is_recognised_as_a_repeat_by_its_rows(pair: Pai
 
 
 def test_exactly_once_does_not_repeat_what_tasks_have_appended(pair: Pair) -> None:
-    """The guarantee was changed between a crash and the restart."""
+    """A user changed the guarantee between a crash and the restart."""
     write(pair, 0, [1, 2])
-    with pytest.raises(CommitRefusedError, match=r"NOT_REPEATABLE\].*begun with guarantee=idempotent"):
+    with pytest.raises(CommitRefusedError, match=r"NOT_REPEATABLE\].*began with guarantee=idempotent"):
         pair.commit(pair.batch("app", 0, ids=[1, 2, 3]))
     assert rows_of(pair.sink) == [1, 2]
 
@@ -116,7 +116,7 @@ def test_tasks_do_not_repeat_what_exactly_once_has_committed(pair: Pair) -> None
     assert rows_of(pair.sink) == [1, 2]
 
 
-def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
+def test_a_task_of_a_micro_batch_that_the_ledger_has_deleted_is_refused_before_it_appends(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "KEPT_BATCHES", 1)
@@ -131,10 +131,12 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_suspended_task_whose_micro_batch_is_committed_meanwhile_appends_nothing(
+def test_a_suspended_task_whose_micro_batch_was_committed_in_the_meantime_appends_nothing(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
-    """It wakes after its checks; a driver has divided the micro-batch otherwise, or the ledger forgot it."""
+    """The task resumes after its checks. In the meantime a driver has divided the micro-batch differently, or
+    the ledger has deleted it.
+    """
     if pair.store.database.dialect == "sqlite":
         pytest.skip("nobody commits while a transaction of SQLite writes")
     monkeypatch.setattr(ledger, "KEPT_BATCHES", 1)
@@ -159,7 +161,7 @@ def test_a_suspended_task_whose_micro_batch_is_committed_meanwhile_appends_nothi
     assert rows_of(pair.sink) == list(range(4 if forgotten else 1))
 
 
-def test_a_task_is_refused_if_the_micro_batch_before_is_missing(pair: Pair) -> None:
+def test_a_task_is_refused_if_the_previous_micro_batch_is_missing(pair: Pair) -> None:
     key = replace(pair.batch("app", 3).key, task=0)
     with pytest.raises(CheckpointMismatchError, match="nothing of this query"):
         append_task(

@@ -31,7 +31,7 @@ def test_queries_without_disk_space_say_so_and_continue_when_there_is_some(
         said = next((line for line in child.output.splitlines() if f"FAILED {case.name}" in line), "")
         # What SQLite calls it depends on which file it could not write.
         assert "STORE_FULL" in said or "the disk is full" in said, child.output
-        assert "nothing of this was written" in said
+        assert "none of this was written" in said
         assert case.rows() == Counter()
     children.run(cases)
     for case in cases:

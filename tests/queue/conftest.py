@@ -1,4 +1,4 @@
-"""A queue whose large appends are in objects; tests of other queues have fixtures of their own."""
+"""A queue whose large appends are in objects. Tests of other queues have their own fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that the queue's tests start as processes of their own.
+"""Programs that tests of queues run in separate processes.
 
 ``python -m tests.queue.programs NAME ARGUMENT…`` runs one.
 """
@@ -20,7 +20,7 @@ MOST_COLUMNS = 20
 
 
 def append_keys(url: str, queue: str, seed: str, appends: str) -> None:
-    """Append so many times twenty rows, with ever more keys."""
+    """Append twenty rows at a time, with ever more keys."""
     random_ = random.Random(int(seed))
     with penstock.connect(url, create=False) as store:
         target = store.queue(queue)
@@ -31,7 +31,7 @@ def append_keys(url: str, queue: str, seed: str, appends: str) -> None:
 
 
 def append_numbered(url: str, queue: str, writer: str, appends: str, go: str) -> None:
-    """Append one to four numbered rows at a time, each with the number and the rows of its append."""
+    """Append one to four numbered rows at a time. Each row has the number and the size of its append."""
     number = int(writer)
     random_ = random.Random(number)
     with penstock.connect(url, create=False) as store:
@@ -49,7 +49,9 @@ def append_numbered(url: str, queue: str, writer: str, appends: str, go: str) ->
 
 
 def add_columns(url: str, queue: str, writer: str) -> None:
-    """Until it is killed: append rows that say how many columns they have, add columns, and merge."""
+    """Append rows that say how many columns they have, add columns and compact, until this process is
+    killed.
+    """
     random_ = random.Random(int(writer))
     with penstock.connect(url, create=False) as store:
         target, old = store.queue(queue), store.queue(queue)
@@ -67,14 +69,16 @@ def add_columns(url: str, queue: str, writer: str) -> None:
 
 
 def check_widths(rows: list[dict[str, Any]]) -> None:
-    """Every row has all that it was written with, and nothing else."""
+    """Check that each row has exactly the values that it was written with."""
     for row in rows:
         n, width, *others = row.values()
         assert others == [n] * (width - 2) + [None] * (len(others) - width + 2), row
 
 
 def read_prefixes(url: str, queue: str, rows: str) -> None:
-    """Read the partition until it has so many rows: each time a longer prefix of whole appends."""
+    """Read the partition until it has all rows, and check that each read returns a longer prefix of whole
+    appends.
+    """
     with penstock.connect(url, create=False) as store:
         target = store.queue(queue)
         print("ready", flush=True)
@@ -92,7 +96,9 @@ def read_prefixes(url: str, queue: str, rows: str) -> None:
 
 
 def check(seen: list[tuple[int, str]]) -> None:
-    """Appends are whole and unbroken, and each writer's are in their order without a gap."""
+    """Check that appends are complete and contiguous, and that each writer's appends are in order without
+    gaps.
+    """
     position = 0
     last: dict[int, int] = {}
     while position < len(seen):

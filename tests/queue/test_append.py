@@ -1,4 +1,4 @@
-"""Appending: where rows go, all of them or none, and what is refused."""
+"""Appends: the partitions of rows, atomicity, and refused rows."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def queue(store: penstock.Store) -> penstock.Queue:
 
 
 class Appends:
-    """A queue's appends, which a test holds up or lets fail."""
+    """Replacement for a queue's appends, which a test can delay or make fail."""
 
     def __init__(self, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
@@ -80,7 +80,7 @@ def test_rows_of_many_calls_are_one_append(queue: penstock.Queue) -> None:
     assert numbers(queue.read(0, 0)) == list(range(101))
 
 
-def test_rows_wait_for_others_no_longer_than_they_may(queue: penstock.Queue) -> None:
+def test_rows_wait_for_further_rows_at_most_for_the_linger_time(queue: penstock.Queue) -> None:
     with queue.buffer(linger=timedelta(milliseconds=20), batch_bytes=1 << 40) as buffer:
         began = time.monotonic()
         assert buffer.append(rows(1)).result(30).rows == 1
@@ -88,7 +88,7 @@ def test_rows_wait_for_others_no_longer_than_they_may(queue: penstock.Queue) -> 
         assert buffer.append(rows(2)).result(30).ranges == {0: (1, 2)}
 
 
-def test_a_full_batch_does_not_wait(queue: penstock.Queue) -> None:
+def test_a_full_batch_is_appended_immediately(queue: penstock.Queue) -> None:
     table = pa.table({"n": range(1000), "s": [None] * 1000}, schema=SCHEMA)
     with queue.buffer(linger=NEVER, batch_bytes=table.nbytes) as buffer:
         assert buffer.append(table).result(30).rows == 1000
@@ -116,7 +116,7 @@ def _suppressed(call: Callable[[], object]) -> None:
         call()
 
 
-def test_after_an_error_nothing_is_appended(queue: penstock.Queue, appends: Appends) -> None:
+def test_after_an_error_no_further_rows_are_appended(queue: penstock.Queue, appends: Appends) -> None:
     appends.go_on.clear()
     buffer = queue.buffer(linger=NEVER)
     first = buffer.append(rows(1))
@@ -136,13 +136,15 @@ def test_after_an_error_nothing_is_appended(queue: penstock.Queue, appends: Appe
     assert queue.info().rows == 0
 
 
-def test_the_end_of_a_block_raises_what_failed(queue: penstock.Queue, appends: Appends) -> None:
+def test_the_end_of_a_with_block_raises_the_error_of_an_append(
+    queue: penstock.Queue, appends: Appends
+) -> None:
     appends.error = StoreError("the disk is full")
     with pytest.raises(StoreError, match="the disk is full"), queue.buffer(linger=NEVER) as buffer:
         buffer.append(rows(1))
 
 
-def test_an_error_of_the_block_itself_is_not_hidden(queue: penstock.Queue, appends: Appends) -> None:
+def test_an_error_in_a_with_block_is_not_hidden(queue: penstock.Queue, appends: Appends) -> None:
     appends.error = StoreError("the disk is full")
     buffer = queue.buffer(linger=NEVER)
     future = buffer.append(rows(1))
@@ -151,7 +153,7 @@ def test_an_error_of_the_block_itself_is_not_hidden(queue: penstock.Queue, appen
     assert future.exception(0) is appends.error
 
 
-def test_rows_that_do_not_fit_are_refused_at_once(queue: penstock.Queue) -> None:
+def test_rows_that_do_not_fit_are_refused_immediately(queue: penstock.Queue) -> None:
     with queue.buffer(linger=NEVER) as buffer:
         buffer.append(rows(1))
         with pytest.raises(SchemaMismatchError):
@@ -160,7 +162,9 @@ def test_rows_that_do_not_fit_are_refused_at_once(queue: penstock.Queue) -> None
     assert numbers(queue.read(0, 0)) == [1, 2]
 
 
-def test_a_column_that_was_added_meanwhile_is_kept(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_column_that_was_added_while_rows_are_buffered_is_kept(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
     with queue.buffer(linger=NEVER) as buffer:
         buffer.append(rows(1))
         store.queue("q").add_columns(pa.schema([("more", pa.string())]))
@@ -169,7 +173,7 @@ def test_a_column_that_was_added_meanwhile_is_kept(store: penstock.Store, queue:
     assert queue.read(0, 0)["more"].to_pylist() == [None, "here"]
 
 
-def test_a_dropped_queue_is_an_error(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_buffer_of_a_dropped_queue_fails(store: penstock.Store, queue: penstock.Queue) -> None:
     buffer = queue.buffer(linger=NEVER)
     future = buffer.append(rows(1))
     store.drop_queue("q")
@@ -178,7 +182,7 @@ def test_a_dropped_queue_is_an_error(store: penstock.Store, queue: penstock.Queu
     assert isinstance(future.exception(0), QueueNotFoundError)
 
 
-def test_a_closed_buffer_is_refused(queue: penstock.Queue) -> None:
+def test_a_closed_buffer_refuses_rows(queue: penstock.Queue) -> None:
     with queue.buffer() as buffer:
         pass
     buffer.close()
@@ -190,7 +194,7 @@ def test_a_closed_buffer_is_refused(queue: penstock.Queue) -> None:
 @pytest.mark.parametrize(
     "options", [{"linger": -1}, {"linger": timedelta(-1)}, {"batch_bytes": 0}, {"batch_bytes": "1"}]
 )
-def test_wrong_limits_are_refused(queue: penstock.Queue, options: dict[str, object]) -> None:
+def test_invalid_limits_of_a_buffer_are_refused(queue: penstock.Queue, options: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
         queue.buffer(**options)  # type: ignore[arg-type]
 
@@ -202,7 +206,7 @@ def test_a_change_feed_has_no_buffer(store: penstock.Store, store_url: str) -> N
         store.queue("feed").buffer()
 
 
-def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue, appends: Appends) -> None:
+def test_a_forked_process_cannot_use_its_parents_buffer(queue: penstock.Queue, appends: Appends) -> None:
     appends.go_on.clear()
     buffer = queue.buffer(linger=NEVER, batch_bytes=1)
     for number in range(2):
@@ -229,7 +233,7 @@ def test_large_batches_go_to_object_storage(store: penstock.Store, tmp_path: Pat
     assert len(list((tmp_path / "objects").rglob("*.segments"))) == 1
 
 
-def test_threads_may_share_a_buffer(queue: penstock.Queue) -> None:
+def test_threads_can_share_a_buffer(queue: penstock.Queue) -> None:
     with queue.buffer(linger=AT_ONCE, batch_bytes=200) as buffer:
 
         def some(first: int) -> None:
@@ -248,7 +252,7 @@ def test_threads_may_share_a_buffer(queue: penstock.Queue) -> None:
         assert own == sorted(own)
 
 
-def test_a_session_goes_on_after_the_rows_that_were_appended(
+def test_a_session_resumes_after_the_rows_that_were_appended(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     buffer = store.producer("q", "s").buffer(linger=NEVER)
@@ -268,7 +272,7 @@ def test_a_session_goes_on_after_the_rows_that_were_appended(
     assert everything(queue) == {0: [3, 4, 8, 9]}
 
 
-def test_numbers_in_the_buffer_ascend(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_sequence_numbers_in_a_buffer_must_ascend(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
     with producer.buffer(linger=NEVER) as buffer:
         buffer.append(rows(1), sequence=5)
@@ -281,10 +285,10 @@ def test_numbers_in_the_buffer_ascend(store: penstock.Store, queue: penstock.Que
     assert numbers(queue.read(0, 0)) == [1, 3]
 
 
-def test_rows_are_appended_through_the_open_buffer_alone(
+def test_while_a_buffer_is_open_rows_are_appended_only_through_it(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
-    """Otherwise two of them would have the same number, and one be skipped as a repeat."""
+    """Otherwise two appends could have the same number, and one would be skipped as a repeat."""
     producer = store.producer("q", "s")
     producer.append(rows(0))
     buffer = producer.buffer(linger=NEVER)
@@ -301,7 +305,7 @@ def test_rows_are_appended_through_the_open_buffer_alone(
 
 
 def fail_with_unknown_outcome(producer: penstock.Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Append ten rows by a buffer, which are committed, and whose commit seems to fail."""
+    """Append ten rows through a buffer. They are committed, but the commit seems to fail."""
     append = producer._append
 
     def committed_and_unknown(*arguments: Any) -> object:
@@ -318,7 +322,7 @@ def fail_with_unknown_outcome(producer: penstock.Producer, monkeypatch: pytest.M
             buffer.close()
 
 
-def test_a_buffer_begins_after_an_append_of_unknown_outcome(
+def test_a_buffer_resumes_after_an_append_with_an_unknown_outcome(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = store.producer("q", "s")
@@ -330,7 +334,7 @@ def test_a_buffer_begins_after_an_append_of_unknown_outcome(
     assert everything(queue) == {0: list(range(20))}
 
 
-def test_a_callback_may_append_and_not_wait(queue: penstock.Queue) -> None:
+def test_a_callback_may_append_but_not_wait(queue: penstock.Queue) -> None:
     refused: list[InvalidInputError] = []
 
     def then(_: object) -> None:
@@ -348,10 +352,10 @@ def test_a_callback_may_append_and_not_wait(queue: penstock.Queue) -> None:
     assert numbers(queue.read(0, 0)) == [1, 2]
 
 
-def test_a_callback_that_finds_no_room_is_refused(
+def test_a_callback_cannot_append_to_a_full_buffer(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another thread waits for room, too."""
+    """Another thread is waiting for room at the same time."""
     buffer = store.producer("q", "s").buffer(linger=AT_ONCE, batch_bytes=1)
     refused = 0
 
@@ -370,7 +374,7 @@ def test_a_callback_that_finds_no_room_is_refused(
     assert found.count(-1) + refused == 100
 
 
-def test_a_buffer_that_is_being_closed_is_the_only_writer(
+def test_an_append_while_a_buffer_is_being_closed_is_not_skipped_as_a_repeat(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = store.producer("q", "s")
@@ -402,7 +406,7 @@ def suppressed(call: Callable[[], object]) -> None:
         call()
 
 
-def test_an_append_after_a_buffer_that_failed_begins_where_the_store_is(
+def test_an_append_after_a_failed_buffer_continues_the_stores_sequence(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = store.producer("q", "s")
@@ -411,7 +415,7 @@ def test_an_append_after_a_buffer_that_failed_begins_where_the_store_is(
     assert everything(queue) == {0: list(range(11))}
 
 
-def test_a_buffer_that_failed_keeps_no_rows(queue: penstock.Queue, appends: Appends) -> None:
+def test_a_failed_buffer_releases_its_rows(queue: penstock.Queue, appends: Appends) -> None:
     before = pa.total_allocated_bytes()
     failed = []
     for _ in range(3):
@@ -431,13 +435,13 @@ def test_a_buffer_that_failed_keeps_no_rows(queue: penstock.Queue, appends: Appe
 
 
 @pytest.mark.parametrize("linger", [timedelta.max, timedelta(days=10_000)])
-def test_rows_may_wait_for_ever(queue: penstock.Queue, linger: timedelta) -> None:
+def test_the_linger_time_may_be_unlimited(queue: penstock.Queue, linger: timedelta) -> None:
     with queue.buffer(linger=linger) as buffer:
         buffer.append(rows(1))
     assert numbers(queue.read(0, 0)) == [1]
 
 
-def test_a_program_that_ends_appends_what_is_left(
+def test_a_program_that_ends_appends_the_remaining_rows(
     store: penstock.Store, queue: penstock.Queue, store_url: str
 ) -> None:
     program = """
@@ -465,7 +469,7 @@ if len(sys.argv) > 2:
 
 
 class Flaky:
-    """A producer session whose appends fail before or after they are committed."""
+    """Producer session whose appends fail at random, before or after the commit."""
 
     def __init__(self, failures: list[str]) -> None:
         self.rows, self._failures = list[int](), iter(failures)
@@ -494,7 +498,7 @@ def test_a_program_that_repeats_everything_after_each_error_appends_every_row_on
     session = Flaky(failures)
     for _ in range(len(failures) + 1):
         try:
-            # As Producer.buffer makes it.
+            # The buffer that Producer.buffer returns.
             with NumberedAppendBuffer(
                 "q", pa.Table.from_pylist, session.append, session.committed, AT_ONCE, batch_bytes
             ) as buffer:

@@ -1,4 +1,4 @@
-"""Append and advance as a part of the caller's own transaction."""
+"""Append and advance in the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.queues import SCHEMA, everything, numbers, rows
 
 @pytest.fixture
 def connection(store: penstock.Store) -> Iterator[Any]:
-    """The application's own connection, with a table of the application."""
+    """The application's connection, with a table of the application in the database."""
     target = store.database.url.target
     if store.database.dialect == "sqlite":
         own = sqlite3.connect(target)
@@ -81,7 +81,7 @@ def test_several_appends_in_one_transaction_follow_each_other(store: penstock.St
 def test_a_failed_append_leaves_the_transaction_as_it_was(
     store: penstock.Store, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it fails half way, and the caller commits all the same."""
+    """The append fails in the middle, and the caller commits anyway."""
     from penstock.store.log import partition_log
 
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
@@ -144,7 +144,7 @@ def test_a_connection_in_autocommit_mode_is_refused(store: penstock.Store) -> No
         own = psycopg.connect(store.database.url.target, autocommit=True)
         begin = "begin"
     with pytest.raises(
-        InvalidInputError, match=r"NO_TRANSACTION\].*(commits each statement by itself|autocommit mode)"
+        InvalidInputError, match=r"NO_TRANSACTION\].*(has no open transaction|autocommit mode)"
     ):
         queue.append(rows(1), connection=own)
     own.execute(begin)
@@ -183,7 +183,8 @@ def test_an_argument_that_is_not_a_connection_to_the_store_is_refused(
     for wrong in ("x", store, object(), connection.cursor(), other):
         if wrong is not None:
             with pytest.raises(
-                InvalidInputError, match=r"\[INVALID_INPUT\].* takes a |OTHER_DATABASE\].*has not opened"
+                InvalidInputError,
+                match=r"\[INVALID_INPUT\].* takes a |OTHER_DATABASE\].*does not have .* open",
             ):
                 queue.append(rows(1), connection=wrong)
     assert queue.info().rows == 0
@@ -207,12 +208,12 @@ def test_a_connection_to_another_store_is_refused(
         elsewhere = store.database.url.target.rpartition("/")[0] + "/elsewhere"
         schema = store.database.url.options["schema"]
         own = psycopg.connect(elsewhere)
-        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*does not lead to"):
+        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*is not to"):
             queue.append(rows(1), connection=own)
         assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with penstock.connect(f"{elsewhere}?schema={schema}") as there:
             there.create_queue("q", SCHEMA)
-    with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*(does not lead to|has not opened)"):
+    with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*(is not to|does not have .* open)"):
         queue.append(rows(1), connection=own)
     own.rollback()
     own.close()
@@ -251,7 +252,7 @@ def test_a_connection_through_a_symlink_to_the_store_is_accepted(tmp_path: Path)
         assert queue.info().rows == 1
 
 
-def test_a_transaction_with_a_stale_snapshot_has_to_be_restarted(tmp_path: Path) -> None:
+def test_a_transaction_with_a_stale_snapshot_is_refused(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
         queue = store.create_queue("q", SCHEMA)
         own = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -265,7 +266,7 @@ def test_a_transaction_with_a_stale_snapshot_has_to_be_restarted(tmp_path: Path)
         assert everything(queue) == {0: [1]}
 
 
-def test_an_append_uses_the_partitions_that_a_keyed_queue_has_by_then(
+def test_an_append_places_keys_by_the_current_number_of_partitions(
     store: penstock.Store, connection: Any
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
@@ -284,7 +285,7 @@ def test_an_append_uses_the_partitions_that_a_keyed_queue_has_by_then(
 def test_a_snapshot_older_than_the_queues_last_growth_cannot_append(
     store: penstock.Store, connection: Any
 ) -> None:
-    """It could not see where its keys are now."""
+    """Its transaction cannot see in which partitions the keys are now."""
     if store.database.dialect != "postgres":
         return
     import psycopg

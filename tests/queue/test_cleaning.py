@@ -1,4 +1,4 @@
-"""Cleaning up the objects of one store: by several processes, with wrong clocks, and after failures."""
+"""Cleanup of a store's objects: by several processes, with wrong clocks, and after failures."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_a_location_may_be_written_in_several_ways(
 
 
 @pytest.mark.parametrize("step", ["read", "put"])
-def test_a_process_that_was_suspended_for_days_while_it_cleans_up_harms_nobody(
+def test_a_process_that_was_suspended_for_days_during_a_cleanup_does_no_harm(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Before it read the token that was there, or before it wrote its own."""
+    """It was suspended before it read the existing token, or before it wrote its own."""
     go_on = getattr(LocalStorage, step)
 
     def late(*arguments: Any) -> object:
@@ -61,7 +61,7 @@ def days_of_cleaning(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize("take_over", [True, False])
-def test_cleaning_goes_on_after_a_clock_was_ahead(
+def test_cleanup_works_after_a_clock_was_ahead(
     store: penstock.Store, queue: penstock.Queue, take_over: bool
 ) -> None:
     run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at + {1000 * DAY}")
@@ -69,7 +69,7 @@ def test_cleaning_goes_on_after_a_clock_was_ahead(
     assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
 
 
-def test_a_clock_of_the_storage_that_was_ahead_deletes_nothing(
+def test_no_object_is_deleted_early_if_the_storages_clock_was_ahead(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     store.clean_up_objects()
@@ -83,7 +83,7 @@ def test_a_clock_of_the_storage_that_was_ahead_deletes_nothing(
 
 
 @pytest.mark.parametrize("text", [b"", b"short", b"x" * 1000])
-def test_a_token_that_nobody_wrote_is_taken_over(
+def test_a_store_can_take_over_a_location_with_an_unknown_token(
     store: penstock.Store, queue: penstock.Queue, folder: Path, text: bytes
 ) -> None:
     store.clean_up_objects()
@@ -96,7 +96,7 @@ def test_a_token_that_nobody_wrote_is_taken_over(
 
 
 @pytest.mark.parametrize("entry", ["token", ""])
-def test_something_else_in_the_place_of_the_tokens_is_named(
+def test_the_error_names_an_entry_that_is_in_place_of_the_tokens(
     store: penstock.Store, queue: penstock.Queue, folder: Path, entry: str
 ) -> None:
     store.clean_up_objects()
@@ -110,14 +110,14 @@ def test_something_else_in_the_place_of_the_tokens_is_named(
         there.write_bytes(b"")
     with pytest.raises(StoreError):
         store.clean_up_objects()
-    with pytest.raises(StoreError, match=r"cleaning.* is not what it wrote.*delete it"):
+    with pytest.raises(StoreError, match=r"cleaning.* folder above it was changed.*delete it"):
         store.clean_up_objects(take_over=True)
     there.rmdir() if entry else there.unlink()
     store.clean_up_objects(take_over=True)
     assert store.clean_up_objects() == 0
 
 
-def test_cleaning_that_died_goes_on(
+def test_an_interrupted_cleanup_is_repeated(
     store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.clean_up_objects()
@@ -133,7 +133,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
+def test_processes_that_clean_up_concurrently_are_not_mistaken_for_copies(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.clean_up_objects()
@@ -141,7 +141,7 @@ def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
 
     def late(*arguments: Any) -> object:
         monkeypatch.setattr(LocalStorage, "read", read)
-        # The other one begins, and ends, after this one has begun.
+        # The other cleanup begins and ends after this one has begun.
         store.clean_up_objects()
         return read(*arguments)
 
@@ -151,7 +151,7 @@ def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
     assert run_sql(store.database, "select count(*) from penstock.cleaning")[0][0] == 4
 
 
-def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_records_of_old_tokens_are_deleted(store: penstock.Store, queue: penstock.Queue) -> None:
     for _ in range(3):
         store.clean_up_objects()
         date_back(store, 2 * DAY)
@@ -159,13 +159,13 @@ def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> N
     assert store.clean_up_objects() == 0
 
 
-def test_a_location_that_no_longer_says_whose_it_is_is_left_alone(
+def test_a_location_without_a_record_of_its_owner_is_not_cleaned_up(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     queue.append(large(1), 0)
     (database,) = folder.glob("*/cleaning/*.database")
     database.unlink()
-    with pytest.raises(StoreError, match="no longer says"):
+    with pytest.raises(StoreError, match=r"record of which database owns the objects .* was deleted"):
         store.clean_up_objects()
     queue.append(large(2), 0)
     store.clean_up_objects(take_over=True)
@@ -174,10 +174,10 @@ def test_a_location_that_no_longer_says_whose_it_is_is_left_alone(
     assert everything(queue)[0] == [1, 2]
 
 
-def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
+def test_a_cleanup_that_failed_a_day_ago_is_not_mistaken_for_the_last_one(
     store: penstock.Store, queue: penstock.Queue, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that clean up at the same moment have both read the token before it."""
+    """Two processes that clean up at the same moment have both read the previous token."""
     store.clean_up_objects()
     for listed in (LocalStorage.listed, None):
         if listed is not None:
@@ -205,7 +205,7 @@ def _away(storage: LocalStorage, prefix: str) -> object:
     raise storage.unavailable("it is away")
 
 
-def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
+def test_a_token_is_read_again_if_its_record_was_deleted_in_between(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = object_owner.LocationMarkers.read_from
@@ -223,10 +223,10 @@ def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
         assert store.clean_up_objects() == 0
 
 
-def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
+def test_a_cleanup_that_died_after_writing_its_token_does_not_block_others(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if it was suspended for days before it wrote it."""
+    """It may even have been suspended for days before it wrote the token."""
     put = object_owner.LocationMarkers.write_token
 
     def dies(*arguments: Any) -> int:
@@ -243,7 +243,7 @@ def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
     queue.append(large(1), 0)
 
 
-def test_tokens_do_not_gather_where_nothing_can_be_written(
+def test_records_of_tokens_do_not_accumulate_if_the_location_is_read_only(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(storage: LocalStorage, name: str, parts: Any) -> None:

@@ -1,6 +1,6 @@
-"""A clock that was far ahead, or behind, for a while.
+"""Queues whose clock was far ahead or behind for a while.
 
-What is dated wrongly does not stay for good, and nothing goes too early.
+Rows with wrong timestamps are not kept for ever, and no rows are deleted too early.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGE = timedelta(days=7)
 
 
 class Clock:
-    """The clock of every store: the real time plus an offset in microseconds."""
+    """The clock of all stores: the real time plus an offset in microseconds."""
 
     def __init__(self) -> None:
         self.ahead = 0
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, partition: int = 0) -> None:
-    """One append while the clock is ahead by an offset, which is then corrected."""
+    """Append once while the clock is ahead by an offset, then correct the clock."""
     clock.set(ahead)
     queue.append(rows(*values), partition)
     clock.set(0)
@@ -62,7 +62,7 @@ def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, 
 
 
 def times(queue: penstock.Queue, partition: int = 0) -> list[int]:
-    """The time of each row of a partition."""
+    """Return the timestamp of each row of a partition."""
     text = (
         "select end_index - start_index, first_timestamp from penstock.segment "
         "where queue_id = {} and partition = {} order by end_index"
@@ -81,9 +81,8 @@ def observed(store: penstock.Store) -> list[Any]:
 def poisoned(
     store: penstock.Store, clock: Clock, ahead: int = 14 * 365 * DAY, **retention: Any
 ) -> penstock.Queue:
-    """A queue with age retention; its rows 0 and 1 have correct times, row 2 does not.
-
-    There is no background maintenance.
+    """A queue with a retention by age and no background maintenance. Its rows 0 and 1 have correct
+    timestamps, and row 2 has a wrong one.
     """
     store.maintainer.close()
     queue = store.create_queue("q", SCHEMA)
@@ -94,7 +93,7 @@ def poisoned(
 
 
 def maintained(queue: penstock.Queue, clock: Clock, at: int) -> list[int]:
-    """What is left in partition 0 after maintenance at that time."""
+    """Run maintenance at a time, and return the rows left in partition 0."""
     clock.set(at)
     queue.maintain()
     return everything(queue)[0]
@@ -122,8 +121,7 @@ def test_retention_by_age_works_again_within_one_retention_age(store: penstock.S
         queue.append(rows(100 + day), 0)
         queue.maintain()
         kept = [value - 100 for value in everything(queue)[0] if value >= 100]
-        # Nothing goes before its time, and what does not go at its time goes at most a sixteenth of the age
-        # later.
+        # No rows are deleted too early, and the rest at most a sixteenth of the retention age too late.
         assert set(range(max(0, day - 6), day + 1)) <= set(kept)
         assert min(kept) >= day - 8
         assert len(observed(store)) <= 18
@@ -163,7 +161,7 @@ def test_append_times_never_go_back_and_a_correct_clock_writes_no_record(
 
 
 def test_nothing_is_trimmed_early_after_a_clock_was_behind(store: penstock.Store, clock: Clock) -> None:
-    """A machine that boots in 1970: the rows are dated rightly, though they are ahead of the clock."""
+    """On a machine that boots in 1970, rows have correct timestamps that are ahead of the clock."""
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     queue.append(rows(0, 1), 0)
     clock.set(-50 * 365 * DAY)
@@ -174,7 +172,9 @@ def test_nothing_is_trimmed_early_after_a_clock_was_behind(store: penstock.Store
     assert maintained(queue, clock, HOUR) == [0, 1, 2]
 
 
-def test_append_times_count_again_once_the_clock_has_caught_up(store: penstock.Store, clock: Clock) -> None:
+def test_append_timestamps_are_used_again_once_the_clock_has_caught_up(
+    store: penstock.Store, clock: Clock
+) -> None:
     queue = poisoned(store, clock, 2 * DAY)
     queue.append(rows(3), 0)
     assert maintained(queue, clock, 0) == [0, 1, 2, 3]
@@ -182,7 +182,9 @@ def test_append_times_count_again_once_the_clock_has_caught_up(store: penstock.S
     assert maintained(queue, clock, 9 * DAY + HOUR) == []
 
 
-def test_earlier_records_do_not_count_after_another_jump_ahead(store: penstock.Store, clock: Clock) -> None:
+def test_earlier_records_are_ignored_after_another_jump_of_the_clock(
+    store: penstock.Store, clock: Clock
+) -> None:
     queue = poisoned(store, clock)
     queue.maintain()
     append_under(clock, queue, 20 * 365 * DAY, 3)
@@ -204,10 +206,10 @@ def test_a_vital_consumer_that_does_not_move_leaves_few_records(store: penstock.
     assert everything(queue)[0] == list(range(53, 60))
 
 
-def test_appends_dated_ahead_of_the_clock_have_times_of_their_own(
-    store: penstock.Store, clock: Clock
-) -> None:
-    """So a queue that was restored from a backup, and has grown again, has other times than before."""
+def test_appends_dated_ahead_of_the_clock_have_random_timestamps(store: penstock.Store, clock: Clock) -> None:
+    """So if a queue was restored from a backup and has received rows since, their timestamps differ from
+    those before.
+    """
     queue = store.create_queue("q", SCHEMA)
     append_under(clock, queue, DAY, 0)
     for value in range(1, 12):
@@ -218,16 +220,16 @@ def test_appends_dated_ahead_of_the_clock_have_times_of_their_own(
     assert len(set(gaps)) > 1
 
 
-def test_retention_works_until_the_clock_has_reached_the_newest_row(
+def test_retention_works_until_the_clock_reaches_the_newest_row(
     store: penstock.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each append is dated a little after the one before it, so the last one is later than the first."""
+    """Each append has a timestamp shortly after the previous one, so the last is later than the first."""
     monkeypatch.setattr(partition_log, "timestamp_gap", lambda: DAY)
     queue = poisoned(store, clock, 10 * DAY)
     for value in range(3, 23):
         queue.append(rows(value), 0)
     maintained(queue, clock, 0)
-    # The clock is past the time of the append that was dated ahead.
+    # The clock has passed the timestamp of the append that was ahead.
     for day in (12, 14, 16, 18, 20, 22):
         maintained(queue, clock, day * DAY)
     assert everything(queue)[0] == []
@@ -252,7 +254,7 @@ def _home(queue: penstock.Queue, n: int) -> int:
     return int(placement.targets(pa.table({"n": [n], "s": pa.array([None], pa.string())}, SCHEMA))[0].as_py())
 
 
-def test_a_seek_to_a_time_skips_what_is_known_to_be_older(store: penstock.Store, clock: Clock) -> None:
+def test_a_seek_to_a_time_skips_rows_that_are_recorded_as_older(store: penstock.Store, clock: Clock) -> None:
     queue = poisoned(store, clock)
     queue.maintain()
     clock.set(DAY)
@@ -281,7 +283,9 @@ def test_a_clock_that_was_ahead_is_logged_once(
 def test_clock_records_are_read_only_when_rows_are_ahead_of_the_clock(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a correct clock the table is not read: a role with few privileges may not be allowed to."""
+    """With a correct clock the table is not read, since a role with few privileges may lack the right to read
+    it.
+    """
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     queue.append(rows(0), 0)
     asked: list[str] = []
@@ -303,7 +307,7 @@ def test_clock_records_are_read_only_when_rows_are_ahead_of_the_clock(
 def test_generations_ascend_after_the_clock_was_set_back(
     store: penstock.Store, clock: Clock, again: str
 ) -> None:
-    """The store of a query's sink refuses an older generation than it has committed."""
+    """The store of a query's sink refuses generations older than the one that it has committed."""
     store.create_queue("q", SCHEMA)
     consumer = store.create_consumer("c")
 

@@ -1,4 +1,4 @@
-"""Adding columns: rows from before and after in one queue, and old readers and writers keep working."""
+"""Adding columns: a queue has older and newer rows, and old readers and writers keep working."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ MORE = pa.field("more", pa.list_(pa.int64()))
 
 
 def three_ages(store: penstock.Store) -> penstock.Queue:
-    """An old row, one with one more column, one with two more, and an old one again."""
+    """Append an old row, one with an additional column, one with two additional columns, and another old
+    row.
+    """
     queue, old = store.create_queue("q", SCHEMA), store.queue("q")
     queue.append([{"n": 1, "s": "a"}])
     queue.add_columns(NOTE)
@@ -119,9 +121,7 @@ def _arrow(rows: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("give", [list, _once, _arrow])
-def test_a_queue_opened_earlier_learns_a_new_column_when_it_is_named(
-    store: penstock.Store, give: Any
-) -> None:
+def test_a_queue_opened_earlier_loads_a_new_column_when_it_is_named(store: penstock.Store, give: Any) -> None:
     queue, late = store.create_queue("q", SCHEMA), store.queue("q")
     late_reader, producer = store.queue("q"), store.producer("q", "s")
     queue.add_columns(NOTE)
@@ -150,7 +150,7 @@ def test_adding_columns_again_adds_only_the_missing_ones(store: penstock.Store) 
     assert queue.add_columns([NOTE, ("s", pa.large_string()), MORE]).names == ["n", "s", "note", "more"]
 
 
-def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.Store) -> None:
+def test_columns_are_accepted_as_a_schema_as_fields_or_as_a_struct_type(store: penstock.Store) -> None:
     from pyspark.sql.types import DecimalType, IntegerType, MapType, StringType, StructType
 
     queue = store.create_queue("q", SCHEMA)
@@ -175,7 +175,7 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
             pa.field("s", pa.int64()),
             (
                 "COLUMN_TYPE] column 's' of queue 'q' is string, not int64: "
-                "add a column with another name; columns are not renamed"
+                "add a column with another name; columns cannot be renamed"
             ),
         ),
         (pa.field("id", pa.int64()), "NOT_NULL] column 'id' of queue 'q' is NOT NULL"),
@@ -185,13 +185,13 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
         ),
         (
             pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
-            "fields are not added inside a column, because existing rows",
+            "fields cannot be added inside a column, because existing rows",
         ),
         (
             pa.field("place.y", pa.int32()),
             (
                 "COLUMN_TYPE] 'place.y' would be a field inside the struct 'place' of queue 'q': "
-                "fields are not added inside a column"
+                "fields cannot be added inside a column"
             ),
         ),
         (
@@ -256,10 +256,10 @@ def test_added_columns_do_not_change_the_partition_of_a_key(store: penstock.Stor
     assert all(len(partitions) == 1 for partitions in homes.values())
 
 
-# Merging.
+# Compaction.
 
 
-def test_merged_rows_keep_every_column(store: penstock.Store) -> None:
+def test_compacted_rows_keep_every_column(store: penstock.Store) -> None:
     queue = three_ages(store)
     assert queue.compact() == 3
     assert queue.read(0, 0).to_pylist() == ROWS
@@ -271,7 +271,7 @@ def test_merged_rows_keep_every_column(store: penstock.Store) -> None:
     ]
 
 
-def test_merging_only_rows_without_a_column_does_not_add_it(store: penstock.Store) -> None:
+def test_compacting_only_rows_without_a_column_does_not_add_the_column(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(5):
         queue.append([{"n": n}])
@@ -295,7 +295,7 @@ def _columns(store: penstock.Store) -> list[list[str]]:
 
 
 def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store) -> None:
-    """The maintenance thread of a program that opened the queue earlier."""
+    """The maintenance thread belongs to a program that opened the queue earlier."""
     queue, old = store.create_queue("q", SCHEMA), store.queue("q")
     queue.add_columns(NOTE)
     for n in range(COMPACTION_FAN_IN // 2):
@@ -308,7 +308,7 @@ def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store
     ]
 
 
-def test_a_merge_keeps_columns_added_since_the_queue_was_opened(store: penstock.Store) -> None:
+def test_compaction_keeps_columns_added_since_the_queue_was_opened(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     before = queue.record
     queue.append([{"n": 1}])
@@ -347,11 +347,11 @@ def test_rows_staged_before_columns_are_added_can_be_committed_after(store: pens
     assert queue.read(0, 0).to_pylist() == expected
 
 
-# Side by side.
+# Concurrency.
 
 
 def test_columns_can_be_added_while_an_append_is_running(store: penstock.Store) -> None:
-    """In PostgreSQL without waiting; SQLite has one writer at a time anyway."""
+    """In PostgreSQL this does not wait. SQLite has one writer at a time anyway."""
     queue = store.create_queue("q", SCHEMA)
     if store.database.dialect == "postgres":
         with store.database.transaction() as tx:
@@ -393,7 +393,7 @@ def test_columns_added_concurrently_are_all_kept(store: penstock.Store) -> None:
     assert all([name for name in names if row[name] == 7] == [row["common"]] for row in rows)
 
 
-# Any types.
+# Columns of any type.
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -403,9 +403,8 @@ def test_columns_of_any_type_can_be_added_and_read(
     first: tuple[pa.Schema, list[dict[str, Any]]],
     second: tuple[pa.Schema, list[dict[str, Any]]],
 ) -> None:
-    """What is behind the columns that a reader knows never matters to it, whatever its type.
-
-    What is missing is null.
+    """Columns after those that a reader knows do not affect it, whatever their types. Missing columns are
+    null.
     """
     schema, before = first[0], pa.Table.from_pylist(first[1], schema=first[0])
     queue = quick.create_queue(f"q{len(quick.queues())}", schema)

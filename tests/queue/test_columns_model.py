@@ -1,6 +1,6 @@
-"""A queue that gets columns, and wider ones, compared with a plain list of rows.
+"""A queue to which columns are added and whose columns are widened, compared with a plain list of rows.
 
-It goes through random histories of old and new readers and writers.
+The test runs random histories of old and new readers and writers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST = 8
 HERE = st.floats(0, 1)
 COUNTS = st.integers(0, 5)
 
-# Each statement waits for the server, and what is tested is the same code.
+# Fewer examples for PostgreSQL: each statement waits for the server, and the code under test is the same.
 EXAMPLES = {"sqlite": 25, "postgresql": 10}
 PROFILE = settings(
     stateful_step_count=25,
@@ -53,7 +53,7 @@ PROFILE = settings(
 
 
 def value(kind: pa.DataType, n: int) -> Any:
-    """A value that depends on the number; some are null."""
+    """Return a value that depends on the number; some values are null."""
     if n % 5 == 0:
         return None
     if kind in (pa.int16(), pa.int32()):
@@ -73,7 +73,7 @@ def fits(found: int | None, kind: pa.DataType) -> bool:
 
 @dataclass
 class Handle:
-    """A queue opened when it had a certain number of columns."""
+    """A queue object that was opened when the queue had a certain number of columns."""
 
     queue: penstock.Queue
     width: int
@@ -84,7 +84,7 @@ def known_kind(handle: Handle) -> pa.DataType:
 
 
 class ColumnsMachine(RuleBasedStateMachine):
-    """One partition: partitions have a model of their own."""
+    """Model of a queue with one partition. Another model tests partitions."""
 
     created = 0
 
@@ -114,7 +114,7 @@ class ColumnsMachine(RuleBasedStateMachine):
         return self.handles[int(where * (len(self.handles) - 1))]
 
     def made(self, width: int, count: int, kind: pa.DataType) -> list[dict[str, Any]]:
-        """Rows of the first columns, with w of a type."""
+        """Return rows of the first columns, with w of the given type."""
         self.count += count
         numbers = range(self.count - count, self.count)
         return [
@@ -126,7 +126,7 @@ class ColumnsMachine(RuleBasedStateMachine):
 
     @property
     def kind(self) -> pa.DataType:
-        """The type of the column w."""
+        """Return the type of the column w."""
         return self.fields[2].type
 
     def whole(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ class ColumnsMachine(RuleBasedStateMachine):
 
     @rule(count=COUNTS, where=HERE, as_table=st.booleans())
     def append(self, count: int, where: float, as_table: bool) -> None:
-        """With the columns that the handle knows."""
+        """Append with the columns that the handle knows."""
         handle = self.handle(where)
         rows = self.made(handle.width, count, known_kind(handle))
         given: Any = pa.Table.from_pylist(rows, schema=handle.queue.schema) if as_table else rows
@@ -169,13 +169,15 @@ class ColumnsMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(20, 70), where=HERE, other=HERE)
     def append_by_turns(self, count: int, where: float, other: float) -> None:
-        """Single rows of an older and a newer writer in turn, so that some are merged in the background."""
+        """Append single rows by an older and a newer writer in turn, so that some are compacted in the
+        background.
+        """
         for n in range(count):
             self.append(1, (where, other)[n % 2], False)
 
     @rule(count=st.integers(1, 3), where=HERE)
     def append_what_is_new(self, count: int, where: float) -> None:
-        """By a writer that opened the queue before the columns were added."""
+        """Append rows with new columns by a writer that opened the queue before they were added."""
         handle = self.handle(where)
         rows = self.made(len(self.fields), count, self.kind)
         handle.queue.append(rows)
@@ -257,7 +259,7 @@ class ColumnsMachine(RuleBasedStateMachine):
             assert found.to_pylist() == expected
 
 
-def test_a_queue_that_gets_columns_agrees_with_its_model(store_url: str) -> None:
+def test_a_queue_whose_columns_change_agrees_with_its_model(store_url: str) -> None:
     examples = EXAMPLES[store_url.partition(":")[0]]
     run_state_machine_as_test(
         lambda: ColumnsMachine(hurried(store_url)), settings=settings(PROFILE, max_examples=examples)

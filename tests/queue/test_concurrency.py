@@ -1,4 +1,4 @@
-"""Many processes on one partition: no gap, no reused index, and readers see only prefixes."""
+"""Many processes use one partition: there are no gaps or reused indexes, and readers see only prefixes."""
 
 from __future__ import annotations
 
@@ -66,10 +66,12 @@ def test_eight_processes_append_while_two_read(
 
 @pytest.mark.crash
 @pytest.mark.one_kind
-def test_killed_writers_leave_only_complete_appends(
+def test_killed_writers_leave_no_partial_appends(
     store: penstock.Store, store_url: str, tmp_path: Path, run_child: RunChild
 ) -> None:
-    """SIGKILL in the middle of a loop of appends, over and over; other processes can continue."""
+    """Processes that append in a loop are killed repeatedly with SIGKILL, and other processes can
+    continue.
+    """
     queue = store.create_queue("q", SCHEMA)
     go = tmp_path / "go"
     go.touch()
@@ -97,7 +99,7 @@ def test_killed_writers_leave_only_complete_appends(
 def test_rows_keep_their_values_when_processes_that_add_columns_are_killed(
     store: penstock.Store, store_url: str, run_child: RunChild
 ) -> None:
-    """SIGKILL in the middle of adding, appending with and without the new columns, and merging."""
+    """SIGKILL hits processes that add columns, append with and without the new columns, and compact."""
     queue = store.create_queue("q", pa.schema([("n", pa.int64()), ("width", pa.int64())]))
     random_ = random.Random(7)
     for _ in range(2):
@@ -120,7 +122,9 @@ def test_rows_keep_their_values_when_processes_that_add_columns_are_killed(
 
 
 def test_no_two_operations_deadlock(store: penstock.Store, caplog: pytest.LogCaptureFixture) -> None:
-    """Everything that takes locks, concurrently and repeatedly: the database never has to abort any of it."""
+    """All operations that take locks run concurrently and repeatedly, and the database never has to abort
+    one.
+    """
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
     store.create_queue("r", SCHEMA, partitions=2)
     for name in ("a", "b"):
@@ -133,7 +137,7 @@ def test_no_two_operations_deadlock(store: penstock.Store, caplog: pytest.LogCap
         queue.append([{"n": n} for n in range(30)])
 
     def commit() -> None:
-        """As a micro-batch does: the consumers by name, then the partitions."""
+        """Lock as the commit of a micro-batch does: the consumers by name, then the partitions."""
         batch = next(numbers)
         table = pa.table({"n": [1, 2], "s": ["x", "y"]}, schema=SCHEMA)
         other = store.queue("r").record

@@ -1,4 +1,4 @@
-"""States that the schema of a store lets nobody write."""
+"""The schema of a store refuses states that Penstock does not produce."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.support.raw_sql import bytes_literal, long_text, run_sql
         ("feed_commit", "ends = {longest}"),
     ],
 )
-def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str, values: str) -> None:
-    """Whoever reads them, and many of them, would need any amount of memory."""
+def test_the_schema_refuses_longer_texts_than_penstock_writes(store: Store, table: str, values: str) -> None:
+    """Otherwise readers of many such texts would need any amount of memory."""
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c").register("q")
     store.producer("q", "s")
@@ -57,7 +57,7 @@ def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str,
         run_sql(store.database, f"update penstock.{table} set {values.format(long=long, longest=longest)}")
 
 
-def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(store: Store) -> None:
+def test_triggers_and_views_in_a_file_can_call_only_functions_of_sqlite(store: Store) -> None:
     if store.database.dialect == "sqlite":
         with store.database.transaction(write=False) as tx:
             assert tx.query("pragma trusted_schema") == [(0,)]
@@ -76,8 +76,8 @@ def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(stor
         "next_index = 1099511627777",
     ],
 )
-def test_nobody_puts_a_partition_into_a_state_that_no_append_leaves_behind(store: Store, state: str) -> None:
-    """A role that may append may write these columns."""
+def test_the_schema_refuses_a_partition_state_that_no_append_produces(store: Store, state: str) -> None:
+    """A role that may append has the right to write these columns."""
     store.create_queue("q", pa.schema([("n", pa.int64())])).append([{"n": 1}])
     with pytest.raises(Exception, match=r"(?i)check constraint"):
         run_sql(store.database, f"update penstock.partition set {state}")
@@ -100,9 +100,7 @@ def test_nobody_puts_a_partition_into_a_state_that_no_append_leaves_behind(store
         "producer set epoch = 0",
     ],
 )
-def test_nobody_writes_a_state_of_a_reader_or_producer_that_none_leaves_behind(
-    store: Store, state: str
-) -> None:
+def test_the_schema_refuses_impossible_states_of_readers_and_producers(store: Store, state: str) -> None:
     queue = store.create_queue("q", pa.schema([("n", pa.int64())]))
     queue.register(store.create_consumer("c").name)
     store.producer("q", "s")

@@ -79,7 +79,7 @@ def test_an_offset_does_not_move_past_rows_that_were_not_pulled(
     queue.append(rows(7, 8, 9), 0)
     queue.register("c")
     with pytest.raises(
-        OffsetConflictError, match="the queue was recreated, since the rows of partition 0 were pulled"
+        OffsetConflictError, match="the queue was recreated, after the rows of partition 0 were pulled"
     ):
         consumer.advance("q", 0, old=pull.start, new=pull.end)
     again = consumer.pull("q", 0)
@@ -92,7 +92,7 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
     consumer.seek("q", to="earliest")
     with pytest.raises(OffsetConflictError, match="pull again"):
         consumer.advance("q", 0, old=0, new=3)
-    # Of a partition that this object has not pulled it knows nothing.
+    # This object has not pulled from the partition, so it cannot detect the change there.
     consumer.advance("q", 1, old=0, new=1)
 
 
@@ -102,7 +102,7 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
 def test_an_offset_moves_no_further_than_the_newest_row(
     consumer: penstock.Consumer, old: int, new: int, problem: str
 ) -> None:
-    with pytest.raises(InvalidPositionError, match=rf"{problem}\].*use seek to move elsewhere"):
+    with pytest.raises(InvalidPositionError, match=rf"{problem}\].*To move elsewhere, use seek"):
         consumer.advance("q", 0, old=old, new=new)
     with pytest.raises(PartitionNotFoundError):
         consumer.advance("q", 2, old=0, new=0)
@@ -156,7 +156,7 @@ def test_only_one_of_many_concurrent_advances_from_an_offset_succeeds(consumer: 
     assert sorted(outcomes) == ["conflict"] * 7 + ["moved"]
 
 
-def test_a_conflict_names_no_partition_that_nobody_else_has_moved(
+def test_a_conflict_names_only_partitions_that_others_have_moved(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
     registration = consumer.registration("q")
@@ -166,7 +166,7 @@ def test_a_conflict_names_no_partition_that_nobody_else_has_moved(
         store.database.run(lambda tx: consumers.advance(tx, registration, moves, safe=None))
 
     consumer.advance("q", 1, old=0, new=1)
-    with pytest.raises(OffsetConflictError, match="to the same place by another"):
+    with pytest.raises(OffsetConflictError, match=r"has moved .* to the same offsets"):
         move(1)
     with pytest.raises(OffsetConflictError, match="partition 1, is at 1, not at 0"):
         move(2)
@@ -194,9 +194,8 @@ def test_the_store_moves_an_offset_only_from_its_current_value(
 def test_becoming_vital_waits_for_a_running_trim(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
-    """The trim does not know yet that the consumer is vital.
-
-    It has finished dropping rows when `register` returns.
+    """The trim does not know yet that the consumer is vital, but has finished deleting rows when `register`
+    returns.
     """
     with store.database.transaction() as tx:
         catalog.lock_partition(tx, queue.record, 1)
@@ -217,7 +216,7 @@ def test_registering_again_keeps_the_offsets(store: penstock.Store, consumer: pe
     assert not consumer.registration("q").vital
 
 
-def test_registering_again_changes_vital_only_if_it_is_given(
+def test_registering_again_changes_vital_only_if_it_is_passed(
     queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     for vital, found in ((True, True), (None, True), (False, False), (None, False)):
@@ -293,7 +292,7 @@ def test_lag_is_counted_in_rows_bytes_and_seconds(
     assert (lag.rows, lag.bytes, lag.seconds) == (0, 0, 0.0)
 
 
-def test_lag_in_seconds_is_the_age_of_the_oldest_row_even_in_a_merged_segment(
+def test_lag_in_seconds_is_the_age_of_the_oldest_row_even_in_a_compacted_segment(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     backdate(store, 1000)

@@ -1,4 +1,4 @@
-"""Of several copies of a store, one may write and delete the objects that they share."""
+"""Only one of several copies of a store may write and delete the objects that they share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def copied(folder: Path, tmp_path: Path) -> Iterator[tuple[penstock.Store, penst
             yield store, other
 
 
-def test_a_copy_of_a_store_does_not_delete_the_objects_of_the_other(
+def test_a_copy_of_a_store_does_not_delete_the_originals_objects(
     copied: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
     store, copy = copied
@@ -55,7 +55,7 @@ def test_a_copy_of_a_store_does_not_delete_the_objects_of_the_other(
     assert everything(store.queue("q")) == {0: [1]}
 
 
-def test_a_copy_is_refused_although_nobody_has_cleaned_up_since(
+def test_a_copy_is_refused_even_if_there_was_no_cleanup_since_it_was_made(
     copied: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
     store, copy = copied
@@ -74,7 +74,7 @@ def test_a_copy_is_refused_although_nobody_has_cleaned_up_since(
 def test_a_location_of_another_database_is_refused(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
-    """As in a copy that was made by dumping and restoring."""
+    """This is the case in a copy that was made by dumping and restoring."""
     queue.append(large(1), 0)
     run_sql(store.database, "update penstock.location set instance = 'another'")
     with pytest.raises(StoreError, match="another copy of this store"):
@@ -92,7 +92,7 @@ def test_a_location_of_another_database_is_refused(
 def cloned(
     copied: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[penstock.Store, penstock.Store]:
-    """A store and a copy that nothing tells apart, as of a whole disk."""
+    """A store and an indistinguishable copy, like one of a whole disk."""
     (database,) = folder.glob("*/cleaning/*.database")
     database.rename(database.with_name("the same.database"))
     monkeypatch.setattr(SqliteTransaction, "instance", lambda self: "the same")
@@ -107,10 +107,10 @@ def stops(*stores: penstock.Store) -> None:
             store.clean_up_objects()
 
 
-def test_who_has_lost_a_location_writes_nothing_there(
+def test_a_store_that_has_lost_a_location_writes_nothing_there(
     copied: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
-    """It would be deleted by the one that has it."""
+    """The store that owns the location would delete it."""
     store, copy = copied
     copy.clean_up_objects(take_over=True)
     for _ in range(2):
@@ -122,10 +122,10 @@ def test_who_has_lost_a_location_writes_nothing_there(
     copy.queue("q").append(large(3), 0)
 
 
-def test_a_copy_of_a_whole_disk_deletes_nothing_that_the_original_has(
+def test_a_copy_of_a_whole_disk_deletes_none_of_the_originals_objects(
     cloned: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
-    """Nothing tells the two databases apart until both have cleaned up."""
+    """The two databases cannot be distinguished until both have cleaned up."""
     store, copy = cloned
     store.queue("q").append(large(2), 0)
     two_days = time.time() - 2 * 86_400
@@ -168,7 +168,7 @@ def test_an_objection_is_not_lost_when_both_clean_up_at_the_same_moment(
     stops(copy, store, copy)
 
 
-def test_who_is_chosen_is_not_stopped_by_one_that_does_not_know_yet(
+def test_the_chosen_copy_is_not_stopped_by_one_that_does_not_know_of_the_choice(
     cloned: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
     store, copy = cloned
@@ -182,14 +182,14 @@ def test_who_is_chosen_is_not_stopped_by_one_that_does_not_know_yet(
     with pytest.raises(StoreError, match="another copy"):
         store.queue("q").append(large(2), 0)
     copy.queue("q").append(large(3), 0)
-    # Anybody may change their mind.
+    # Users may change their minds.
     store.clean_up_objects(take_over=True)
     stops(copy)
     store.clean_up_objects()
     assert len(list(folder.glob("*/cleaning/*.owner"))) == 1
 
 
-def test_what_a_copy_has_compacted_stays_for_the_original(
+def test_objects_that_a_copy_has_compacted_are_kept_for_the_original(
     cloned: tuple[penstock.Store, penstock.Store],
 ) -> None:
     store, copy = cloned
@@ -205,7 +205,7 @@ def test_what_a_copy_has_compacted_stays_for_the_original(
 
 
 def test_a_copy_from_a_template_is_refused(pg_url: str, folder: Path) -> None:
-    """It has the same tables, with the same numbers, in another database of the server."""
+    """The copy has the same tables with the same numbers in another database of the server."""
     names = [f"template_{uuid.uuid4().hex[:8]}" for _ in range(2)]
     urls = [urlsplit(pg_url)._replace(path=f"/{name}").geturl() for name in names]
     original, copy = map(sql.Identifier, names)
@@ -244,11 +244,11 @@ def test_a_restored_store_takes_over(copied: tuple[penstock.Store, penstock.Stor
         store.clean_up_objects()
 
 
-def test_a_store_that_says_that_it_is_another_one_is_refused(
+def test_a_store_with_the_identity_of_another_store_is_refused(
     store: penstock.Store, queue: penstock.Queue, folder: Path, tmp_path: Path
 ) -> None:
-    """Whoever may write to a store can enter the identity, the queues and the locations of another one. Its
-    maintenance may be done by somebody whose credentials are for both.
+    """A user who may write to a store can enter the identity, queues and locations of another store.
+    Maintenance may then run with credentials for both.
     """
     queue.append(large(1), 0)
     for path in objects(folder):
@@ -267,16 +267,16 @@ def test_a_store_that_says_that_it_is_another_one_is_refused(
         assert everything(queue)[0] == [1]
         queue.append(large(2), 0)
         assert store.clean_up_objects() == 0
-        # Whoever runs a take-over has the credentials, and the right to.
+        # A user who runs a take-over has the credentials and the right to do so.
         false.clean_up_objects(take_over=True)
     stops(store)
 
 
 @pytest.mark.parametrize("step", ["read_from", "write_database", "write_token"])
-def test_a_take_over_that_was_interrupted_is_done_again(
+def test_an_interrupted_take_over_is_repeated(
     copied: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch, step: str, folder: Path
 ) -> None:
-    """Until it is done, the one that takes over writes nothing that the other one would delete."""
+    """Until the take-over is complete, the new owner writes nothing that the other copy would delete."""
     store, copy = copied
 
     def dies(*_: Any) -> object:
@@ -295,10 +295,10 @@ def test_a_take_over_that_was_interrupted_is_done_again(
     assert everything(copy.queue("q"))[0] == [3]
 
 
-def test_a_token_counts_from_when_it_was_written(
+def test_the_age_of_a_token_counts_from_when_it_was_written(
     cloned: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was suspended for a day before it wrote it gave nobody time to object."""
+    """If a process was suspended for a day before it wrote its token, other copies had no time to object."""
     store, _ = cloned
     store.clean_up_objects()
     store.queue("q").trim(0, 1)
@@ -318,8 +318,8 @@ def test_a_token_counts_from_when_it_was_written(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_location_without_a_queue_is_taken_over(tmp_path: Path, folder: Path, known: bool) -> None:
-    """The store was moved after the location became its default, or was restored from before."""
+def test_a_location_without_a_queue_can_be_taken_over(tmp_path: Path, folder: Path, known: bool) -> None:
+    """The store was moved after the location became its default, or restored from an earlier backup."""
     path, copy = tmp_path / "a.db", tmp_path / "b.db"
 
     def copied() -> None:

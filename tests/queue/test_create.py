@@ -1,4 +1,4 @@
-"""Creating queues and consumers, under any name."""
+"""Queues and consumers can be created with any valid name."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def test_a_spark_schema_is_accepted(store: penstock.Store) -> None:
 
 def test_a_name_can_be_used_only_once(store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
-    with pytest.raises(AlreadyExistsError, match="'q' exists already"):
+    with pytest.raises(AlreadyExistsError, match="'q' already exists"):
         store.create_queue("q", SCHEMA)
     store.create_consumer("c")
-    with pytest.raises(AlreadyExistsError, match="'c' exists already"):
+    with pytest.raises(AlreadyExistsError, match="'c' already exists"):
         store.create_consumer("c")
 
 
@@ -189,7 +189,7 @@ def test_an_invalid_retention_is_refused(options: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "options", [{"rows": 2**63 - 1}, {"bytes": 2**63 - 1}, {"age": timedelta(microseconds=2**63 - 1)}]
 )
-def test_a_retention_with_the_largest_bounds_keeps_everything(
+def test_a_retention_with_the_largest_limits_keeps_all_rows(
     store: penstock.Store, options: dict[str, Any]
 ) -> None:
     retention = penstock.Retention(**options)
@@ -226,7 +226,7 @@ def test_the_largest_queue_works(store: penstock.Store) -> None:
     assert store.info().rows == 1
 
 
-def test_the_longest_names_fit_together_in_every_table(store: penstock.Store) -> None:
+def test_the_longest_names_fit_into_the_index_entries_of_every_table(store: penstock.Store) -> None:
     """Index entries of PostgreSQL are limited to less than 3 kB."""
     import random
 

@@ -1,4 +1,4 @@
-"""The examples in docs/evolution.md run as they are written there."""
+"""The examples in docs/evolution.md run without changes."""
 
 from __future__ import annotations
 

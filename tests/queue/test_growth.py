@@ -1,4 +1,4 @@
-"""Adding partitions: equal keys stay together, even while others append."""
+"""Adding partitions: rows with equal keys share a partition, even while other processes append."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
 
 
 def homes(queue: penstock.Queue) -> dict[Any, set[int]]:
-    """The partitions in which each number lies."""
+    """Return the partitions that contain each number."""
     queue.refresh()
     found: dict[Any, set[int]] = {}
     for partition, values in everything(queue).items():
@@ -106,7 +106,7 @@ def test_null_keys_keep_their_partition(store: penstock.Store) -> None:
 
 
 def test_rows_placed_for_fewer_partitions_are_never_appended(store: penstock.Store) -> None:
-    """Whichever way they are written, the store itself refuses them."""
+    """The store itself refuses such rows, however they are written."""
     from penstock.store import staging
     from penstock.store.log import partition_log, segmenting
     from penstock.store.staging import Attempt
@@ -191,7 +191,7 @@ def test_equal_keys_stay_together_while_other_processes_append(
         queue.add_partitions(1)
     for child in children:
         assert child.wait() == 0, child.output
-    # However far they had come when the queue grew: keys that are there stay, and new ones spread.
+    # Whenever the queue grew: existing keys stay in their partitions, and new keys are spread.
     queue.refresh()
     queue.append(rows(*range(3_000)))
     found = homes(queue)
@@ -201,7 +201,7 @@ def test_equal_keys_stay_together_while_other_processes_append(
     assert len({part for parts in found.values() for part in parts}) == 6
 
 
-def test_a_home_contains_its_hashes_and_few_others() -> None:
+def test_a_bitmap_of_keys_contains_its_hashes_and_few_others() -> None:
     hashes = pa.array([(n * 2654435761) % 2**32 for n in range(50_000)], pa.uint32())
     home = known_keys_of(4, [hashes.slice(0, 10_000), hashes])
     assert home.contains(hashes).true_count == 50_000
@@ -212,8 +212,8 @@ def test_a_home_contains_its_hashes_and_few_others() -> None:
     assert none.contains(hashes).true_count == 0
 
 
-def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
-    """It is built block by block, and every block has to be in its place."""
+def test_a_large_bitmap_of_keys_is_the_same_as_one_built_hash_by_hash() -> None:
+    """It is built block by block, and each block must be at the right position."""
     hashes = pa.array(range(0, 2**32, 2**32 // 200_000), pa.uint32())
     home = known_keys_of(2, [hashes])
     size = len(home.bits) * 8
@@ -224,7 +224,7 @@ def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
     assert home.bits == bytes(expected)
 
 
-def test_gathered_hashes_are_distinct() -> None:
+def test_collected_hashes_are_distinct() -> None:
     gathered = DistinctHashes()
     for start in range(0, 1000, 10):
         gathered.add(pa.array([n % 100 for n in range(start, start + 20)], pa.uint32()))

@@ -1,4 +1,6 @@
-"""Records of a store written by somebody else: readers fail with a named error, and never loop forever."""
+"""Records that another program wrote into a store: readers fail with an error that names the record, and
+never loop for ever.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from tests.support.queues import SCHEMA, rows
 from tests.support.raw_sql import bytes_literal, overwrite, run_sql, write_unchecked
 
 
-def test_a_partition_of_more_rows_than_fit_is_refused_where_it_is_read(store: Store) -> None:
-    """To plan tasks for them would take all memory."""
+def test_a_partition_with_more_rows_than_possible_is_refused_when_it_is_read(store: Store) -> None:
+    """Planning tasks for these rows would take all memory."""
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     overwrite(store, "partition.next_index", (1 << 62) - 1)
@@ -39,7 +41,7 @@ def test_a_partition_of_more_rows_than_fit_is_refused_where_it_is_read(store: St
 
 
 @pytest.mark.parametrize("column", ["retention_rows", "retention_age", "retention_bytes"])
-def test_a_negative_retention_is_not_the_callers_mistake(store: Store, column: str) -> None:
+def test_a_negative_stored_retention_is_reported_as_an_unreadable_record(store: Store, column: str) -> None:
     store.create_queue("q", SCHEMA)
     overwrite(store, f"queue.{column}", -1)
     with pytest.raises(StoreError, match="the retention of queue 'q' is not what Penstock writes") as caught:
@@ -47,7 +49,7 @@ def test_a_negative_retention_is_not_the_callers_mistake(store: Store, column: s
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
-def test_a_generation_that_has_no_successor_is_refused_by_name(store: Store) -> None:
+def test_the_error_names_a_generation_that_cannot_be_raised(store: Store) -> None:
     store.create_queue("q", SCHEMA)
     consumer = store.create_consumer("c")
     overwrite(store, "store.last_generation", (1 << 63) - 1)
@@ -56,15 +58,15 @@ def test_a_generation_that_has_no_successor_is_refused_by_name(store: Store) -> 
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
-def test_a_record_of_very_many_characters_is_not_parsed(store: Store) -> None:
+def test_a_very_long_record_is_not_parsed(store: Store) -> None:
     store.create_queue("q", SCHEMA)
     overwrite(store, "queue.key_columns", "[" + "[]," * (MOST_CHARACTERS // 3) + "[]]")
     with pytest.raises(StoreError, match=r"the key of queue 'q' is not what Penstock writes .*characters"):
         store.queue("q")
 
 
-def test_plans_that_penstock_did_not_write_are_not_read_by_lists(store: Store) -> None:
-    """Each may be as long as a value of the database."""
+def test_lists_do_not_read_plans_longer_than_penstock_writes(store: Store) -> None:
+    """A plan may be as long as the database allows."""
     store.create_queue("q", SCHEMA)
     for name in ("a", "b"):
         store.create_consumer(name).register("q")
@@ -77,7 +79,7 @@ def test_plans_that_penstock_did_not_write_are_not_read_by_lists(store: Store) -
     ("column", "value"),
     [("hashes", b""), ("hashes", bytes(10_000)), ("hashes", bytes((1 << 24) + 1)), ("partitions", 0)],
 )
-def test_key_homes_that_penstock_did_not_write_are_refused_by_name(
+def test_the_error_names_records_of_keys_that_penstock_did_not_write(
     store: Store, column: str, value: object
 ) -> None:
     queue = store.create_queue("q", SCHEMA, key="n")
@@ -88,14 +90,14 @@ def test_key_homes_that_penstock_did_not_write_are_refused_by_name(
         store.queue("q").append(rows(2))
 
 
-def test_a_key_of_no_column_is_refused_by_name(store: Store) -> None:
+def test_the_error_names_a_key_that_is_not_a_column(store: Store) -> None:
     store.create_queue("q", SCHEMA, key="n")
     overwrite(store, "queue.key_columns", '["nope"]')
     with pytest.raises(StoreError, match="the key of queue 'q' is not what Penstock writes"):
         store.queue("q").append(rows(1))
 
 
-def test_a_bad_queue_does_not_keep_the_others_from_being_maintained(store: Store) -> None:
+def test_an_unreadable_queue_does_not_stop_the_maintenance_of_others(store: Store) -> None:
     for name in ("a bad one", "good"):
         store.create_queue(name, SCHEMA, retention=Retention(rows=1)).append(rows(1))
     queue = store.queue("good")
@@ -119,7 +121,7 @@ def test_a_time_beyond_any_date_does_not_stop_retention(store: Store) -> None:
     assert part.rows == 1
 
 
-def test_sums_of_what_others_have_written_do_not_overflow(store: Store) -> None:
+def test_sums_of_numbers_that_other_programs_wrote_do_not_overflow(store: Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     columns = "app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at"
@@ -186,7 +188,7 @@ def read_commits(store: Store, url: str) -> None:
         ("feed_commit.ends", read_commits),
     ],
 )
-def test_a_record_with_other_json_is_refused_by_name(
+def test_the_error_names_a_record_with_unexpected_json(
     store: Store, store_url: str, column: str, read: Callable[[Store, str], None], text: str
 ) -> None:
     store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
@@ -204,8 +206,8 @@ def test_a_record_with_other_json_is_refused_by_name(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("partitions", [10**9, 10_001, 0, -1])
-def test_a_number_of_partitions_that_no_queue_can_have_is_refused(store: Store, partitions: int) -> None:
-    """Maintenance would not end, and no row could be placed."""
+def test_an_impossible_number_of_partitions_is_refused(store: Store, partitions: int) -> None:
+    """Otherwise maintenance would never end, or no row could be placed."""
     store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
     overwrite(store, "queue.partitions", partitions)
     for work in (lambda: store.queue("q"), store.maintain):
@@ -216,7 +218,7 @@ def test_a_number_of_partitions_that_no_queue_can_have_is_refused(store: Store, 
 
 @pytest.mark.parametrize("index", [10**12, 2**63 - 1, -5])
 @pytest.mark.parametrize("read", [lambda consumer: consumer.pull("q", 0), lambda consumer: consumer.lag("q")])
-def test_an_offset_that_no_consumer_can_have_is_refused(
+def test_an_impossible_offset_is_refused(
     store: Store, index: int, read: Callable[[Consumer], object]
 ) -> None:
     store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
@@ -233,7 +235,7 @@ def test_an_offset_that_no_consumer_can_have_is_refused(
 @pytest.mark.parametrize(
     ("column", "index"), [("first_index", 10**12), ("first_index", -1), ("next_index", -1)]
 )
-def test_rows_that_no_partition_can_have_are_refused(store: Store, column: str, index: int) -> None:
+def test_an_impossible_range_of_rows_is_refused(store: Store, column: str, index: int) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
     overwrite(store, f"partition.{column}", index)
@@ -242,8 +244,8 @@ def test_rows_that_no_partition_can_have_are_refused(store: Store, column: str, 
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
-def test_a_number_at_its_limit_is_named(store: Store) -> None:
-    """The schema allows it, and the next append would go beyond."""
+def test_the_error_names_a_number_at_its_limit(store: Store) -> None:
+    """The schema allows the number, but the next append would exceed it."""
     queue = store.create_queue("q", pa.schema([("n", pa.int64())]), partitions=2)
     queue.register(store.create_consumer("c").name)
     store.producer("q", "s")
@@ -266,7 +268,7 @@ def test_a_number_at_its_limit_is_named(store: Store) -> None:
         Owner(store.database, "c", "q")
 
 
-def test_a_queue_that_nobody_can_read_is_dropped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_queue_can_be_dropped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("bad", "good"):
         store.create_queue(name, pa.schema([("n", pa.int64())])).append([{"n": 1}])
     bad = store.queue("bad").record.queue_id

@@ -1,4 +1,6 @@
-"""Segments written by somebody else: readers fail with a named error, and take no more memory than others."""
+"""Segments that another program wrote: readers fail with an error that names them, and take no additional
+memory.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def test_an_unreadable_segment_is_named_by_its_queue_partition_and_rows(store: S
     assert (caught.value.parameters["start"], caught.value.parameters["end"]) == (3, 6)
 
 
-def test_compaction_leaves_a_segment_of_other_rows_alone(store: Store) -> None:
-    """It would make the rows of its neighbours unreadable, too."""
+def test_compaction_skips_a_segment_with_the_wrong_number_of_rows(store: Store) -> None:
+    """Compacting it would make the rows of its neighbours unreadable, too."""
     queue = store.create_queue("q", SCHEMA)
     for number in range(40):
         queue.append(rows(number))
@@ -64,7 +66,9 @@ def test_compaction_leaves_a_segment_of_other_rows_alone(store: Store) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ends", [[2**31 - 1], [5, 3], [-1, 3], [2**40], [], [2], [None], [0, 3]])
-def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: list[int | None]) -> None:
+def test_timestamps_that_do_not_match_the_rows_are_refused_without_taking_memory(
+    store: Store, ends: list[int | None]
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
     schema = pa.schema([(name, pa.int64()) for name in ("end", "append", "timestamp")])
@@ -78,7 +82,7 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
 
 
 @pytest.mark.parametrize("claimed", [0, 2**50])
-def test_a_page_is_bounded_by_the_payloads_whatever_the_log_says(store: Store, claimed: int) -> None:
+def test_a_page_is_limited_by_the_real_size_of_its_payloads(store: Store, claimed: int) -> None:
     queue = store.create_queue("q", SCHEMA)
     for number in range(20):
         queue.append(rows(*range(number, number + 1000)))
@@ -90,8 +94,8 @@ def test_a_page_is_bounded_by_the_payloads_whatever_the_log_says(store: Store, c
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.struct([]), pa.struct([("a", pa.null())])])
-def test_values_without_bytes_may_not_be_claimed_in_any_number(store: Store, kind: pa.DataType) -> None:
-    """A list of two thousand million nulls takes two hundred bytes, until it is a list of Python."""
+def test_a_segment_cannot_claim_any_number_of_values_without_bytes(store: Store, kind: pa.DataType) -> None:
+    """A list of two billion nulls takes two hundred bytes, until it becomes a Python list."""
 
     def lists(count: int) -> pa.Table:
         values = pa.nulls(count)
@@ -113,7 +117,7 @@ def test_values_without_bytes_may_not_be_claimed_in_any_number(store: Store, kin
 
 
 def claim(store: Store, batch: pa.RecordBatch, columns_id: int = FIRST_COLUMNS) -> None:
-    """Make the only segment one of these rows."""
+    """Replace the only segment with one that has these rows."""
     overwrite(store, "payload.data", encode(batch).to_pybytes())
     overwrite(store, "payload.columns_id", columns_id)
     overwrite(store, "segment.end_index", batch.num_rows)
@@ -122,7 +126,7 @@ def claim(store: Store, batch: pa.RecordBatch, columns_id: int = FIRST_COLUMNS) 
 
 @pytest.mark.parametrize("width", [0, 1])
 def test_a_segment_with_columns_that_its_queue_never_had_is_refused(store: Store, width: int) -> None:
-    """Without columns, its rows would have no bytes, so that it could claim any number of them."""
+    """Without columns, rows take no bytes, so the segment could claim any number of rows."""
     queue = store.create_queue("q", pa.schema([("nothing", pa.null()), ("id", pa.int64())]))
     queue.append([{"id": 1}])
     consumer = store.create_consumer("c")
@@ -162,8 +166,8 @@ def test_compaction_does_not_fill_a_segment_of_more_rows_than_the_log_says(store
     assert max(pa.default_memory_pool().max_memory() - peak, pa.total_allocated_bytes() - before) < 64 << 20
 
 
-def test_columns_that_came_later_are_filled_for_the_rows_that_are_read(store: Store) -> None:
-    """A few bytes can be a hundred million rows, and the nulls of each take more."""
+def test_later_columns_are_filled_only_for_the_rows_that_are_read(store: Store) -> None:
+    """A few bytes can stand for a hundred million rows, whose nulls take much more memory."""
     queue = store.create_queue("q", pa.schema([("flag", pa.bool_())]))
     queue.append([{"flag": True}])
     queue.add_columns([(f"amount{place}", pa.decimal128(38, 0)) for place in range(8)])
@@ -184,7 +188,7 @@ def test_columns_that_came_later_are_filled_for_the_rows_that_are_read(store: St
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**63)])
-def test_numbers_that_lead_to_others_of_more_than_64_bits_are_refused(store: Store, value: int) -> None:
+def test_numbers_that_would_overflow_64_bits_are_refused(store: Store, value: int) -> None:
     queue = store.create_queue("q", SCHEMA)
     for number in range(3):
         queue.append(rows(number))
@@ -200,7 +204,7 @@ def test_numbers_that_lead_to_others_of_more_than_64_bits_are_refused(store: Sto
 
 
 @pytest.mark.timeout(60)
-def test_a_segment_that_is_missing_is_named_where_a_time_is_looked_up(store: Store) -> None:
+def test_the_error_of_a_time_lookup_names_a_missing_segment(store: Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     store.create_consumer("c").register("q")
@@ -211,7 +215,7 @@ def test_a_segment_that_is_missing_is_named_where_a_time_is_looked_up(store: Sto
     assert caught.value.condition == "SEGMENT_MISSING"
 
 
-def test_a_partition_whose_end_was_moved_is_refused_where_its_rows_are_read(store: Store) -> None:
+def test_a_partition_whose_end_was_moved_is_refused_when_its_rows_are_read(store: Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
     overwrite(store, "partition.next_index", 10**12)
@@ -224,7 +228,7 @@ def test_a_partition_whose_end_was_moved_is_refused_where_its_rows_are_read(stor
     assert caught.value.condition == "SEGMENT_MISSING"
 
 
-def test_a_pull_of_rows_that_unpack_to_much_returns_fewer(
+def test_a_pull_returns_fewer_rows_if_they_decompress_to_a_large_size(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "_PULL_BYTES", 2 << 20)

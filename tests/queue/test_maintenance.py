@@ -1,4 +1,4 @@
-"""Maintenance goes on: past rows that cannot be read, at the end of a program, and after its thread died."""
+"""Maintenance continues past unreadable rows, when a program exits, and after its thread has died."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_retention_of_other_partitions_is_applied(store: penstock.Store) -> None
         for number in range(10):
             queue.append(rows(number), partition)
     queue.compact()
-    # Rows in the middle of a compacted segment are too old.
+    # Some rows in the middle of a compacted segment are too old.
     for change in (
         f"segment set first_timestamp = first_timestamp - {HOUR}, last_timestamp = last_timestamp + {HOUR}",
         f"partition set last_timestamp = last_timestamp + {HOUR}, last_clock = last_clock + {HOUR}",
@@ -69,7 +69,7 @@ def test_other_partitions_are_compacted(store: penstock.Store, monkeypatch: pyte
     assert segments(queue) == [COMPACTION_FAN_IN, 1, 1]
 
 
-def test_values_without_bytes_are_compacted_as_far_as_a_segment_may_have_them(store: penstock.Store) -> None:
+def test_values_without_bytes_are_compacted_up_to_a_segments_limit(store: penstock.Store) -> None:
     count = 9_000_000
     queue = store.create_queue("q", pa.schema([("v", pa.list_(pa.null()))]), partitions=2)
     many = pa.table({"v": pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))})
@@ -81,7 +81,7 @@ def test_values_without_bytes_are_compacted_as_far_as_a_segment_may_have_them(st
     assert [len(value) for value in queue.read(0, 0)["v"]] == [count, count, 0]
 
 
-def test_an_error_of_one_queue_does_not_keep_others_from_being_maintained(
+def test_an_error_in_one_queue_does_not_stop_the_maintenance_of_others(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_queue("a", SCHEMA)
@@ -104,7 +104,7 @@ def test_an_error_of_one_queue_does_not_keep_others_from_being_maintained(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_died_is_replaced(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library may raise what is no Exception."""
+    """A library may raise an error that is not an Exception."""
 
     class Panic(BaseException):
         pass
@@ -124,7 +124,7 @@ def test_a_thread_that_died_is_replaced(store: penstock.Store, monkeypatch: pyte
     assert segments(queue)[0] < COMPACTION_FAN_IN
 
 
-def test_a_program_that_ends_compacts_objects_before(
+def test_a_program_that_exits_first_compacts_small_objects(
     store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     store.create_queue("q", SCHEMA, payloads=tmp_path / "rows")
@@ -145,7 +145,7 @@ for number in range({COMPACTION_FAN_IN}):
     assert everything(store.queue("q")) == {0: list(range(COMPACTION_FAN_IN))}
 
 
-def test_a_missing_object_is_found_although_it_is_said_to_be_unused(
+def test_a_missing_object_is_found_even_if_it_is_marked_as_unused(
     store: penstock.Store, tmp_path: Path
 ) -> None:
     queue = store.create_queue("q", pa.schema([("n", pa.int64()), ("text", pa.string())]), payloads=tmp_path)
@@ -158,14 +158,14 @@ def test_a_missing_object_is_found_although_it_is_said_to_be_unused(
     assert checked.unused == 0
 
 
-# Times of rows, which anybody who appends can make as long as the store allows.
+# Runs of segments: any program that appends can make them as long as the store allows.
 
 LONG, PARTITIONS = 65_536, 50
 
 
 @pytest.fixture
 def timed(store: penstock.Store) -> tuple[penstock.Queue, list[int]]:
-    """A queue whose compacted segments have times of the greatest length, and the time of the tenth row of
+    """A queue whose compacted segments have the longest possible runs, and the timestamp of the tenth row of
     each partition.
     """
     queue = store.create_queue("q", SCHEMA, partitions=PARTITIONS)
@@ -184,7 +184,7 @@ def timed(store: penstock.Store) -> tuple[penstock.Queue, list[int]]:
 
 
 @pytest.mark.soak
-def test_times_of_many_partitions_take_bounded_memory(
+def test_reading_times_of_many_partitions_takes_limited_memory(
     store: penstock.Store, timed: tuple[penstock.Queue, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, expected = timed
@@ -215,7 +215,7 @@ def test_times_of_many_partitions_take_bounded_memory(
     assert max(answers) <= 32 << 20
 
 
-def test_nobody_stores_longer_times_than_a_segment_can_have(store: penstock.Store) -> None:
+def test_the_schema_refuses_longer_runs_than_a_segment_can_have(store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA).append(rows(1))
     with pytest.raises(Exception, match=r"(?i)check constraint"):
         damage(store, "runs", 0, bytes((2 << 20) + 1))

@@ -1,7 +1,7 @@
-"""A store compared with a plain Python model of it, over random histories.
+"""A store compared with a plain Python model, over random histories.
 
-The profile is hypothesis's ``--hypothesis-profile``, or ``HYPOTHESIS_PROFILE`` in the environment: ``long``
-runs for many minutes.
+Choose the profile with Hypothesis's ``--hypothesis-profile``, or with ``HYPOTHESIS_PROFILE`` in the
+environment. ``long`` runs for many minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROFILES = {
 
 @dataclass
 class Partition:
-    """What a partition should contain: the rows from 0 on, without those that were trimmed."""
+    """The expected content of a partition: the rows from 0 on, without trimmed rows."""
 
     rows: list[tuple[int, int]] = field(default_factory=list)
     first: int = 0
@@ -63,7 +63,7 @@ class Partition:
 
 @dataclass
 class Model:
-    """What the queue, its consumers and its producer sessions should be."""
+    """The expected state of the queue, its consumers and its producer sessions."""
 
     keyed: bool
     partitions: list[Partition]
@@ -74,7 +74,7 @@ class Model:
     epochs: dict[str, int] = field(default_factory=dict)
 
     def bound(self, partition: int) -> int:
-        """How far vital consumers let the partition be trimmed."""
+        """Return how far vital consumers allow the partition to be trimmed."""
         held = [self.offsets[name][partition] for name, vital in self.vital.items() if vital]
         return min([self.partitions[partition].next, *held])
 
@@ -89,7 +89,7 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """One queue; its consumers and sessions are called a and b."""
+    """Model of one queue. Its consumers and sessions are called a and b."""
 
     created = 0
 
@@ -128,7 +128,9 @@ class StoreMachine(RuleBasedStateMachine):
         return [{"k": key, "n": self.value - n} for n, key in enumerate(keys)]
 
     def appended(self, rows: list[dict[str, int]], ranges: dict[int, tuple[int, int]]) -> None:
-        """Check that the rows are where the store says, in order in each partition, and with their keys."""
+        """Check that rows are at the reported indexes, in order within each partition, and in the partition
+        of their key.
+        """
         homes = self.model.homes()
         left = [(row["k"], row["n"]) for row in rows]
         for number, (start, end) in ranges.items():
@@ -145,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert all(homes.get(key, number) == number for key, _ in found), (homes, found, number)
         assert left == []
 
-    # What a user does.
+    # Actions of users.
 
     @rule(keys=st.lists(KEYS, max_size=8))
     def append(self, keys: list[int]) -> None:
@@ -163,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 70))
     def append_many_times(self, count: int) -> None:
-        """Enough appends that some are merged in the background."""
+        """Append so often that some segments are compacted in the background."""
         for _ in range(count):
             rows = self.rows([count % 13])
             self.appended(rows, self.queue.append(rows).ranges)
@@ -270,7 +272,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep=st.none() | st.integers(0, 20))
     def retain(self, keep: int | None) -> None:
-        """Only for a moment: otherwise the model could not know what is trimmed in the background."""
+        """Set a retention only for a moment: otherwise the model could not know what is trimmed in the
+        background.
+        """
         self.queue.set_retention(penstock.Retention(rows=keep))
         self.model.retention = keep
         self.queue.maintain()
@@ -294,14 +298,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """The objects of the old store are no longer used, as if its process had ended."""
+        """Stop using the objects of the old store, as if its process had ended."""
         self.store.close()
         self.store = penstock.connect(self.url, create=False)
         self.queue = self.store.queue(self.name)
         self.producers.clear()
         self.stale.clear()
 
-    # What is always so.
+    # Invariants.
 
     @invariant()
     def the_queue_holds_what_it_should(self) -> None:

@@ -1,4 +1,4 @@
-"""Queues whose payloads are in object storage: everything else is as for other queues."""
+"""Queues whose payloads are in object storage behave like other queues otherwise."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_append_to_many_partitions_is_one_object(store: penstock.Store, folde
     assert sorted(n for part in everything(queue).values() for n in part) == list(range(40))
 
 
-def test_a_large_append_is_divided_into_several_objects(
+def test_a_large_append_is_divided_among_several_objects(
     queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payloads, "OBJECT_BYTES", 100 << 10)
@@ -60,7 +60,9 @@ def test_a_large_append_is_divided_into_several_objects(
     assert sorted(n for part in everything(queue).values() for n in part) == list(range(13))
 
 
-def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_payloads_in_objects_are_limited_in_size(
+    queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(6):
         queue.append(large(n), 0)
     sizes: list[int] = []
@@ -76,7 +78,7 @@ def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest
     assert max(sizes) <= 2
 
 
-def test_several_readers_of_a_process_read_an_object_once(
+def test_concurrent_readers_in_a_process_read_an_object_once(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(3):
@@ -98,14 +100,16 @@ def test_several_readers_of_a_process_read_an_object_once(
     assert len(names) == len(set(names)) == 3
 
 
-def test_a_producer_session_appends_once(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_repeated_append_of_a_producer_session_to_object_storage_is_skipped(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
     producer = store.producer("q", "session")
     producer.append(large(1), 0, partition=0)
     assert producer.append(large(1), 0, partition=0).skipped
     assert everything(queue) == {0: [1], 1: []}
 
 
-def test_an_append_that_the_caller_rolls_back(
+def test_an_append_that_the_caller_rolls_back_leaves_only_an_orphan(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     connection = raw_connection(store.database)
@@ -119,7 +123,7 @@ def test_an_append_that_the_caller_rolls_back(
     assert objects(folder) == []
 
 
-def test_compaction_moves_small_appends_out(
+def test_compaction_moves_small_payloads_to_objects(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     for n in range(50):
@@ -129,7 +133,7 @@ def test_compaction_moves_small_appends_out(
     assert objects(folder) != []
     assert run_sql(store.database, "select count(*) from penstock.payload where data is not null") == [(0,)]
     assert everything(queue) == {0: list(range(50)), 1: []}
-    # The times of its rows stay, for retention and for seeking.
+    # The timestamps of the rows are kept, for retention and for seeking.
     assert queue.trim(0, 10) == 10
     assert everything(queue)[0] == list(range(10, 50))
 
@@ -170,11 +174,11 @@ def test_retention_and_dropping_release_objects(
     assert store.check_objects() == []
 
 
-def test_an_object_that_is_used_again_stays(
+def test_an_object_that_is_used_again_is_kept(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     queue.append(large(1), 0)
-    # As a repeated append leaves it that enters its object at the moment in which it is marked.
+    # This is the state after a repeated append that records its object while a cleanup marks the object.
     run_sql(
         store.database, f"update penstock.object set unused_at = {store.database.run(lambda tx: tx.now())}"
     )
@@ -184,7 +188,9 @@ def test_an_object_that_is_used_again_stays(
     assert everything(queue)[0] == [1]
 
 
-def test_objects_of_others_are_left_alone(store: penstock.Store, queue: penstock.Queue, folder: Path) -> None:
+def test_objects_that_are_not_penstocks_are_kept(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
     queue.append(large(1), 0)
     other = folder / "another-store/1/0123.segments"
     other.parent.mkdir(parents=True)
@@ -205,7 +211,7 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     settle(store)
     first = cleaned()
     assert first > created
-    # Another process would do it at once, if it were not for the hour.
+    # Another process would clean up at once without the interval of an hour.
     store.maintainer.cleanup_due = 0
     queue.append(large(2), 0)
     settle(store)
@@ -213,7 +219,7 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
 
 
 @pytest.mark.parametrize("shift", [-DAY * 2 // 3, DAY * 2 // 3], ids=["late", "clock-set-back"])
-def test_an_object_that_may_have_been_deleted_is_refused(
+def test_a_commit_with_an_object_that_may_have_been_deleted_is_refused(
     store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
     real = payloads.store_payloads
@@ -237,7 +243,7 @@ def test_an_object_that_may_have_been_deleted_is_refused(
 # Damage.
 
 
-def test_a_missing_object_is_named_with_its_rows(
+def test_the_error_names_a_missing_object_and_its_rows(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:
     queue.append(small(0), 0)
@@ -257,7 +263,7 @@ def test_a_missing_object_is_named_with_its_rows(
 
 
 @pytest.mark.parametrize("how", ["changed", "cut off"])
-def test_a_damaged_object_is_named(
+def test_the_error_names_a_damaged_object(
     store: penstock.Store, queue: penstock.Queue, folder: Path, how: str
 ) -> None:
     queue.append(large(1), 0)
@@ -274,7 +280,9 @@ def test_a_damaged_object_is_named(
     assert len(objects(folder)) == 2
 
 
-def test_planted_places_are_refused(store: penstock.Store, queue: penstock.Queue, folder: Path) -> None:
+def test_object_places_that_penstock_did_not_write_are_refused(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
     queue.append(large(1), 0)
     other = store.create_queue("other", SCHEMA, payloads=folder)
     other.append(large(2), 0)
@@ -315,7 +323,7 @@ def test_planted_places_are_refused(store: penstock.Store, queue: penstock.Queue
         store.queue("q")
 
 
-def test_a_store_has_a_default(store: penstock.Store, folder: Path) -> None:
+def test_a_store_has_a_default_location_for_payloads(store: penstock.Store, folder: Path) -> None:
     store.set_payloads(folder)
     store.create_queue("q", SCHEMA).append(large(1), 0)
     assert len(objects(folder)) == 1
@@ -326,7 +334,7 @@ def test_a_store_has_a_default(store: penstock.Store, folder: Path) -> None:
     assert len(objects(folder)) == 1
 
 
-def test_a_place_that_cannot_be_used_is_refused_at_once(store: penstock.Store, tmp_path: Path) -> None:
+def test_an_unusable_location_is_refused_immediately(store: penstock.Store, tmp_path: Path) -> None:
     with pytest.raises(InvalidUrlError):
         store.create_queue("q", SCHEMA, payloads="s3://user:password@bucket")
     file = tmp_path / "file"
@@ -336,7 +344,7 @@ def test_a_place_that_cannot_be_used_is_refused_at_once(store: penstock.Store, t
     assert store.queues() == []
 
 
-def test_cleaning_is_logged(
+def test_cleanup_of_objects_is_logged(
     store: penstock.Store, queue: penstock.Queue, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.append(large(1), 0)

@@ -1,4 +1,6 @@
-"""Producer sessions: appends happen once, however often they are retried, and one holder writes at a time."""
+"""Producer sessions: appends are applied once, however often they are retried, and one holder writes at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_a_session_is_taken_over_with_its_sequence_number(
     old.append(rows(1), sequence=5)
     new = store.producer("q", "s")
     assert (new.epoch, new.sequence) == (2, 5)
-    with pytest.raises(ProducerFencedError, match="was opened again by another producer"):
+    with pytest.raises(ProducerFencedError, match="another program has opened producer session"):
         old.append(rows(2), sequence=6)
     with pytest.raises(ProducerFencedError):
         old.append(rows(1), sequence=5)
@@ -132,10 +134,12 @@ def test_one_of_two_concurrent_appends_with_one_number_is_skipped(
     assert numbers(queue.read(0, 0)) == list(range(20))
 
 
-def test_a_producer_from_before_a_backup_was_restored_is_fenced_although_its_epoch_comes_again(
+def test_a_producer_from_before_a_restore_is_fenced_even_if_its_epoch_is_assigned_again(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
-    """Else it would take sequence numbers, and rows of the later producer would pass for repeats."""
+    """Otherwise it would use up sequence numbers, and rows of the later producer would be skipped as
+    repeats.
+    """
     old, database = store.producer("q", "s"), store.database
     forget = "delete from penstock.producer"
     run_sql(database, forget)
@@ -146,7 +150,7 @@ def test_a_producer_from_before_a_backup_was_restored_is_fenced_although_its_epo
     assert not new.append(rows(2), sequence=0).skipped
 
 
-def test_a_takeover_in_mid_append_lets_only_one_of_the_two_append(
+def test_a_takeover_during_an_append_lets_only_one_of_the_two_append(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     """The fenced producer appends nothing after the takeover."""

@@ -1,4 +1,4 @@
-"""Reading ranges."""
+"""Reading ranges of a queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tests.support.queues import SCHEMA, numbers
 
 @pytest.fixture
 def queue(store: penstock.Store) -> penstock.Queue:
-    """Rows 0 to 29 in appends of 1, 2, …, 7 and 2 rows; partition 1 is empty."""
+    """A queue with the rows 0 to 29 in partition 0, in appends of 1, 2, …, 7 and 2 rows. Partition 1 is
+    empty.
+    """
     queue = store.create_queue("q", SCHEMA, partitions=2)
     start = 0
     for count in (1, 2, 3, 4, 5, 6, 7, 2):
@@ -166,7 +168,7 @@ def test_a_reader_may_skip_trimmed_rows(store: penstock.Store, queue: penstock.Q
 
 @pytest.mark.parametrize("page_bytes", [1, 700, 10**6])
 @pytest.mark.parametrize("payloads", [None, "objects"])
-def test_several_ranges_are_read_one_after_the_other(
+def test_several_ranges_are_read_one_after_another(
     store: penstock.Store, tmp_path: Path, page_bytes: int, payloads: str | None
 ) -> None:
     where = None if payloads is None else tmp_path / payloads
@@ -188,7 +190,7 @@ def test_several_ranges_are_read_one_after_the_other(
     assert found == [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()]
 
 
-def test_trimmed_rows_of_one_of_several_ranges(store: penstock.Store) -> None:
+def test_trimmed_rows_in_one_of_several_ranges_are_skipped_or_refused(store: penstock.Store) -> None:
     queue = store.create_queue("many", SCHEMA, partitions=4)
     for partition in range(4):
         for n in range(4):

@@ -1,4 +1,6 @@
-"""A store that was removed while it was open, with another one in its place, gets no rows of the old one."""
+"""If a store was removed while it was open, the store that takes its place gets none of the old store's
+rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.support.raw_sql import run_sql
 
 @pytest.fixture
 def replaced(store: penstock.Store, store_url: str, folder: Path) -> Iterator[tuple[Any, penstock.Store]]:
-    """A store that does not exist any more, as it was opened, and the one at its place."""
+    """An open store that no longer exists, and the store that has taken its place."""
     if store_url.startswith("sqlite"):
         pytest.skip("a file that is replaced is noticed at once: tests/store")
     store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
@@ -30,7 +32,7 @@ def replaced(store: penstock.Store, store_url: str, folder: Path) -> Iterator[tu
         yield store, new
 
 
-def test_rows_are_not_written_for_a_store_that_was_replaced(
+def test_rows_are_not_written_to_a_store_that_has_replaced_another(
     replaced: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
     old, new = replaced
@@ -44,25 +46,25 @@ def test_rows_are_not_written_for_a_store_that_was_replaced(
         old.clean_up_objects,
         lambda: old.clean_up_objects(take_over=True),
     ):
-        with pytest.raises(StoreNotFoundError, match="another one in its place") as caught:
+        with pytest.raises(StoreNotFoundError, match="another store has taken its place") as caught:
             call()
         assert caught.value.condition == "STORE_NOT_FOUND.REPLACED"
     assert set(objects(folder)) == before
     queue.append(large(5), 1)
-    with pytest.raises(StoreNotFoundError, match="another one in its place"):
+    with pytest.raises(StoreNotFoundError, match="another store has taken its place"):
         old.queue("q").read(1, 0)
     for call in (
         lambda: old.create_queue("other", SCHEMA, payloads=folder),
         lambda: old.create_queue("other", SCHEMA),
         lambda: old.set_payloads("database"),
     ):
-        with pytest.raises(StoreNotFoundError, match="another one in its place"):
+        with pytest.raises(StoreNotFoundError, match="another store has taken its place"):
             call()
     assert new.clean_up_objects() == 0
     assert everything(queue) == {0: [0, 1, 2, 3], 1: [5]}
 
 
-def test_an_object_is_not_entered_into_a_store_that_was_replaced_since_it_was_written(
+def test_an_object_is_not_recorded_in_a_store_that_has_replaced_its_own(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = LocalStorage.put
@@ -72,6 +74,6 @@ def test_an_object_is_not_entered_into_a_store_that_was_replaced_since_it_was_wr
         return put(*arguments)
 
     monkeypatch.setattr(LocalStorage, "put", late)
-    with pytest.raises(StoreNotFoundError, match="another one in its place"):
+    with pytest.raises(StoreNotFoundError, match="another store has taken its place"):
         queue.append(large(1), 0)
     assert queue.info().rows == 0

@@ -1,4 +1,6 @@
-"""Programs that know columns of a queue whose store was restored from a backup without these columns."""
+"""Programs that know columns of a queue, although its store was restored from a backup without these
+columns.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ A, B = pa.field("a", pa.string()), pa.field("b", pa.string())
 
 
 def restore(store: penstock.Store) -> None:
-    """Restore a backup from before any column was added or widened."""
+    """Restore a backup that was made before any column was added or widened."""
     run_sql(store.database, "update penstock.queue set added_columns = null")
 
 
 @pytest.fixture
 def old(store: penstock.Store) -> penstock.Queue:
-    """A queue as a program knows it that opened it before its store was restored."""
+    """The queue object of a program that opened the queue before its store was restored."""
     store.create_queue("q", FIRST, partitions=2).append([{"n": 0}], 0)
     queue = store.queue("q")
     queue.add_columns(A)
@@ -57,14 +59,14 @@ def test_rows_with_a_lost_column_are_refused_until_it_is_added_again(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_rows_without_the_lost_column_are_appended_with_the_columns_that_are_left(
+def test_rows_without_the_lost_column_are_appended_with_the_remaining_columns(
     store: penstock.Store, old: penstock.Queue, count: int
 ) -> None:
     old.append([{"n": each} for each in range(count)], 1)
     assert rows(store.queue("q")) == [{"n": 0}, *({"n": each} for each in range(count))]
 
 
-def test_a_producer_session_goes_on_with_the_columns_that_are_left(store: penstock.Store) -> None:
+def test_a_producer_session_continues_with_the_remaining_columns(store: penstock.Store) -> None:
     store.create_queue("q", FIRST).add_columns(A)
     producer = store.producer("q", "s")
     producer.append([{"n": 1, "a": "x"}])
@@ -147,7 +149,7 @@ def append_at_least_once(store: penstock.Store, queue: penstock.Queue, segments:
 @pytest.mark.parametrize("write", [stage, publish_written, publish_objects, append, append_at_least_once])
 @pytest.mark.parametrize("partitions", [[0], [0, 1]])
 @pytest.mark.parametrize("again", [False, True])
-def test_what_tasks_prepared_with_a_lost_column_is_refused(
+def test_rows_that_tasks_prepared_with_a_lost_column_are_refused(
     store: penstock.Store,
     old: penstock.Queue,
     write: Callable[[penstock.Store, penstock.Queue, list[Segment]], None],
@@ -158,9 +160,9 @@ def test_what_tasks_prepared_with_a_lost_column_is_refused(
     table = pa.table({"n": pa.array([1], pa.int32()), "a": ["x"]})
     segments = [each for part in partitions for each in old.segments_of(table, placement, part)]
     if again:
-        # Added again, it is another column.
+        # A column that is added again is a different column.
         store.queue("q").add_columns(A)
-    with pytest.raises(QueueChanged, match="restored from an earlier backup") as refused:
+    with pytest.raises(QueueChanged, match="restored from an older backup") as refused:
         write(store, old, segments)
     assert isinstance(refused.value, CommitRefusedError)
     assert refused.value.condition == "COMMIT_REFUSED.QUEUE_CHANGED"

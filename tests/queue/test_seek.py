@@ -1,4 +1,4 @@
-"""Seeking: where a consumer can be moved, and what that means for old checkpoints."""
+"""Seeking: the positions that a consumer can be moved to, and the effect on old checkpoints."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ def test_a_seek_invalidates_old_checkpoints_and_a_dry_run_does_not(consumer: pen
     assert consumer.registration("q").generation > before
 
 
-def test_a_seek_stays_within_the_rows_that_are_left(
-    queue: penstock.Queue, consumer: penstock.Consumer
-) -> None:
+def test_a_seek_stays_within_the_remaining_rows(queue: penstock.Queue, consumer: penstock.Consumer) -> None:
     queue.trim(0, 2)
     with pytest.raises(InvalidPositionError, match=r"POSITION.TRIMMED\].*has rows 2 to 3, not 1"):
         consumer.seek("q", to={0: 1})
@@ -114,7 +112,7 @@ def test_a_seek_to_a_time_goes_to_the_first_row_at_or_after_it(store: penstock.S
     for n in range(12):
         queue.append(rows(3 * n, 3 * n + 1, 3 * n + 2), 0)
         backdate(store, 10)
-    # Append n was made 10 * (12 - n) seconds before the last one of all, give or take what the test takes.
+    # Append n is about 10 * (12 - n) seconds older than the last append.
     last = _time_of_append(store, 11)
     if merged:
         queue.compact()
@@ -132,7 +130,7 @@ def _time_of_append(store: penstock.Store, row_index: int) -> datetime:
     return part.last_append
 
 
-def test_a_time_inside_a_merged_segment_finds_the_exact_row(
+def test_a_time_inside_a_compacted_segment_finds_the_exact_row(
     store: penstock.Store,
 ) -> None:
     queue = store.create_queue("times", SCHEMA)
@@ -152,7 +150,7 @@ def test_a_time_inside_a_merged_segment_finds_the_exact_row(
         assert n >= first
 
 
-def test_a_time_in_a_partition_trimmed_in_mid_segment_is_found(store: penstock.Store) -> None:
+def test_a_time_is_found_in_a_partition_that_was_trimmed_inside_a_segment(store: penstock.Store) -> None:
     queue = store.create_queue("times", SCHEMA)
     consumer = store.create_consumer("t")
     for n in range(4):
@@ -176,10 +174,12 @@ def test_a_seek_is_refused_while_a_query_owns_the_consumer(
     lock.release()
 
 
-def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
+def test_an_offset_cannot_be_moved_manually_while_a_query_owns_the_consumer(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
-    """Even between its micro-batches, when no plan is open: it continues from where it left the offset."""
+    """This also holds between micro-batches, when no plan is open, since the query continues from its last
+    offset.
+    """
     assert not consumer.registration("q").plan_open
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
@@ -192,10 +192,10 @@ def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
     consumer.advance("q", 0, old=1, new=2)
 
 
-def test_an_offset_may_be_moved_by_hand_after_its_query_has_died(
+def test_an_offset_can_be_moved_manually_after_its_query_has_died(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
-    """A plan is open, and its owner is dead: only a live owner prevents the move."""
+    """A plan is open, but its owner is dead. Only a live owner prevents the move."""
     keys = consumer.registration("q").keys
     store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', **keys))
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))

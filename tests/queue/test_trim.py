@@ -1,4 +1,4 @@
-"""Trimming and retention: which rows are dropped, and which are kept."""
+"""Trimming and retention: which rows are deleted, and which are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 
 def _filled(store: penstock.Store, retention: penstock.Retention | None = None) -> penstock.Queue:
-    """Ten appends of one row, and two rows in another partition."""
+    """Append ten times one row, and two rows to another partition."""
     queue = store.create_queue("q", SCHEMA, partitions=2, retention=retention)
     for n in range(10):
         queue.append(rows(n), 0)
@@ -48,7 +48,7 @@ def test_a_queue_can_be_trimmed_completely_and_appends_continue(store: penstock.
     assert numbers(queue.read(0, 10)) == [10]
 
 
-def test_a_trim_in_mid_segment_hides_the_rows_before_it(store: penstock.Store) -> None:
+def test_a_trim_inside_a_segment_hides_the_rows_before_it(store: penstock.Store) -> None:
     queue = _filled(store)
     queue.compact()
     assert queue.trim(0, 4) == 4
@@ -119,7 +119,7 @@ def test_retention_by_bytes_drops_whole_segments_and_keeps_the_newest(store: pen
     assert everything(queue) == {0: [9], 1: [100, 101]}
 
 
-def test_the_bound_that_is_reached_first_applies(store: penstock.Store) -> None:
+def test_the_limit_that_is_reached_first_applies(store: penstock.Store) -> None:
     queue = _filled(store, penstock.Retention(rows=8, age=timedelta(hours=1), bytes=1 << 30))
     queue.maintain()
     settle(store)
@@ -137,7 +137,7 @@ def test_a_trim_by_index_also_applies_the_retention(store: penstock.Store) -> No
     assert queue.info().partitions[0].first_index == 7
 
 
-def test_retention_is_applied_in_the_background_of_appends(store: penstock.Store) -> None:
+def test_retention_is_applied_in_the_background_after_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=5))
     for n in range(30):
         queue.append(rows(n))
@@ -155,7 +155,7 @@ def test_closing_a_store_finishes_a_pending_trim(store_url: str) -> None:
 
 
 def test_a_retention_changed_by_another_process_applies(store: penstock.Store, store_url: str) -> None:
-    """A long-running producer has read the old one."""
+    """A long-running producer has read the old retention."""
     queue = _filled(store, penstock.Retention(rows=2))
     queue.maintain()
     settle(store)
@@ -238,7 +238,7 @@ def test_trimming_stops_at_a_live_plan(store: penstock.Store, vital: bool) -> No
 
 
 def test_a_consumer_registered_during_a_trim_finds_its_rows(store: penstock.Store) -> None:
-    """Whatever the order, a vital consumer is at a row that exists."""
+    """Whichever comes first, a vital consumer ends up at a row that exists."""
     queue = _filled(store)
     for n in range(10, 60):
         queue.append(rows(n), 0)

@@ -1,4 +1,4 @@
-"""Every Spark type can be written to a queue and read back, also after merging."""
+"""Every Spark type can be written to a queue and read back, also after compaction."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_type_is_read_back_unchanged(store: penstock.Store) -> None:
     assert queue.read(0, 0).to_pylist()[0] == ROW
 
 
-def test_every_type_survives_merging_and_slicing(store: penstock.Store) -> None:
+def test_every_type_survives_compaction_and_slicing(store: penstock.Store) -> None:
     queue, expected = _filled(store)
     assert queue.compact() == 1
     assert queue.read(0, 0).equals(expected)

@@ -1,4 +1,4 @@
-"""Dropping, cleaning up, info, and one store used by many threads."""
+"""Dropping queues and consumers, cleaning up, info, and a store that many threads use."""
 
 from __future__ import annotations
 
@@ -69,13 +69,15 @@ def test_a_dropped_queue_leaves_nothing_behind(store: penstock.Store) -> None:
     assert again.info().rows == 0
 
 
-def test_queues_of_a_store_and_of_its_restored_backup_have_ids_of_their_own(store: penstock.Store) -> None:
-    """Else a program that holds a queue created after the backup would append to another queue."""
+def test_queues_of_a_store_and_of_its_restored_backup_have_different_ids(store: penstock.Store) -> None:
+    """Otherwise a program with a queue that was created after the backup would append to another queue."""
     ids = [store.create_queue(f"q{number}", SCHEMA).record.queue_id for number in range(4)]
     assert len({after - before for before, after in pairwise(ids)}) == 3
 
 
-def test_a_handle_of_a_dropped_queue_does_not_reach_a_new_queue_of_its_name(store: penstock.Store) -> None:
+def test_a_handle_of_a_dropped_queue_does_not_access_a_new_queue_of_the_same_name(
+    store: penstock.Store,
+) -> None:
     old = store.create_queue("q", SCHEMA, partitions=2)
     store.drop_queue("q")
     new = store.create_queue("q", pa.schema([("other", pa.string())]), partitions=3)
@@ -105,7 +107,7 @@ def test_a_drop_does_not_affect_other_queues(store: penstock.Store) -> None:
     assert everything(two) == {0: [1, 2, 3]}
 
 
-def test_a_queue_with_a_vital_consumer_is_dropped_only_by_force(store: penstock.Store) -> None:
+def test_a_queue_with_a_vital_consumer_is_dropped_only_with_force(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c")
     queue.register("c", vital=True)
@@ -163,7 +165,7 @@ def test_appends_to_a_queue_that_is_dropped_fail_with_one_clear_error(store: pen
     assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
 
 
-def test_old_uncommitted_rows_are_swept(store: penstock.Store) -> None:
+def test_old_uncommitted_rows_are_cleaned_up(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(0))
     _stage(store, queue, "dead", 0, "a", 1, 2)
@@ -179,7 +181,7 @@ def test_old_uncommitted_rows_are_swept(store: penstock.Store) -> None:
     assert everything(queue) == {0: [0]}
 
 
-def test_background_maintenance_sweeps_old_staged_rows_now_and_then(store: penstock.Store) -> None:
+def test_background_maintenance_cleans_up_old_staged_rows_from_time_to_time(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=100))
     _stage_long_ago(store, queue)
     _stage(store, queue, "live", 0, "b", 3)
@@ -197,7 +199,7 @@ def test_background_maintenance_sweeps_old_staged_rows_now_and_then(store: penst
     assert everything(queue) == {0: [0, 1, 2]}
 
 
-def test_rows_staged_by_a_clock_far_ahead_are_swept(store: penstock.Store) -> None:
+def test_rows_staged_while_the_clock_was_far_ahead_are_cleaned_up(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "dead", 0, "a", 1, 2)
     text = "update penstock.staged set created_at = created_at + 90000000000 where app_id = 'dead'"
@@ -207,7 +209,7 @@ def test_rows_staged_by_a_clock_far_ahead_are_swept(store: penstock.Store) -> No
     assert store.info().staged_segments == 1
 
 
-def test_what_a_query_without_a_consumer_still_adds_to_is_kept(store: penstock.Store) -> None:
+def test_staged_rows_of_a_query_that_still_stages_more_are_kept(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage_long_ago(store, queue)
     _stage(store, queue, "dead", 0, "b", 3)
@@ -215,7 +217,7 @@ def test_what_a_query_without_a_consumer_still_adds_to_is_kept(store: penstock.S
     assert store.info().staged_segments == 2
 
 
-def test_maintaining_a_store_sweeps_old_staged_rows(store: penstock.Store) -> None:
+def test_maintaining_a_store_cleans_up_old_staged_rows(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage_long_ago(store, queue)
     _stage(store, queue, "live", 0, "b", 3)
@@ -230,19 +232,19 @@ def _stage_long_ago(store: penstock.Store, queue: penstock.Queue) -> None:
     run_sql(store.database, text)
 
 
-def test_a_commit_whose_rows_were_swept_is_refused_and_changes_nothing(store: penstock.Store) -> None:
+def test_a_commit_whose_rows_were_cleaned_up_is_refused_and_changes_nothing(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "app", 0, "a", 1)
     store.clean_up(timedelta(0))
     with pytest.raises(
         CommitRefusedError,
-        match=r"removed the others as too old, .* failed\. Nothing of the batch",
+        match=r"removed the others because of their age, .* failed\. No rows of the batch",
     ):
         store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 0, {"a": 1}))
     assert queue.info().rows == 0
 
 
-def test_a_concurrent_sweep_and_commit_keep_all_rows_or_none(store: penstock.Store) -> None:
+def test_a_concurrent_cleanup_and_commit_keep_all_rows_or_none(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     committed = 0
     for batch in range(25):

@@ -1,4 +1,4 @@
-"""Wider types of columns: stored rows are read in the new type, and old readers and writers keep working."""
+"""Widening columns: stored rows are read as the new type, and old readers and writers keep working."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_equal_keys_stay_together(store: penstock.Store) -> None:
         assert found[: len(found) // 2] == found[len(found) // 2 :]
 
 
-def test_who_knows_the_narrower_type_goes_on_until_a_value_does_not_fit(store: penstock.Store) -> None:
+def test_a_program_with_the_narrower_type_continues_until_a_value_does_not_fit(store: penstock.Store) -> None:
     queue, old = store.create_queue("q", FIRST), store.queue("q")
     queue.widen_columns(LONG)
     queue.add_columns(pa.field("note", pa.string()))
@@ -78,7 +78,7 @@ def test_who_knows_the_narrower_type_goes_on_until_a_value_does_not_fit(store: p
     assert [each["id"] for each in old.read(0, 0).to_pylist()] == [1, 2, BIG, BIG + 1]
 
 
-def test_rows_are_not_stored_as_older_columns_that_another_thread_has_looked_up(
+def test_rows_are_not_stored_with_older_columns_that_another_thread_has_loaded(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = store.create_queue("q", FIRST)
@@ -91,8 +91,8 @@ def test_rows_are_not_stored_as_older_columns_that_another_thread_has_looked_up(
     assert queue.read(0, 0).to_pylist() == [row(BIG)]
 
 
-def test_an_append_that_was_running_meanwhile_has_the_earlier_type(store: penstock.Store) -> None:
-    """In PostgreSQL; in SQLite it is the next writer's turn after it anyway."""
+def test_an_append_that_runs_while_a_column_is_widened_has_the_earlier_type(store: penstock.Store) -> None:
+    """This applies to PostgreSQL. In SQLite the next writer waits for the append anyway."""
     queue = store.create_queue("q", FIRST)
     record = queue.record
     segments = to_segments(pa.Table.from_pylist([row(1)], schema=FIRST), 0)
@@ -119,7 +119,7 @@ def test_an_append_that_was_running_meanwhile_has_the_earlier_type(store: pensto
         (pa.field("missing", pa.int64()), "there is no column"),
     ],
 )
-def test_only_wider_types_are_taken(store: penstock.Store, field: pa.Field, message: str | None) -> None:
+def test_only_wider_types_are_accepted(store: penstock.Store, field: pa.Field, message: str | None) -> None:
     queue = store.create_queue("q", FIRST)
     if message is None:
         queue.widen_columns(field)
@@ -136,7 +136,7 @@ def test_a_decimal_in_the_key_keeps_its_scale(store: penstock.Store) -> None:
     assert queue.widen_columns(pa.field("amount", pa.decimal128(9, 2))).field("amount").type.precision == 9
 
 
-def test_an_added_column_can_be_widened_and_again(store: penstock.Store) -> None:
+def test_an_added_column_can_be_widened_repeatedly(store: penstock.Store) -> None:
     queue = store.create_queue("q", FIRST)
     for number, kind in enumerate([pa.int16(), pa.int32(), pa.int64()]):
         (queue.widen_columns if number else queue.add_columns)(pa.field("n", kind))
@@ -148,7 +148,7 @@ def test_an_added_column_can_be_widened_and_again(store: penstock.Store) -> None
         queue.add_columns(pa.field("n", pa.int32()))
 
 
-def test_add_columns_says_how_a_column_gets_a_wider_type(store: penstock.Store) -> None:
+def test_the_error_of_add_columns_says_how_to_widen_a_column(store: penstock.Store) -> None:
     queue = store.create_queue("q", FIRST)
     with pytest.raises(SchemaMismatchError, match="widen_columns gives it that type"):
         queue.add_columns(LONG)
@@ -163,7 +163,9 @@ def test_add_columns_says_how_a_column_gets_a_wider_type(store: penstock.Store) 
         pa.field("without_id", pa.string()),
     ],
 )
-def test_a_record_that_no_program_writes_is_refused(store: penstock.Store, field: pa.Field) -> None:
+def test_a_record_of_columns_that_penstock_did_not_write_is_refused(
+    store: penstock.Store, field: pa.Field
+) -> None:
     store.create_queue("q", FIRST)
     if field.name != "without_id":
         field = field.with_metadata({"penstock.columns_id": "00000000000000ff"})

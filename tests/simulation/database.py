@@ -202,9 +202,7 @@ class SimDatabase(Database):
         lost = tx.lose_reply
         self.server.commit(tx)
         if lost:
-            raise CommitOutcomeUnknownError(
-                f"{self.server.name}: the connection broke while a transaction was committing"
-            )
+            raise CommitOutcomeUnknownError(f"{self.server.name}: the connection broke during a commit")
 
     def _lock_wait(self, timeout: float | None) -> float:
         return WAIT_SECONDS if timeout is None else timeout

@@ -244,8 +244,8 @@ def test_a_second_query_on_a_consumer_fences_the_first(
     fill(queue, [1, 2])
     said = failure(first)
     # While it plans, or while it commits what it planned before.
-    planning = "OWNER_FENCED" in said and "run one query for each consumer" in said
-    assert planning or ("PLAN_MISMATCH" in said and "another query took the consumer over" in said)
+    planning = "OWNER_FENCED" in said and "use each consumer in only one query" in said
+    assert planning or ("PLAN_MISMATCH" in said and "another query took over the consumer" in said)
     second.processAllAvailable()
     assert ids_in(out) == [0, 1, 2]
     second.stop()

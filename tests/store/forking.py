@@ -1,4 +1,4 @@
-"""Work in a fork of this process."""
+"""Run a function in a fork of this process."""
 
 from __future__ import annotations
 

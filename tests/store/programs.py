@@ -1,4 +1,4 @@
-"""Programs that the store's tests start as processes of their own: ``python -m tests.store.programs NAME
+"""Programs that tests of the store run in separate processes: ``python -m tests.store.programs NAME
 ARGUMENT…``.
 """
 
@@ -25,7 +25,9 @@ def wait_for(file: str) -> None:
 
 
 def open_at_once(url: str, go: str) -> None:
-    """Open the store when the file appears, together with others; print its identity."""
+    """Open the store as soon as a file exists, at the same time as other processes; print the store's
+    UUID.
+    """
     print("ready", flush=True)
     wait_for(go)
     with penstock.connect(url, timeout=20) as store:
@@ -41,7 +43,7 @@ def without_psycopg(url: str) -> None:
 
 
 def as_nobody(url: str) -> None:
-    """Read and append as a user who may only read the file."""
+    """Read and append as a user who has only the right to read the file."""
     import pwd
 
     store = penstock.connect(url, create=False)
@@ -65,7 +67,7 @@ def as_nobody(url: str) -> None:
 
 
 def with_little_room(url: str, limit: str) -> None:
-    """Append until files may not grow any more; print what was appended and how it ended."""
+    """Append until the file size limit is reached; print what was appended and the error."""
     import resource
 
     store = penstock.connect(url)
@@ -84,7 +86,7 @@ def with_little_room(url: str, limit: str) -> None:
 
 
 def unrelated(store: penstock.Store, queue: penstock.Queue) -> penstock.Queue:
-    """Another queue; in a SQLite store, one that does not share the queue's wakeup file."""
+    """Create another queue. In a SQLite store, it must not share the queue's wakeup file."""
     from penstock.store.sqlite.wakeups import wakeup_file
 
     own = wakeup_file("", queue.record.queue_id)
@@ -93,7 +95,7 @@ def unrelated(store: penstock.Store, queue: penstock.Queue) -> penstock.Queue:
 
 
 def wakeups_of(url: str) -> None:
-    """Print what wakes those who listen to a queue of a SQLite store."""
+    """Print which appends wake the listeners of a queue in a SQLite store."""
     from penstock.store.sqlite import wakeups
     from penstock.store.sqlite.files import StoreFiles
 
@@ -124,7 +126,7 @@ def wakeups_of(url: str) -> None:
 
 
 def hold_owner(url: str, name: str) -> None:
-    """Hold an owner lock until killed."""
+    """Hold an owner lock until this process is killed."""
     store = penstock.connect(url, create=False)
     lock = store.database.owner_lock(name)
     print("held", lock.acquire(), flush=True)
@@ -132,7 +134,7 @@ def hold_owner(url: str, name: str) -> None:
 
 
 def hold_owner_and_fork(url: str, name: str) -> None:
-    """Hold an owner lock, and have a forked child that lives on without it."""
+    """Hold an owner lock, and fork a child that keeps running without it."""
     store = penstock.connect(url, create=False)
     lock = store.database.owner_lock(name)
     held = lock.acquire()
@@ -145,7 +147,7 @@ def hold_owner_and_fork(url: str, name: str) -> None:
 
 
 def echo(url: str, rows: str) -> None:
-    """For each row of one queue append one to the other, as soon as it is there."""
+    """As soon as one queue has a new row, append a row to the other queue."""
     with penstock.connect(url, create=False) as store:
         back = store.queue("back")
         with store.queue("q").watch() as watch:
@@ -157,7 +159,7 @@ def echo(url: str, rows: str) -> None:
 
 
 def append_many(url: str, writer: str, appends: str) -> None:
-    """Append to the partitions of a queue, sometimes to all at once, and staged rows too."""
+    """Append to the partitions of a queue, sometimes to all of them at once, and sometimes staged rows."""
     from penstock.store import staging
     from penstock.store.log.segmenting import to_segments
 
@@ -182,7 +184,7 @@ def _one_row(n: int) -> pa.Table:
 
 
 def stop_in_append(url: str, moment: str) -> None:
-    """Append a row, and stop in the middle of the first attempt until somebody continues this process."""
+    """Append a row, and suspend this process in the middle of the first attempt."""
     attempts: list[int] = []
 
     def stop() -> None:
@@ -202,7 +204,7 @@ def stop_in_append(url: str, moment: str) -> None:
 
 
 def stop_in_plan(url: str) -> None:
-    """Own the consumer `c`, and stop while a transaction has its registration's row."""
+    """Own the consumer `c`, and suspend this process while a transaction has locked its registration."""
     from penstock.commit.owner import Owner
     from penstock.errors import OwnerFencedError
     from penstock.store.records import consumers
@@ -227,7 +229,7 @@ def stop_in_plan(url: str) -> None:
 
 
 def stop_with_turn(url: str) -> None:
-    """Stop while a transaction has SQLite's write lock, then commit."""
+    """Suspend this process while a transaction has SQLite's write lock, then commit."""
     with penstock.connect(url, create=False) as store:
         store.queue("q").append_with([{"n": 1}], hook=lambda tx, append: (append(), _stop())[0])
         print("appended", flush=True)

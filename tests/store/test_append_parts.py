@@ -1,4 +1,4 @@
-"""The totals of an append by partition, and the places of its segments."""
+"""The totals of an append in each partition, and the positions of its segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEGMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99), st.integers
 
 
 @given(SEGMENTS | SEGMENTS.map(lambda found: [*{each[0]: each for each in found}.values()]))
-def test_each_segment_comes_after_those_before_it_in_its_partition(
+def test_each_segment_follows_the_earlier_ones_of_its_partition(
     segments: list[tuple[int, int, int]],
 ) -> None:
     segments = sorted(segments, key=lambda segment: segment[0])

@@ -1,4 +1,6 @@
-"""A full disk, a statement that fails half way, a missing payload: no operation is left half done."""
+"""A full disk, a statement that fails in the middle of an append, a missing payload: no operation has partial
+effects.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_a_full_disk_is_reported_and_earlier_appends_stay(tmp_path: Path) -> Non
         (connection,) = store.database.pool.idle
         pages = connection.execute("pragma page_count").fetchone()[0]
         connection.execute(f"pragma max_page_count = {pages + 10}")
-        with pytest.raises(StoreFullError, match="free some disk space; nothing of this was written"):
+        with pytest.raises(StoreFullError, match="free some disk space; none of this was written"):
             _append_for_ever(queue, table)
         done = queue.info().rows // 500
         assert queue.info().rows == 500 * done
@@ -49,7 +51,7 @@ def test_a_file_size_limit_is_reported_and_earlier_appends_stay(
     child = run_child("tests.store.programs", "with_little_room", f"sqlite:///{tmp_path}/x.db", 2_000_000)
     assert child.wait() == 0, child.output
     said = dict(line.split(" ", 1) for line in child.output.splitlines() if " " in line)
-    assert "nothing of this was written" in said["failed"]
+    assert "none of this was written" in said["failed"]
     appended = int(said["appended"])
     assert said["rows"] == f"{2000 * appended} {2000 * appended}"
     assert "Traceback" not in child.output
@@ -58,7 +60,7 @@ def test_a_file_size_limit_is_reported_and_earlier_appends_stay(
 
 
 def _failing(store: penstock.Store, table: str, condition: str, code: str) -> None:
-    """From now on an insert into a table fails where the condition holds."""
+    """Make inserts of rows for which a condition holds fail from now on."""
     database = store.database
     if database.dialect == "sqlite":
         run_sql(
@@ -81,7 +83,9 @@ def _failing(store: penstock.Store, table: str, condition: str, code: str) -> No
 
 
 @pytest.mark.parametrize("table", ["segment", "payload"])
-def test_an_append_that_fails_in_its_last_partition_leaves_nothing(store: penstock.Store, table: str) -> None:
+def test_an_append_that_fails_in_its_last_partition_appends_nothing(
+    store: penstock.Store, table: str
+) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=8, key=["n"])
     queue.append(_big(10))
     before, payloads = queue.info(), _payloads(store)
@@ -101,7 +105,7 @@ def test_a_full_disk_on_the_server_is_reported(pg_url: str) -> None:
         queue = store.create_queue("q", SCHEMA)
         _failing(store, "segment", "true", "53100")
         with pytest.raises(
-            StoreFullError, match="free some disk space on the server; nothing of this was written"
+            StoreFullError, match="free some disk space on the server; none of this was written"
         ):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
@@ -155,7 +159,7 @@ def test_a_row_too_large_for_the_database_or_for_readers_is_refused(
     assert queue.info().rows == 0
 
 
-def test_large_appends_are_split_into_segments_that_readers_can_hold(
+def test_large_appends_are_split_into_segments_that_fit_into_a_readers_memory(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.log.segmenting.SEGMENT_RAW_BYTES", 100_000)

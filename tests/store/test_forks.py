@@ -1,4 +1,4 @@
-"""A forked child shares nothing with its parent but the store's URL."""
+"""A forked child shares only the store's URL with its parent."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_parent_and_child_append_at_the_same_time(store: penstock.Store) -> None
     assert queue.read(0, 0).num_rows == 81
 
 
-def test_a_childs_appends_stay_when_its_parent_closes_the_store(store: penstock.Store) -> None:
-    """A child with its parent's SQLite file locks would not stop the parent from removing the log that it
-    writes to.
+def test_a_childs_appends_survive_when_its_parent_closes_the_store(store: penstock.Store) -> None:
+    """If the child shared the parent's SQLite file locks, the parent could remove the log to which the child
+    writes.
     """
     queue = store.create_queue("q", SCHEMA)
     queue.append([{"n": 0}])
@@ -92,7 +92,9 @@ def test_a_childs_appends_stay_when_its_parent_closes_the_store(store: penstock.
 
 
 def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Store) -> None:
-    """SQLite has locks in the process itself: the child would hold those of a call in progress for ever."""
+    """SQLite also has locks in the process's memory. In the child, the locks of a call in progress would
+    never be released.
+    """
     queue = store.create_queue("q", SCHEMA)
     forked = threading.Event()
 
@@ -102,7 +104,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Stor
 
     def child() -> None:
         signal.alarm(20)
-        # Closing an inherited file would give up the locks that this process takes on it.
+        # Closing an inherited file would release the locks that this process takes on it.
         assert _inherited_files("penstock.db") == []
         queue.append([{"n": 2}])
 
@@ -138,12 +140,12 @@ def test_a_fork_gets_its_turn_among_threads_that_are_always_busy(store: penstock
         done.set()
         for thread in threads:
             thread.join()
-    # Each would take all the time that it may wait.
+    # Otherwise each fork would wait for its whole time limit.
     assert taken < 2 * pool.FORK_WAIT_SECONDS
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) -> None:
-    """Although that thread already holds a slot of the pool."""
+    """The thread already holds a slot of the pool."""
     with penstock.connect(store_url, create=True) as store:
         store.create_queue("q", SCHEMA)
         connecting, connect = threading.Event(), store.database._connect
@@ -164,7 +166,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) ->
         thread.join()
 
 
-def test_guards_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
+def test_locks_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
     guard = ForkSafeLock()
     held, done = threading.Event(), threading.Event()
 
@@ -191,7 +193,7 @@ def test_guards_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
 def test_a_child_can_open_its_full_number_of_connections(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even when the parent's threads use all of theirs, which the child never gets back."""
+    """The parent's threads use all of theirs, which are never returned in the child."""
     monkeypatch.setattr(pool, "FORK_WAIT_SECONDS", 0.2)
     queue = store.create_queue("q", SCHEMA)
     inside, done = threading.Barrier(pool.POOL_SIZE + 1), threading.Event()

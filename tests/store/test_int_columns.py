@@ -1,4 +1,4 @@
-"""Columns of integers as bytes."""
+"""Columns of integers that are packed into bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def columns_of(rows: list[tuple[int, int, int]]) -> list[list[int]]:
 
 
 @given(TABLES)
-def test_packed_columns_are_read_one_table_after_the_other(tables: list[list[tuple[int, int, int]]]) -> None:
+def test_unpacking_concatenates_the_rows_of_packed_columns(tables: list[list[tuple[int, int, int]]]) -> None:
     packed = [pack_columns(columns_of(rows)) for rows in tables]
     assert [count_rows(each, 3) for each in packed] == [len(rows) for rows in tables]
     assert unpack_columns(packed, 3) == columns_of([row for rows in tables for row in rows])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS), max_size=9))
-def test_rows_are_sorted_by_their_first_column_and_stay_in_order(rows: list[tuple[int, int, int]]) -> None:
+def test_sorting_by_the_first_column_is_stable(rows: list[tuple[int, int, int]]) -> None:
     assert sort_by_first(columns_of(rows)) == columns_of(sorted(rows, key=lambda row: row[0]))

@@ -1,4 +1,4 @@
-"""Opening a store: at the same time as others, and where it cannot be opened."""
+"""Opening a store: by several processes at once, and when it cannot be opened."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_read_only_role_can_read_but_not_write(pg_url: str) -> None:
             theirs = parts._replace(netloc=f"reader:pw@{parts.hostname}:{parts.port}").geturl()
             with penstock.connect(theirs, create=False) as limited:
                 assert limited.queue("q").read(0, 0).num_rows == 1
-                with pytest.raises(penstock.errors.StoreReadOnlyError, match="check its grants"):
+                with pytest.raises(penstock.errors.StoreReadOnlyError, match="check the role"):
                     limited.queue("q").append([{"n": 2}])
             admin.execute("revoke all on all tables in schema readers from reader")
             assert "STORE_READ_ONLY" in _failure(theirs)
@@ -133,7 +133,7 @@ def test_a_missing_database_fails_without_retries(pg_url: str) -> None:
     shown = _failure(urlsplit(pg_url)._replace(path="/nosuchdb").geturl())
     assert time.monotonic() - began < 5
     assert "[STORE_ERROR.NO_DATABASE]" in shown
-    assert "nosuchdb: the server has no database of that name" in shown
+    assert "nosuchdb: the server has no database with this name" in shown
 
 
 def test_a_missing_server_is_retried_until_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +185,7 @@ def test_a_closed_store_fails_without_retries(store_url: str) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_an_open_store_whose_file_was_removed_refuses_all_use(tmp_path: Path, replaced: bool) -> None:
+def test_an_open_store_whose_file_was_removed_refuses_every_call(tmp_path: Path, replaced: bool) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
@@ -198,7 +198,7 @@ def test_an_open_store_whose_file_was_removed_refuses_all_use(tmp_path: Path, re
         for use in (lambda: queue.append([{"n": 2, "s": "b"}]), lambda: queue.read(0, 0), store.queues):
             with pytest.raises(StoreNotFoundError, match="removed or replaced"):
                 use()
-        # A new connection neither makes the file anew nor takes another store for this one.
+        # A new connection neither creates the file again nor accepts another store in its place.
         store.database.pool.drain()
         with pytest.raises(StoreError):
             store.queues()

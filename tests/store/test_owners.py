@@ -1,4 +1,4 @@
-"""Owner locks: one holder, and no holder once its process is gone."""
+"""Owner locks have one holder, and are released when its process dies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_checking_a_lock_creates_no_file(tmp_path: Path) -> None:
         assert not (tmp_path / "x.db-owners").exists()
 
 
-def test_a_lock_whose_session_was_killed_is_reacquired_or_reported_lost(pg_url: str) -> None:
+def test_a_lock_whose_session_was_killed_is_reacquired_or_reported_as_lost(pg_url: str) -> None:
     from tests.support.raw_sql import run_sql
 
     with temporary_store(pg_url) as store:

@@ -1,4 +1,4 @@
-"""The hot statements use indexes: no scan of a table that grows, no sort of a log."""
+"""Frequent statements use indexes: they do not scan growing tables or sort logs."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ HOT: dict[str, Parameters] = {
     "used_objects": {"queue_id": 7, "first": 0, "last": 100},
     "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }
-# An order that people see, over a handful of rows, or the partitions of one append.
+# Sorts for display of a few rows, or of the partitions of one append.
 MAY_SORT = {
     "publish_segments",
     "registrations_of_queue",
@@ -218,7 +218,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         connection.close()
 
 
-# What reads a small table as a whole, by the aliases of those that it may read so.
+# Statements that read small tables as a whole, with the aliases of these tables.
 LOOKS: dict[str, tuple[Parameters, set[str]]] = {
     "outline_queues": ({"most": 100}, {"q", "penstock_queue"}),
     "partitions_of_queues": ({"queues": "[7, 8]"}, set()),
@@ -366,7 +366,7 @@ def test_the_check_detects_a_scan_and_a_sort(filled: Database) -> None:
 
 
 def test_every_statement_on_a_log_is_listed() -> None:
-    """A new statement on a log has to be listed above, or named here as one that inserts."""
+    """Add each new statement on a log to the list above, or name it here as one that inserts."""
     listed = set(HOT) | set(LOOKS) | set(ARRAYS) | {"append_segment"}
     for dialect in ("sqlite", "postgres"):
         for name, text in statements(dialect, "x").items():
@@ -376,7 +376,7 @@ def test_every_statement_on_a_log_is_listed() -> None:
 
 
 def test_reading_a_page_does_not_read_the_rows_after_it(tmp_path: Path) -> None:
-    """A plan can be right and still do too much work: this counts the steps of SQLite's virtual machine."""
+    """A good plan may still do too much work, so this counts the steps of SQLite's virtual machine."""
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         connection = raw_connection(store.database)
         for text in FILL[:4]:

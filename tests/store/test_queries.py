@@ -1,4 +1,4 @@
-"""What queries report about themselves in a store."""
+"""The reports that queries write to a store."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_progress_reported_by_a_clock_far_ahead_is_replaced(
     assert [row.batch_id for row in _progress(store)] == [3, 4]
 
 
-def test_a_query_that_has_not_reported_for_long_is_deleted_with_its_progress(
+def test_a_query_that_has_not_reported_for_a_long_time_is_deleted_with_its_progress(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.database.run(lambda tx: queries.begin(tx, RUN))

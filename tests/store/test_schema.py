@@ -1,4 +1,4 @@
-"""The store's tables: created completely or not at all, and refused in any other version."""
+"""The store's tables are created completely or not at all, and stores of any other version are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_both_databases_have_the_same_columns_and_keys() -> None:
 
 
 def _tables(dialect: str) -> dict[str, list[str]]:
-    """Each table with its columns, and with the columns of its keys."""
+    """Return the columns of each table, and the columns of its keys."""
     found = {}
     for table, body in re.findall(
         r"create table penstock\.(\w+) \(\n(.*?)\n\)",
@@ -128,7 +128,7 @@ def test_a_store_can_share_a_database_with_an_application(tmp_path) -> None:
         assert queue.read(0, 0).to_pylist() == [{"n": 5}]
 
 
-def test_a_store_file_out_of_wal_mode_returns_to_it(tmp_path) -> None:
+def test_a_store_file_that_lost_wal_mode_is_switched_back(tmp_path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/a.db") as store:
         store.create_queue("q", SCHEMA).append([{"n": 5}])
         run_sql(store.database, f"vacuum into '{tmp_path}/b.db'", transaction=False)

@@ -9,14 +9,14 @@ import pytest
 from penstock.store.statements import bind, parse, qualify, read_resource, statements
 
 
-def test_a_file_is_split_by_name_and_loses_its_comments() -> None:
+def test_a_file_is_split_by_statement_name_and_comments_are_removed() -> None:
     text = (
         "-- about it all\n\n-- why\n-- name: one\nselect 1;\n\n-- name: two\n-- why not\nselect 2\nfrom x;\n"
     )
     assert parse(text) == {"one": "select 1", "two": "select 2\nfrom x"}
 
 
-def test_parameters_get_the_drivers_form_and_casts_stay() -> None:
+def test_parameters_are_converted_to_the_drivers_form_and_casts_are_kept() -> None:
     assert bind("a = :a and b::bigint = 5 % 2", "postgres") == "a = %(a)s and b::bigint = 5 %% 2"
     assert bind("a = :a", "sqlite") == "a = :a"
 

@@ -1,5 +1,5 @@
-"""Processes that are stopped while they hold a lock: the others wait for a while, then succeed, and nothing
-is duplicated.
+"""If a process is suspended while it holds a lock, other processes wait for a while and then succeed, and no
+rows are duplicated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _stopped(child: ChildProcess) -> None:
 
 @pytest.fixture
 def short_url(pg_url: str) -> Iterator[str]:
-    """A store whose sessions idle in a transaction for one second at most."""
+    """The URL of a store whose sessions may be idle in a transaction for at most one second."""
     with temporary_store_url(pg_url) as url:
         yield f"{url}&lock_wait=8s&{IDLE}"
 
@@ -53,7 +53,7 @@ def short_url(pg_url: str) -> Iterator[str]:
     ("moment", "rows"),
     [("before_commit", [1]), ("behind_many_rows", [*range(12)])],
 )
-def test_a_client_stopped_in_mid_append_does_not_block_others_and_retries_later(
+def test_a_client_stopped_during_an_append_does_not_block_others_and_retries_later(
     short_url: str, run_child: RunChild, moment: str, rows: list[int]
 ) -> None:
     with penstock.connect(short_url) as store:
@@ -80,8 +80,7 @@ def test_with_the_defaults_a_stopped_client_blocks_others_for_less_than_half_a_m
         began = time.monotonic()
         queue.append([{"n": 2}])
         assert time.monotonic() - began < 30
-        # Longer than it would have tried again, so that what it tries is not limited by how long it was
-        # stopped.
+        # Longer than the store retries, so that the suspended time must not count towards the retries.
         time.sleep(10)
         os.kill(child.pid, signal.SIGCONT)
         assert child.wait(30) == 0, child.output
@@ -107,7 +106,7 @@ def test_a_consumer_is_taken_over_from_a_stopped_driver(short_url: str, run_chil
 def test_a_client_stopped_while_the_server_runs_its_statement_retries_the_append(
     short_url: str, run_child: RunChild
 ) -> None:
-    """The server ends the session: its message arrives with the statement's answer, before the commit."""
+    """The server ends the session. Its message arrives with the statement's result, before the commit."""
     with penstock.connect(short_url) as store:
         queue = store.create_queue("q", SCHEMA)
         child = run_child("tests.store.programs", "stop_in_append", short_url, "in_a_statement")
@@ -122,7 +121,7 @@ def test_a_client_stopped_while_the_server_runs_its_statement_retries_the_append
 
 @contextmanager
 def _locked_by_hand(store: penstock.Store, **options: Any) -> Iterator[Any]:
-    """A session without time limits that holds the lock of each partition."""
+    """Hold the lock of each partition in a session without time limits."""
     connection = psycopg.connect(store.database.url.target, **{"application_name": "psql", **options})
     try:
         connection.execute(
@@ -138,7 +137,7 @@ def _locked_by_hand(store: penstock.Store, **options: Any) -> Iterator[Any]:
 def test_a_lock_timeout_names_the_holder_of_the_lock(pg_url: str) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=6s") as store:
         queue = store.create_queue("q", SCHEMA)
-        # Without the option a user's own session has no limit; this one is not Penstock's.
+        # A user's own session has no limit without the option; this session is not Penstock's.
         with _locked_by_hand(store) as holder:
             began = time.monotonic()
             with pytest.raises(StoreLockedError) as caught:
@@ -266,7 +265,7 @@ def test_a_connection_is_set_up_in_one_round_trip(pg_store: penstock.Store, monk
     assert len(sent) == 2
 
 
-def test_an_append_waits_for_a_writer_stopped_in_its_turn_in_sqlite(
+def test_an_append_waits_for_a_stopped_writer_that_holds_the_write_lock_in_sqlite(
     tmp_path: Path, run_child: RunChild
 ) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
@@ -284,7 +283,7 @@ def test_an_append_waits_for_a_writer_stopped_in_its_turn_in_sqlite(
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 2]
 
 
-def test_a_writer_stopped_in_its_turn_for_too_long_is_reported_in_sqlite(
+def test_a_stopped_writer_that_holds_the_write_lock_for_too_long_is_reported_in_sqlite(
     tmp_path: Path, run_child: RunChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
@@ -385,8 +384,8 @@ def _has_own_networks() -> bool:
 @pytest.mark.soak
 @pytest.mark.skipif(not _has_own_networks(), reason="this user may not create networks")
 @pytest.mark.parametrize("moment", ["statement", "rows"])
-def test_a_machine_that_vanishes_frees_its_locks_within_30_seconds(moment: str) -> None:
-    """While the server runs one of its statements, or waits for more of its rows."""
+def test_locks_of_a_vanished_machine_are_released_within_30_seconds(moment: str) -> None:
+    """The machine vanishes while the server runs its statement, or waits for more of its rows."""
     words = ["unshare", "--net", sys.executable, "-m", "tests.store.postgres.vanished_machine", moment]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SECONDS "))

@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, and what they see."""
+"""Transactions are atomic, isolated and durable, and share a pool of connections."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ def test_threads_share_few_connections(store: penstock.Store) -> None:
     assert len(store.database.pool.idle) <= pool.POOL_SIZE
 
 
-def test_connections_that_nobody_uses_are_closed(
-    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_connections_are_closed(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(pool, "idle_closer", pool.IdleConnectionCloser())
     closed, disconnect = [], store.database.disconnect
@@ -104,7 +102,7 @@ def test_connections_that_nobody_uses_are_closed(
     wait_until(lambda: len(closed) == 3)
 
 
-def test_a_connection_that_is_used_again_and_again_stays_open(
+def test_a_connection_in_regular_use_stays_open(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.consumers()
@@ -191,7 +189,7 @@ def test_driver_errors_are_the_cause_of_store_errors(store: penstock.Store) -> N
     assert "nowhere" in str(caught.value)
 
 
-def test_only_a_transaction_that_may_be_lost_does_not_wait_for_the_disk(store: penstock.Store) -> None:
+def test_only_a_transaction_that_is_not_durable_skips_the_wait_for_the_disk(store: penstock.Store) -> None:
     show, waits = (
         ("pragma synchronous", {True: 2, False: 1})
         if store.database.dialect == "sqlite"

@@ -1,4 +1,4 @@
-"""Store URLs: what they mean, what is refused, and that no password is shown."""
+"""Store URLs: how they are parsed, which are refused, and that no message shows a password."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_invalid_url_is_refused_with_an_example(url: str, word: str, problem:
     assert caught.value.condition == f"INVALID_URL{problem}"
 
 
-def test_a_postgresql_url_passes_every_option_but_the_schema_to_libpq() -> None:
+def test_a_postgresql_url_passes_every_option_except_the_schema_to_libpq() -> None:
     url = parse_url("postgres://me:pw@h1:1,[::1]:2/db?schema=a%20b&sslmode=require&options=-c%20x%3Dy")
     assert url.target == "postgresql://me:pw@h1:1,[::1]:2/db?sslmode=require&options=-c%20x%3Dy"
     assert (url.schema, url.options) == ('"a b"', {"schema": "a b"})
@@ -90,7 +90,7 @@ def test_no_text_form_of_a_url_contains_the_password(url: str) -> None:
 
 
 @pytest.mark.parametrize("blanks", ["\t", "  ", "\n"])
-def test_a_password_with_blanks_is_found_before_a_message_is_put_on_one_line(blanks: str) -> None:
+def test_a_password_with_blanks_is_hidden_in_a_message_of_several_lines(blanks: str) -> None:
     password = f"one{blanks}two"
     parsed = parse_url(f"postgresql://me:{quote(password)}@host/db")
     assert parsed.without_secrets(f"cannot log in\n with {password}.") == "cannot log in. with ***."

@@ -1,5 +1,5 @@
-"""A program that waits for a queue's rows notices every append soon, from any process, and costs little while
-there are none.
+"""A watch of a queue quickly notices appends from any process, and uses few resources while there are
+none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RunChild = Callable[..., ChildProcess]
 
 @pytest.fixture
 def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are found only through notifications."""
+    """Switch off polling, so that only notifications end a wait."""
     monkeypatch.setattr(postgres_watch, "CHECK_SECONDS", NEVER)
     monkeypatch.setattr(sqlite_watch, "CHECK_SECONDS", NEVER)
     monkeypatch.setattr(sqlite_watch, "LONGEST_CHECK_SECONDS", NEVER)
@@ -42,7 +42,7 @@ def queue(store: penstock.Store) -> penstock.Queue:
     return store.create_queue("q", SCHEMA)
 
 
-def test_two_processes_that_wait_for_each_other_answer_within_milliseconds(
+def test_two_processes_that_answer_each_others_rows_take_milliseconds_for_each(
     store: penstock.Store, store_url: str, queue: penstock.Queue, run_child: RunChild
 ) -> None:
     back = store.create_queue("back", SCHEMA)
@@ -142,9 +142,7 @@ def test_rows_of_other_partitions_and_queues_do_not_end_the_wait(store: penstock
 
 
 def test_appends_to_other_queues_of_a_busy_file_cause_few_lookups(store: penstock.Store) -> None:
-    """Each lookup in the store costs time; a watch of a quiet queue makes few, however busy the other queues
-    are.
-    """
+    """A watch of a quiet queue rarely reads the store, however busy the other queues are."""
     queue = store.create_queue("q", SCHEMA)
     other = unrelated(store, queue)
     appends = 300

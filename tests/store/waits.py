@@ -1,4 +1,4 @@
-"""What happens later in another thread, and how long to wait for it."""
+"""Helpers that wait for events in other threads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def later(work: Callable[[], object]) -> threading.Thread:
 
 
 def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
-    """The positions after all rows, once the watch has nothing left to do."""
+    """Wait until the watch has nothing left to do, and return the positions after all rows."""
     positions = {part.partition: part.next_index for part in queue.info().partitions}
     assert not watch.wait(positions, 0)
     if isinstance(watch, postgres_watch.PostgresWatch):
-        # Transactions of other tests may still be running when it begins to listen.
+        # Transactions of other tests may still be running when the watch begins to listen.
         wait_until(lambda: not watch.wait(positions, 0.01) and watch.misses_no_append)
     return positions

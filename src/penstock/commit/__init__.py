@@ -1,1 +1,3 @@
-"""The exactly-once protocol: one transaction for a sink's rows, the consumer's move and the ledger row."""
+"""The exactly-once protocol: one transaction for the sink's rows, the consumer's offsets and the ledger
+entry.
+"""

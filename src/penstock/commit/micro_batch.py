@@ -1,4 +1,4 @@
-"""A micro-batch that is ready to be committed, and the interface of its target."""
+"""A micro-batch that is ready to commit, and the interface of its target."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class Target(ABC, Generic[T]):
-    """The target of a micro-batch, which makes staged rows visible or drops them.
+    """The target of a micro-batch: makes staged rows visible, or drops them.
 
-    ``str(target)`` names it in messages, such as ``queue 'big'``.
+    ``str(target)`` is its name in messages, such as ``queue 'big'``.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The target's name for users."""
+        """The target's name, as users know it."""
 
     @property
     @abstractmethod
@@ -37,56 +37,58 @@ class Target(ABC, Generic[T]):
         """The target's name in the ledger."""
 
     def prepare(self, tx: Transaction, batch: BatchCommit[T]) -> None:
-        """Prepare staged rows for ``publish``, if that takes long; does nothing by default.
+        """Do any lengthy preparation for ``publish``. By default there is none.
 
-        Called in the same transaction before anything is locked, even if the micro-batch is already
-        committed.
+        The protocol calls this in the same transaction before it locks anything, even if the micro-batch is
+        already committed.
         """
 
     @abstractmethod
     def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
-        """Make the acknowledged attempts' staged rows visible, and drop everything else staged up to the
-        micro-batch.
+        """Make the rows that acknowledged attempts staged visible, and drop everything else that was staged
+        for micro-batches up to this one.
 
-        Called in the transaction that moves the consumers and inserts the ledger row.
+        The protocol calls this in the transaction that moves the consumers and inserts the ledger entry.
         """
 
     @abstractmethod
     def discard(self, tx: Transaction, batch: BatchCommit[T]) -> None:
-        """Drop what was staged up to the micro-batch, which was already committed."""
+        """Drop everything that was staged for micro-batches up to this one, which is already committed."""
 
 
 @dataclass(frozen=True)
 class BatchCommit(Generic[T]):
-    """A micro-batch whose tasks are done."""
+    """A micro-batch whose tasks have finished."""
 
     sink: Target[T]
     app_id: str
     batch_id: int
     rows: int
     origin: str = ""
-    """The checkpoint's own id, since another checkpoint with the same app id counts its own batch ids."""
+    """The id of the checkpoint. Another checkpoint with the same app id has its own batch ids."""
     sources: Sequence[QueueOffset] = ()
-    """The range of each queue source."""
+    """The range that the micro-batch reads from each queue."""
     others: Sequence[object] = ()
     """The offsets of other sources, in any form."""
     attempts: Mapping[str, int] = field(default_factory=dict)
-    """The number of segments or rows, as the target counts, that each acknowledged attempt staged."""
+    """The number of segments or rows that each acknowledged attempt staged. The target decides which of the
+    two it counts.
+    """
     written: Sequence[TaskSegments] | None = None
-    """What each acknowledged task has written without using the database, in the order of the tasks; None if
-    the tasks staged or appended.
+    """The segments that each acknowledged task has written without using the database, in the order of the
+    tasks. None if the tasks staged or appended their rows.
     """
     tasks: Mapping[int, int] | None = None
-    """The rows of each task if the tasks appended directly; None if they staged."""
+    """The number of rows of each task, if the tasks appended directly; None if they staged their rows."""
     stateful: bool = False
-    """Whether the query keeps state, which another checkpoint would not have."""
+    """Whether the query keeps state, which a different checkpoint would lack."""
     rebind: bool = False
-    """Whether a stateful query may take over a consumer from another checkpoint nevertheless."""
+    """Whether a stateful query may take over a consumer from another checkpoint anyway."""
     new_sink: bool = False
-    """Whether the sink may have no commits of the query although the checkpoint is not new."""
+    """Whether the sink may lack commits of the query although the checkpoint is not new."""
     logged: str | None = None
-    """The offset that the checkpoint logs for the micro-batch, if it is written after this commit or may be
-    lost; None if the micro-batch has several offsets.
+    """The offset that the checkpoint logs for the micro-batch, if the checkpoint is written after this commit
+    or may be lost. None if the micro-batch has several offsets.
     """
 
     @property
@@ -94,20 +96,20 @@ class BatchCommit(Generic[T]):
         return LedgerKey(self.sink.ledger_name, self.app_id, self.batch_id)
 
     def ranges(self) -> str:
-        """The input as the ledger records it."""
+        """The micro-batch's input, as the ledger records it."""
         lines = sorted([*source.identity, list(source.start), list(source.end)] for source in self.sources)
         return json.dumps([self.origin, lines, *([_digest(self.others)] if self.others else [])])
 
 
 def _digest(others: Sequence[object]) -> str:
-    """Return a digest, since only equality matters, and some sources write long offsets."""
+    """Return a digest of offsets. Only their equality matters, and some sources write long offsets."""
     texts = sorted(json.dumps(other, sort_keys=True) for other in others)
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class QueueTarget(Target[Appended]):
-    """A queue as the target of micro-batches: staged segments are appended in the order of the tasks."""
+    """A queue as the target of micro-batches. Staged segments are appended in the order of the tasks."""
 
     record: QueueRecord
 

@@ -1,4 +1,4 @@
-"""The offset of a queue as a source, as Spark writes it to its offset log."""
+"""Offsets of queues as sources, in the form in which Spark writes them to its offset log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FIELDS = {"store", "queue", "generation", "from", "to"}
 
 @dataclass(frozen=True)
 class QueueOffset:
-    """Rows [start, end) of a queue by partition: what one micro-batch reads from one source.
+    """Rows [start, end) of a queue by partition, which one micro-batch reads from one source.
 
-    It includes the start because Spark does not log where its first micro-batch began.
+    The start is included because Spark does not log where its first micro-batch began.
     """
 
     store: str
@@ -31,21 +31,29 @@ class QueueOffset:
     start: tuple[int, ...]
     end: tuple[int, ...]
     rows_per_task: int | None = None
-    """The largest number of rows in a task, so that a repeated micro-batch is divided into the same tasks."""
+    """The largest number of rows in a task. It is stored so that a repeated micro-batch has the same
+    tasks.
+    """
     max_tasks: int | None = None
-    """The number of tasks above which partitions with few rows share tasks; None if they never do."""
+    """The number of tasks above which partitions with few rows share tasks; None if partitions never
+    share.
+    """
     moved_by_sink: bool = False
-    """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
+    """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned the
+    micro-batch.
+    """
     owner: str | None = None
-    """The identity of the consumer's owner; the epoch is not enough, since a restored store may assign one
+    """The identity of the consumer's owner. The epoch is not enough, since a restored store may assign it
     again.
     """
     unplanned: bool = False
-    """Whether the store keeps no plan of the micro-batch, so that the sink's transaction checks the owner."""
+    """Whether the store has no plan of the micro-batch. The sink's transaction checks the owner in that
+    case.
+    """
     times: tuple[int | None, ...] = ()
-    """When the last row of each partition's range was appended, in microseconds since 1970; None if there is
-    no such row, and -1 if it was trimmed. The times reveal a restored store that has grown again, which has
-    other rows there.
+    """When the last row of each partition's range was appended, in microseconds since 1970. None if there is
+    no such row, and -1 if it was trimmed. If the store was restored and has received new rows since, it has
+    other rows there, and these times reveal it.
     """
 
     def to_dict(self) -> Json:
@@ -74,7 +82,9 @@ class QueueOffset:
 
     @classmethod
     def of(cls, value: object) -> QueueOffset | None:
-        """Return the offset in a parsed line of the offset log; None when the line is another source's."""
+        """Return the offset in a parsed line of the offset log; None if the line belongs to another kind of
+        source.
+        """
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
             return None
         _require_offset(value)
@@ -100,16 +110,19 @@ class QueueOffset:
         return self.start == self.end
 
     def last_rows(self, partitions: Iterable[int]) -> dict[tuple[int, int], int]:
-        """Return when the row before the end of each of these partitions was appended, by partition and end.
+        """Return when the last row of the range was appended in each of these partitions, by partition and
+        end.
 
-        Partitions for which that is not known are left out.
+        Partitions for which this is unknown are left out.
         """
         known = [partition for partition in partitions if partition < len(self.times)]
         times = {(partition, self.end[partition]): self.times[partition] for partition in known}
         return {key: time for key, time in times.items() if time is not None}
 
     def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """Return how the offsets of these or all partitions move: columns ``partition``, ``old``, ``new``."""
+        """Return how the offsets of these partitions, or of all, move: the columns ``partition``, ``old`` and
+        ``new``.
+        """
         selected = range(len(self.end)) if partitions is None else partitions
         moved = [partition for partition in selected if self.start[partition] != self.end[partition]]
         return {
@@ -142,8 +155,8 @@ class QueueOffset:
                 "begins at startingOffsets" if consumer is None else "resumes at the consumer's offset"
             )
             raise CheckpointMismatchError(
-                f"the checkpoint's offset has {name} {stored!r}, the source has {value!r}: {reason}. "
-                f"Start with a new checkpoint; the query {resume_hint}",
+                f"the checkpoint's offset has {name} {stored!r}, but the source has {value!r}: {reason}. "
+                f"Start with a new checkpoint, with which the query {resume_hint}",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 field=name,
                 found=stored,
@@ -151,7 +164,7 @@ class QueueOffset:
             )
 
     def require_reached(self, ends: Sequence[int]) -> None:
-        """Refuse an offset past the ends of the partitions, whose store is then older than the checkpoint."""
+        """Refuse an offset past the ends of the partitions: their store must be older than the checkpoint."""
         if len(self.end) <= len(ends) and all(
             offset <= end for offset, end in zip(self.end, ends, strict=False)
         ):
@@ -168,7 +181,7 @@ class QueueOffset:
 
 
 def _require_offset(value: Mapping[str, Any]) -> None:
-    """Check an offset before it is used, since other programs may write the checkpoint."""
+    """Check the format of an offset, since other programs may write to the checkpoint."""
     start, end = value["from"], value["to"]
     task_limits = [value.get(name) for name in ("rowsPerTask", "maxTasks")]
     times = value.get("times", [])
@@ -200,20 +213,20 @@ def _require_offset(value: Mapping[str, Any]) -> None:
 
 
 def plan_text(offset: QueueOffset) -> str:
-    """Return the text of a micro-batch's plan for the store."""
+    """Return a micro-batch's plan as the text that the store keeps."""
     return json.dumps(offset.to_dict())
 
 
 def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
-    """Return offsets for ``length`` partitions; partitions that were added later start at 0."""
+    """Extend offsets to ``length`` partitions. Partitions that were added later start at 0."""
     return (*offsets, *[0] * (length - len(offsets)))
 
 
 def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueOffset]:
-    """Return the range of each queue source of a micro-batch; a range is empty if there are no new rows.
+    """Return the range of each queue source of a micro-batch. A range is empty if there are no new rows.
 
-    ``now`` and ``before`` are the parsed lines of the offset log for this micro-batch and the one before
-    (empty for the first).
+    ``now`` and ``before`` are the parsed lines of the offset log for this micro-batch and for the previous
+    one (empty for the first micro-batch).
     """
     previous = {offset for offset in map(QueueOffset.of, before) if offset is not None}
     ranges: dict[tuple[str, str, str, int], QueueOffset] = {}

@@ -1,4 +1,4 @@
-"""The reader's side of the protocol: own a consumer on a queue, plan micro-batches, raise the safe offset."""
+"""The source's side of the protocol: own a consumer on a queue, plan micro-batches, raise the safe offset."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = logging.getLogger("penstock.commit")
 
 
 class Owner:
-    """A running query's ownership of a consumer; a later owner fences it by a new epoch.
+    """A running query's ownership of a consumer. A later owner fences it with a new epoch.
 
-    ``moved_by_sink`` says whether the query's sink moves the consumer in its own transaction. When it is
-    False, the owner finds out from the query's first commit.
+    ``moved_by_sink`` says whether the query's sink moves the consumer in its own transaction. If it is False,
+    the owner finds out at the query's first commit.
     """
 
     def __init__(self, database: Database, consumer: str, queue: str, *, moved_by_sink: bool = False) -> None:
@@ -42,10 +42,10 @@ class Owner:
         self._lock = database.owner_lock(registration.lock_name(database.uuid))
         self._warn_if_owned(registration)
         self.identity = str(uuid.uuid4())
-        """Distinguishes it from other owners, even if a restored store assigns the same epoch again."""
+        """Distinguishes this owner from all others, even if a restored store assigns the same epoch again."""
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
-        """Whether the sink moves the consumer, as far as is known."""
+        """Whether the sink moves the consumer, as far as this owner knows."""
         self._last_plan: str | None = None
         log.info(
             "consumer %r on queue %r has a new owner, of epoch %d",
@@ -78,7 +78,7 @@ class Owner:
             )
 
     def positions(self) -> tuple[int, ...]:
-        """The consumer's offsets."""
+        """Return the consumer's offsets."""
         return tuple(
             self._database.run(
                 lambda tx: consumers.read_offsets(tx, self._owned_registration(tx))[0], write=False
@@ -86,10 +86,10 @@ class Owner:
         )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
-        """Record that Spark has logged everything up to ``logged``; return the queue, its partitions, and
-        whether to drain.
+        """Record that Spark has logged everything up to ``logged``. Return the queue, its partitions, and
+        whether the query should drain.
 
-        The safe offset moves up to ``logged``, and so does the offset if the sink does not move it.
+        The safe offset moves up to ``logged``. The offset moves too, unless the sink moves it.
         """
         registration, safe_offsets, queue, partitions = self._database.run(self._load_state, write=False)
         if self._last_plan is not None and self._last_plan == registration.plan:
@@ -97,7 +97,7 @@ class Owner:
             self.moved_by_sink |= registration.plan_epoch is None
         logged.require(self._database.uuid, self.queue, self.consumer, registration.generation)
         if logged.empty:
-            # A new checkpoint has logged nothing yet; it begins at the consumer's offset.
+            # A new checkpoint has logged nothing yet, so it begins at the consumer's offset.
             self.require_at(logged.end)
         elif any(stored < end for stored, end in zip(safe_offsets, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
@@ -105,7 +105,9 @@ class Owner:
         return queue, partitions, registration.draining
 
     def _acquire_lock(self) -> bool:
-        """Take the lock if it was lost, or if another owner held it until now; return whether it is held."""
+        """Take the lock if it was lost or if another owner held it so far; return whether this owner holds
+        it.
+        """
         try:
             return self._lock.acquire()
         except StoreUnavailableError as error:
@@ -131,7 +133,7 @@ class Owner:
 
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
         registration = self._owned_registration(tx, lock=True)
-        # The consumer is at most one micro-batch before the checkpoint.
+        # The consumer is at most one micro-batch behind the checkpoint.
         expects_move = self.moved_by_sink and registration.plan_epoch == self.epoch
         if _is_ahead(tx, registration, logged, expects_move=expects_move) and not (
             self._was_fenced(tx, registration, logged)
@@ -140,10 +142,11 @@ class Owner:
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
-        """Whether another query took over the consumer and planned from the start of the micro-batch that
-        this query has logged, while a driver that was fenced wrote and logged it.
+        """Return whether this query's logged micro-batch comes from a fenced driver: another query took over
+        the consumer, and its plan begins where that micro-batch begins.
 
-        The consumer may be inside it, because an older copy of the checkpoint divides the rows differently.
+        The consumer may then be inside that micro-batch, because an older copy of the checkpoint divides the
+        rows differently.
         """
         if logged.moved_by_sink or registration.plan_epoch == self.epoch:
             return False
@@ -152,7 +155,7 @@ class Owner:
         return all(map(ge, offsets, start)) and _planned_from(registration, start)
 
     def plan(self, end: QueueOffset) -> None:
-        """Store the plan of the micro-batch in flight; the sink's commit must match it.
+        """Store the plan of the micro-batch in flight. The sink's commit must match the plan.
 
         Raises
         ------
@@ -203,7 +206,7 @@ class Owner:
         self._database.run(work, write=False)
 
     def release(self) -> None:
-        """Give up the ownership, as if the process had died."""
+        """Release the consumer, as if the process had died."""
         self._lock.release()
 
 
@@ -215,7 +218,7 @@ def offset_of(
     end: Sequence[int],
     **more: Any,
 ) -> QueueOffset:
-    """Return the offset of a range that a query reads from a queue, through its consumer if it has one."""
+    """Return the offset for a range that a query reads from a queue, through its consumer if it has one."""
     if owner is None:
         return QueueOffset(store, queue.name, None, queue.generation, 0, tuple(start), tuple(end), **more)
     return QueueOffset(
@@ -240,8 +243,7 @@ def require_owned(tx: Transaction, registration: Registration, end: QueueOffset)
     OwnerFencedError
         If another query has taken over the consumer.
     CheckpointMismatchError
-        If a seek has moved the consumer, or if the queue no longer has the rows, because its store was
-        restored.
+        If a seek has moved the consumer, or the queue no longer has the rows because its store was restored.
     """
     require_owner(registration, end.epoch, end.owner, end.generation)
     _require_source_rows(tx, registration, end)
@@ -252,9 +254,9 @@ def require_owner(registration: Registration, epoch: int, identity: str | None, 
     consumer, queue = registration.consumer, registration.queue
     if (registration.epoch, registration.owner) != (epoch, identity):
         raise OwnerFencedError(
-            f"another query took over consumer {consumer!r} on queue {queue!r} (owner epoch "
-            f"{registration.epoch}, this query's is {epoch}): run one query for each consumer, and read it "
-            "once in a query",
+            f"another query took over consumer {consumer!r} on queue {queue!r} (its owner epoch is "
+            f"{registration.epoch}, this query's is {epoch}): use each consumer in only one query, and only "
+            "once there",
             consumer=consumer,
             queue=queue,
             epoch=epoch,
@@ -262,7 +264,7 @@ def require_owner(registration: Registration, epoch: int, identity: str | None, 
         )
     if registration.generation != generation:
         raise CheckpointMismatchError(
-            f"consumer {consumer!r} on queue {queue!r} was moved by a seek, or registered again, while this "
+            f"consumer {consumer!r} on queue {queue!r} was moved by a seek or registered again while this "
             "query ran: start it with a new checkpoint, which resumes at the consumer's offset",
             condition="CHECKPOINT_MISMATCH.MOVED_WHILE_RUNNING",
             consumer=consumer,
@@ -273,9 +275,10 @@ def require_owner(registration: Registration, epoch: int, identity: str | None, 
 def _is_ahead(
     tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool
 ) -> bool:
-    """Whether Spark has logged more than the consumer's offset, or its plan if no sink moves the consumer.
+    """Return whether Spark has logged rows past the consumer's offset, or past its plan if no sink moves the
+    consumer.
 
-    A restarted query may repeat its planned micro-batch with another sink: its own owner plans it again.
+    A restarted query may repeat its planned micro-batch with another sink. Its owner then plans it again.
     """
     offsets = consumers.read_offsets(tx, registration)[0]
     if all(offset >= end for offset, end in zip(offsets, logged.end, strict=False)):
@@ -290,20 +293,22 @@ def _stored_plan(registration: Registration) -> QueueOffset | None:
 
 
 def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
-    """Whether the last plan begins at these offsets."""
+    """Return whether the last plan begins at these offsets."""
     planned = _stored_plan(registration)
     return planned is not None and pad(planned.start, len(offsets)) == tuple(offsets)
 
 
 def _require_source_rows(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
-    """Refuse a micro-batch if the store was restored: it lacks the one before, or the queue its rows."""
+    """Refuse a micro-batch if the store was restored, and now lacks its rows or the previous micro-batch."""
     if not _follows(tx, registration, end):
         raise _source_behind_error(tx, registration, end.start)
     SourceRows().require(tx, registration.queue_id, end)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
-    """Whether a micro-batch is the last plan, or begins at its end, or not after the consumer's offset."""
+    """Return whether a micro-batch is the last plan, begins where that plan ends, or begins at or before the
+    consumer's offset.
+    """
     planned = _stored_plan(registration)
     if planned is not None and (planned == end or pad(planned.end, len(end.start)) == end.start):
         return True
@@ -320,7 +325,7 @@ def _lagging_error(tx: Transaction, registration: Registration, logged: QueueOff
     )
     if not is_inside:
         return _source_behind_error(tx, registration, logged.end)
-    # No micro-batch has ended at that offset, so no backup has the consumer there.
+    # No micro-batch ended at that offset, so no backup can have the consumer there.
     return OffsetConflictError(
         f"consumer {registration.consumer!r} on queue {registration.queue!r} is at {offsets}, inside the "
         f"micro-batch from {list(logged.start)} to {list(logged.end)} that this query has committed: another "
@@ -339,7 +344,7 @@ def _source_behind_error(
 ) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} "
-        f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: if the "
+        f"up to {list(committed)}, but the store has {consumers.read_offsets(tx, registration)[0]}: if the "
         "store was restored from an older backup, restore the checkpoint of the same time, or use a new "
         "one",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
@@ -349,7 +354,7 @@ def _source_behind_error(
 
 
 def raise_safe_offset(database: Database, final_offset: QueueOffset, *, moved_by_sink: bool = False) -> None:
-    """Raise the safe offset to what an ended query's checkpoint has committed."""
+    """Raise the safe offset to the offset that an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(
@@ -366,10 +371,10 @@ def raise_safe_offset(database: Database, final_offset: QueueOffset, *, moved_by
 
 
 def move_past_commit(database: Database, committed: QueueOffset) -> None:
-    """Move a consumer past a micro-batch that its sink has committed, if the consumer is at the start of the
-    micro-batch and has planned one from there.
+    """Move a consumer past a micro-batch that its sink has committed. The consumer moves only if it is at the
+    start of the micro-batch and has planned one from there.
 
-    Otherwise it is not moved: its store may be older than the sink's.
+    Otherwise it does not move, since its store may be older than the sink's.
     """
 
     def work(tx: Transaction) -> None:
@@ -386,7 +391,7 @@ def move_past_commit(database: Database, committed: QueueOffset) -> None:
 
 
 def request_drain(database: Database, planned: QueueOffset) -> None:
-    """Ask the owner of a consumer to plan no more micro-batches, if it has made this offset.
+    """Ask the owner of a consumer to plan no more micro-batches, if that owner has planned this offset.
 
     Any other owner belongs to another query.
     """

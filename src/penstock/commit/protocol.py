@@ -1,5 +1,5 @@
-"""The sink's side of the protocol: one transaction makes a micro-batch (or epoch) visible once, and moves its
-consumers.
+"""The sink's side of the protocol: one transaction makes a micro-batch (or epoch) visible exactly once and
+moves its consumers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ logger = logging.getLogger("penstock.commit")
 T = TypeVar("T")
 
 OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
-"""The condition of a micro-batch that the sink has committed with other input."""
+"""The condition for a micro-batch that the sink has committed with different input."""
 
 
 def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
     """Commit a micro-batch; return its target's result, or None if it was already committed.
 
-    A commit that would lose or repeat rows is refused, and none of its rows become visible.
+    A commit that would lose or repeat rows is refused. None of its rows become visible.
     """
     published = database.run(lambda tx: _commit(tx, database.uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
@@ -68,7 +68,7 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         (source for source in batch.sources if source.consumer is not None),
         key=lambda source: source.identity,
     )
-    # All commits lock in this order.
+    # All commits take their locks in this order.
     locked = [
         (source, consumers.find_registration(tx, source.consumer or "", source.queue, lock=True))
         for source in consumer_sources
@@ -82,7 +82,7 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         _require_same_input(batch, existing.ranges)
         _finish_replay(tx, batch, locked)
         return None
-    # Another driver may have committed the previous one since.
+    # Another driver may have committed the previous micro-batch since.
     previous = entries.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     if previous is not None:
         _require_contiguous(batch, previous)
@@ -93,16 +93,16 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         if source.store != store_uuid:
             _move_mark(tx, batch, source)
     published = batch.sink.publish(tx, batch)
-    # Oldest entries first, as a queue's are deleted when it is dropped.
+    # Oldest entries first: dropping a queue deletes its entries in the same order.
     ledger.prune(tx, batch.key)
     return published
 
 
 def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntry | None:
-    """Refuse a micro-batch when the sink lacks the one before it, because its store was restored from an
-    older backup. A ``new_sink`` may have no commits of the query although the checkpoint is not new.
+    """Refuse a micro-batch if the sink lacks the previous one because its store was restored from an older
+    backup. A ``new_sink`` may lack all commits of the query although the checkpoint is not new.
 
-    Return the entry of the micro-batch before, if any.
+    Return the entry of the previous micro-batch, if any.
     """
     previous = ledger.find_entry(tx, key.before) if key.batch_id else None
     if key.batch_id and previous is None:
@@ -116,8 +116,8 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntr
 def _require_contiguous(batch: BatchCommit[T], previous: LedgerEntry) -> None:
     """Refuse a micro-batch that does not begin where the previous one ended in the sink.
 
-    A suspended driver may mistake a micro-batch that another driver has committed for its own, and resume
-    where its own would have ended.
+    Another driver may have committed a different micro-batch while this driver was suspended. This driver
+    mistakes it for its own, and resumes where its own would have ended.
     """
     record_name = f"the ledger of {batch.sink}"
     previous_input = parse_record(previous.ranges, record_name, list)
@@ -130,9 +130,9 @@ def _require_contiguous(batch: BatchCommit[T], previous: LedgerEntry) -> None:
         if end is not None and pad(end, len(source.start)) != source.start:
             raise CheckpointMismatchError(
                 f"micro-batch {batch.batch_id} of app {batch.app_id!r} begins at "
-                f"{brief(str(list(source.start)))} of queue {source.queue!r}, and {batch.sink} has the "
-                f"micro-batch before up to {brief(str(list(end)))}: another driver of the query has "
-                "committed that one. Restart the query, and run it once",
+                f"{brief(str(list(source.start)))} of queue {source.queue!r}, but in {batch.sink} the "
+                f"previous micro-batch ended at {brief(str(list(end)))}: another driver of the query has "
+                "committed it. Restart the query, and run only one driver for it",
                 condition=OTHER_INPUT,
                 app_id=batch.app_id,
                 batch_id=batch.batch_id,
@@ -140,12 +140,12 @@ def _require_contiguous(batch: BatchCommit[T], previous: LedgerEntry) -> None:
 
 
 def sink_behind_error(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
-    """Return the error for a sink that lacks micro-batches that the checkpoint has committed."""
+    """Return the error for a sink without micro-batches that the checkpoint has committed."""
     description = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatchError(
-        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {description}: if its "
+        f"the checkpoint has committed micro-batch {batch_id - 1}, but {sink} has {description}: if its "
         "store was restored from an older backup, restore the checkpoint of the same time. If the sink was "
-        "created again, or the query writes to it for the first time, set allowNewSink=true",
+        "recreated, or the query writes to it for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
         last=last,
@@ -161,11 +161,11 @@ def record_batch(
     new_sink: bool,
     logged: str | None = None,
 ) -> None:
-    """Record a micro-batch of a sink that may repeat rows, so that a lost one is noticed later."""
+    """Record a micro-batch of a sink that may repeat rows, so that later commits notice if one was lost."""
 
     def work(tx: Transaction) -> None:
         if ledger.newest_batch_if_rewound(tx, key) is not None:
-            # An old copy of the checkpoint may repeat rows, but the sink lacks none.
+            # An old copy of the checkpoint may repeat rows, but the sink lacks no rows.
             return
         if ledger.insert_entry(tx, key, json.dumps([origin, []]), rows, logged) is None:
             refuse_gap(tx, key, new_sink=new_sink)
@@ -177,9 +177,9 @@ def record_batch(
 def _require_same_input(batch: BatchCommit[T], committed: str) -> None:
     if batch.ranges() != committed:
         raise CheckpointMismatchError(
-            f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
-            "other input: the checkpoint is an old copy, or a new one with another checkpoint's appId. Use "
-            "the newest checkpoint; a new one needs a new appId",
+            f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink} with "
+            "other input: the checkpoint is an old copy, or a new one with the appId of another checkpoint. "
+            "Use the newest checkpoint; a new checkpoint needs a new appId",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -191,10 +191,10 @@ def _require_same_input(batch: BatchCommit[T], committed: str) -> None:
 def _finish_replay(
     tx: Transaction, batch: BatchCommit[T], locked: Sequence[tuple[QueueOffset, Registration]]
 ) -> None:
-    """Finish the replay of a committed micro-batch: drop what it staged, and close its plan.
+    """Finish the replay of a committed micro-batch: drop the rows that it staged, and close its plan.
 
     A suspended driver may have read the rows of an epoch that its successor has committed. It must not take
-    that epoch for its own, so the owner is checked.
+    that epoch for its own, so check the owner.
     """
     batch.sink.discard(tx, batch)
     for source, registration in locked:
@@ -208,8 +208,9 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
     last = ledger.newest_batch_if_rewound(tx, key)
     if last is not None:
         raise CheckpointRewoundError(
-            f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at "
-            f"{key.batch_id}, no longer in the ledger: the checkpoint is an old copy; use the newest one",
+            f"app {key.app_id!r} has committed micro-batch {last} to {key.sink}, but its checkpoint is at "
+            f"{key.batch_id}, which the ledger no longer has: the checkpoint is an old copy; use the newest "
+            "one",
             app_id=key.app_id,
             batch_id=key.batch_id,
             last=last,
@@ -217,13 +218,13 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
 
 
 def _check_tasks(batch: BatchCommit[T], appended_rows: Mapping[int, int]) -> None:
-    """Require that the tasks have appended exactly the rows that are committed now."""
+    """Require that the tasks have appended exactly the rows that this commit covers."""
     if appended_rows == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
         raise CommitRefusedError(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and "
-            f"some of its rows are already in {batch.sink}: finish it with that guarantee first",
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} began with guarantee=idempotent, and some "
+            f"of its rows are already in {batch.sink}: finish it with that guarantee first",
             condition="COMMIT_REFUSED.NOT_REPEATABLE",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -234,8 +235,8 @@ def _check_tasks(batch: BatchCommit[T], appended_rows: Mapping[int, int]) -> Non
 def _not_repeatable_error(key: LedgerKey, previous: object, current: object) -> CommitRefusedError:
     return CommitRefusedError(
         f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was "
-        f"repeated (rows by task: {previous} before, {current} now), so it is unknown which rows are "
-        "written: repeat it with its original settings, and use guarantee=exactly_once from then on",
+        f"repeated (rows by task: {previous} before, {current} now), so it is unknown which rows the sink "
+        "has: repeat it with its original settings, and use guarantee=exactly_once from then on",
         condition="COMMIT_REFUSED.NOT_REPEATABLE",
         app_id=key.app_id,
         batch_id=key.batch_id,
@@ -252,11 +253,11 @@ def append_task(
     input_id: str = "",
     new_sink: bool = False,
 ) -> partition_log.Appended | None:
-    """Append the rows of one task; None when the task or its micro-batch already did.
+    """Append the rows of one task; return None if the ledger already has the task or its micro-batch.
 
-    ``key`` is the task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat
-    rows. ``origin`` is the id of the checkpoint, and ``input_id`` identifies the micro-batch's input; it is
-    empty if the task does not know it.
+    ``key`` is the task's entry in the ledger, which makes a repeat a no-op. It is None for a sink that may
+    repeat rows. ``origin`` is the id of the checkpoint. ``input_id`` identifies the micro-batch's input, and
+    is empty if the task does not know it.
     """
     if key is None:
         return partition_log.append_at_least_once(database, sink, segments)
@@ -281,8 +282,8 @@ def _is_already_appended(
         _require_same_task_input(key, stored_input, origin, input_id)
     existing = ledger.insert_entry(tx, key, f"{origin} {input_id}", rows)
     if existing is None:
-        # If the task was suspended, the checks above were made long ago. Another driver may have committed
-        # the micro-batch since, and the ledger may have deleted its entry.
+        # If the task was suspended, the checks above ran long ago. Another driver may have committed the
+        # micro-batch since, and the ledger may have deleted its entry.
         _refuse_rewound(tx, key)
         if ledger.find_entry(tx, key.whole) is not None:
             raise _not_repeatable_error(key, {}, {key.task: rows})
@@ -294,7 +295,7 @@ def _is_already_appended(
 
 
 def _require_same_task_input(key: LedgerKey, stored: str, origin: str, input_id: str) -> None:
-    """Refuse a task when another task of the same micro-batch has written rows of other input."""
+    """Refuse a task if another task of the same micro-batch has written rows of other input."""
     stored_origin, _, stored_input = stored.partition(" ")
     if stored_origin != origin:
         raise CheckpointMismatchError(
@@ -306,9 +307,9 @@ def _require_same_task_input(key: LedgerKey, stored: str, origin: str, input_id:
         )
     if input_id and stored_input and stored_input != input_id:
         raise CheckpointMismatchError(
-            f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, "
-            "with other input: the checkpoint is an old copy, or its last entries were lost in a power "
-            "failure. Use the newest checkpoint, or a new one with guarantee=exactly_once",
+            f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink} "
+            "with other input: the checkpoint is an old copy, or lost its last entries in a power failure. "
+            "Use the newest checkpoint, or a new one with guarantee=exactly_once",
             condition=OTHER_INPUT,
             app_id=key.app_id,
             batch_id=key.batch_id,
@@ -330,7 +331,7 @@ def _move_consumer(
         _require_planned(batch, source, registration)
     _bind(tx, batch, source, registration)
     try:
-        # An owner that stores no plan has logged everything up to the start.
+        # An owner that stores no plans has logged everything up to the start.
         consumers.advance(tx, registration, source.moves(), safe="old" if source.unplanned else None)
     except OffsetConflictError as conflict:
         raise _moved_error(source, *_offset_difference(source, conflict)) from None
@@ -341,13 +342,13 @@ def _move_consumer(
 def _offset_difference(
     source: QueueOffset, conflict: OffsetConflictError
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the expected and the actual offsets of a consumer."""
+    """Return the expected and the actual offsets of a consumer, in the partitions where they differ."""
     parameters = conflict.parameters
     if "partition" in parameters:
         return {parameters["partition"]: parameters["expected"]}, {
             parameters["partition"]: parameters["found"]
         }
-    # Another program has moved it to the end of the micro-batch, in some or all partitions.
+    # Another program has moved the consumer to the end of the micro-batch, in some or all partitions.
     moves = source.moves()
     expected, found = (dict(zip(moves["partition"], moves[column], strict=True)) for column in ("old", "new"))
     return expected, found
@@ -355,9 +356,9 @@ def _offset_difference(
 
 def _moved_error(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
     return OffsetConflictError(
-        f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
-        f"at {expected}: another query or program moved the consumer. Start the query with a new "
-        "checkpoint, which resumes at the consumer's offset; only if this query's sink lacks the rows in "
+        f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, but this query's checkpoint "
+        f"is at {expected}: another query or program moved the consumer. Start the query with a new "
+        "checkpoint, which resumes at the consumer's offset. Only if this query's sink lacks the rows in "
         f"between, seek the consumer to {expected} first",
         condition="OFFSET_CONFLICT.CHECKPOINT",
         consumer=source.consumer,
@@ -371,9 +372,9 @@ def _require_planned(batch: BatchCommit[T], source: QueueOffset, registration: R
     planned = plan_text(source)
     if not registration.plan_open or registration.plan != planned:
         raise PlanMismatchError(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer "
-            f"{source.consumer!r} planned: another query took the consumer over, or the checkpoint is a "
-            "copy; run one query for each consumer",
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} differs from the plan of the owner of "
+            f"consumer {source.consumer!r}: another query took over the consumer, or the checkpoint is a "
+            "copy. Use each consumer in only one query",
             consumer=source.consumer,
             committed=planned,
             planned=registration.plan,
@@ -402,7 +403,7 @@ def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> No
 
 
 def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> None:
-    """Move this store's own mark for a consumer of another store; the consumer follows."""
+    """Move this store's marks for a consumer of another store. The consumer follows later."""
     name = mark_name(source.store, source.queue, source.consumer, batch.sink.ledger_name)
     _fence_mark(tx, batch, source, name)
     marks = {row.partition: row for row in tx.all("read_marks", source=name)}
@@ -420,20 +421,20 @@ def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> N
 
 
 def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str) -> None:
-    """Refuse an older generation of the consumer than this store has committed."""
+    """Refuse a micro-batch whose consumer generation is older than one that this store has committed."""
     mark_source = {"source": name, "app_id": batch.app_id, "generation": source.generation}
     if tx.run("lock_marked_source", **mark_source) or tx.run("insert_marked_source", **mark_source):
         return
     if tx.run("raise_marked_source", **mark_source):
-        # After a seek, the marks start again.
+        # The marks start again after a seek.
         tx.run("delete_marks", source=name)
         return
     raise CheckpointMismatchError(
-        f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
-        f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
-        "at the consumer's offset. If that is refused as well, the source's store was restored from a backup "
-        "that is older than the move: seek the consumer to where the query should resume, and start it with "
-        "another new checkpoint",
+        f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek or registered again, "
+        f"and {batch.sink} has rows from after that. Start the query with a new checkpoint, which resumes "
+        "at the consumer's offset. If that is refused too, the source's store was restored from a backup "
+        "older than that move: seek the consumer to where the query should resume, and use another new "
+        "checkpoint",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
         queue=source.queue,
@@ -443,7 +444,7 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
 def _mark_conflict(
     batch: BatchCommit[T], source: QueueOffset, marks: Mapping[int, int]
 ) -> OffsetConflictError:
-    # One seek repairs all partitions.
+    # Name the offsets of all partitions, so that one seek is enough.
     starts = enumerate(source.start)
     seek_offsets = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
     moves = source.moves()["partition"]
@@ -451,7 +452,7 @@ def _mark_conflict(
     mark = marks.get(partition)
     return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
-        f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
+        f"partition {partition}, up to {mark}, but the micro-batch starts at {source.start[partition]}: "
         f"seek the consumer to {seek_offsets}",
         condition="OFFSET_CONFLICT.SINK",
         consumer=source.consumer,

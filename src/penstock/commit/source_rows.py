@@ -1,7 +1,7 @@
-"""Check that a queue still has the rows that an offset names.
+"""Check that a queue still has the rows that an offset refers to.
 
-A store that was restored from an older backup and has grown again has other rows under the same indexes. They
-were appended at other times, so an offset includes the time of the last row in each partition.
+A store that was restored from an older backup and has received rows since has other rows at the same indexes.
+They were appended at other times, so an offset includes the timestamp of the last row in each partition.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 _MAX_RUNS_BYTES = 32 << 20
 TRIMMED = -1
-"""The time in an offset for a row that was trimmed already."""
+"""The value in an offset's times for a row that was trimmed already."""
 
 
 class SourceRows:
-    """Checks that a queue has the rows of offsets.
+    """Checks that a queue has the rows that offsets refer to.
 
-    An idle query checks repeatedly. So the segments in which rows were found are cached: only compacted
-    segments have to be read, and each only once.
+    An idle query repeats this check. So the segments in which rows were found are cached: only compacted
+    segments have to be read, and each of them only once.
     """
 
     def __init__(self) -> None:
         self._verified_segments: dict[tuple[int, int, int | None], int] = {}
-        """The last timestamp of the compacted segment, by partition, end and time of a row in it."""
+        """The last timestamp of the compacted segment that contains a row, by the row's partition, end and
+        timestamp.
+        """
 
     def require(self, tx: Transaction, queue_id: int, offset: QueueOffset) -> None:
-        """Refuse an offset if the queue lacks its rows or has other rows in their place, because the queue's
-        store was restored from an older backup.
+        """Refuse an offset if the queue lacks its rows, or has other rows in their place, because its store
+        was restored from an older backup.
 
         Raises
         ------
@@ -80,8 +82,8 @@ def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
 def _other_rows_error(queue: str, where: str, offsets: list[int]) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"queue {queue!r} has other rows than this query has read, {where}: its store was restored from an "
-        "older backup. Restore the checkpoint of the same time, or use a new one; a query that was running "
-        "meanwhile only has to be restarted",
+        "older backup. Restore the checkpoint of the same time, or use a new one. A query that was running "
+        "at that time only needs a restart",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         queue=queue,
         offsets=offsets,
@@ -91,7 +93,7 @@ def _other_rows_error(queue: str, where: str, offsets: list[int]) -> CheckpointM
 def row_times(
     tx: Transaction, queue: QueueRecord, partitions: Sequence[PartitionRecord], ends: Sequence[int]
 ) -> tuple[int | None, ...]:
-    """Return when the last row before each end was appended; None where that row no longer exists."""
+    """Return when the last row before each end was appended; None for rows that no longer exist."""
     times = [
         record.last_timestamp if record.first_index < end == record.next_index else None
         for record, end in zip(partitions, ends, strict=True)
@@ -108,9 +110,9 @@ def row_times(
 
 
 def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> tuple[int | None, ...]:
-    """Return when the rows before the start of a query were appended; :data:`GONE` for trimmed rows.
+    """Return when the rows before the start of a query were appended; :data:`TRIMMED` for trimmed rows.
 
-    A store that later has a trimmed row again was restored.
+    If the store has such a row again later, it was restored.
     """
     requested = [(partition, start) for partition, start in enumerate(starts) if start]
     times = _look_up_times(tx, queue, requested) if requested else {}
@@ -118,10 +120,10 @@ def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> 
 
 
 def require_read(tx: Transaction, queue: QueueRecord, read_times: Mapping[tuple[int, int], int]) -> None:
-    """Refuse what was read from a queue if the queue now has other rows; trimmed rows are ignored.
+    """Raise an error if a queue has other rows now than were read from it. Trimmed rows are ignored.
 
-    ``read_times`` has, by partition and end of what was read, the time when the row before the end was
-    appended.
+    ``read_times`` maps each partition and the end of the rows read from it to the time when the row before
+    that end was appended.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def require_read(tx: Transaction, queue: QueueRecord, read_times: Mapping[tuple[
 def _look_up_times(
     tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
-    """Return when the row before each end of a partition was appended; rows that are gone are left out."""
+    """Return when the row before each end of a partition was appended, without rows that no longer exist."""
     times: dict[tuple[int, int], int] = {}
     while ends:
         rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
@@ -153,10 +155,10 @@ def _look_up_times(
 
 
 def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, bytes | None]]:
-    """Yield rows with the runs of their segments, as many at a time as fit into memory.
+    """Yield rows with the runs of their segments, reading as many at a time as fit into memory.
 
-    The runs are None for a segment without runs, and for one that was compacted since it was found, which
-    has to be looked up again.
+    The runs are None for a segment without runs. They are also None for a segment that was compacted since it
+    was found, which the caller must look up again.
     """
     for group in by_size(rows, lambda row: row.runs_size or 0, _MAX_RUNS_BYTES):
         ids = [row.runs_of for row in group if row.runs_of is not None]

@@ -204,7 +204,7 @@ class LocalStorage(ObjectStorage):
         reason = error.strerror or str(error)
         if error.errno in _DISK_FULL:
             return StoreFullError(
-                f"no space left in {self.url}: free some disk space; nothing of this was written"
+                f"no space left in {self.url}: free some disk space; none of this was written"
             )
         if error.errno in _READ_ONLY:
             return StoreReadOnlyError(

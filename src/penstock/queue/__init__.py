@@ -1,1 +1,1 @@
-"""Queues, consumers and producer sessions for plain Python programs; Spark is not needed and not imported."""
+"""Queues, consumers and producer sessions for plain Python programs. This package does not import Spark."""

@@ -1,4 +1,4 @@
-"""Gather the rows of many small appends into few large ones, by size and by time."""
+"""Gather the rows of many small appends into a few large ones, limited by size and time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger("penstock.queue")
 LINGER = timedelta(milliseconds=250)
 BATCH_BYTES = 8 << 20
 _MAX_FULL_BATCHES = 2
-"""The number of full batches from which on ``append`` blocks."""
+"""``append`` blocks while there are this many full batches."""
 
 
 def _running_future() -> Future[AppendResult]:
-    """Return a future that cannot be cancelled, since its rows are appended together with others."""
+    """Return a future that cannot be cancelled, since its rows are appended together with other rows."""
     future: Future[AppendResult] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -40,13 +40,13 @@ def _running_future() -> Future[AppendResult]:
 
 @dataclass(eq=False)
 class _Batch:
-    """Rows that are appended together."""
+    """Rows that one append will contain."""
 
     due: float
     tables: list[pa.Table] = field(default_factory=list)
     bytes: int = 0
     sequence: int = 0
-    """The highest sequence number of its rows; 0 if they have none."""
+    """The highest sequence number of the rows; 0 if they have none."""
     future: Future[AppendResult] = field(default_factory=_running_future)
 
 
@@ -54,14 +54,14 @@ class AppendBuffer:
     """A buffer in front of a queue; get one from ``Queue.buffer``.
 
     A background thread appends one batch at a time, in the order in which rows were buffered. Rows are
-    durable once the future that :meth:`append` returned has a result; if the process is killed, rows in the
-    buffer are lost. If the program exits without :meth:`close`, the remaining rows are appended.
+    durable once the future that :meth:`append` returned has a result. If the process is killed, rows in the
+    buffer are lost. If the program exits without calling :meth:`close`, the remaining rows are appended.
 
-    Callbacks of the futures run in that thread. They must not call :meth:`flush` or :meth:`close`, and
-    :meth:`append` raises InvalidInputError there if it would have to wait.
+    Callbacks of the futures run in that thread. They must not call :meth:`flush` or :meth:`close`. If
+    :meth:`append` would have to wait there, it raises InvalidInputError.
 
-    After an error nothing more is appended, so that no later rows overtake the failed ones. The error is
-    logged, the futures of all rows in the buffer fail with it, and further calls raise it. Used as a context
+    After an error, the buffer appends nothing more, so that no later rows overtake the failed ones. It logs
+    the error, the futures of all rows in the buffer fail with it, and further calls raise it. As a context
     manager, the buffer appends the remaining rows when the block ends, even if the block raised an exception.
     """
 
@@ -85,15 +85,16 @@ class AppendBuffer:
         self._condition = threading.Condition()
         self._current_batch: _Batch | None = None
         self._full_batches: deque[_Batch] = deque()
-        """Complete batches, including the one that is being appended."""
+        """The full batches, including the one that the thread is appending."""
         self._last_future: Future[AppendResult] | None = None
         self._closed = False
         self._is_finished = False
-        """Whether the thread appends no more rows."""
+        """Whether the thread will append no more rows."""
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._process = os.getpid()
-        # A daemon, ended by the function below: the program would wait for any other thread for ever.
+        # A daemon thread, which the function below ends: the program would wait for ever for any other
+        # thread.
         self._thread = threading.Thread(target=self._run, name=f"penstock appends to {name}", daemon=True)
         atexit.register(self._close_at_exit)
         self._thread.start()
@@ -113,13 +114,13 @@ class AppendBuffer:
         SchemaMismatchError
             When a row does not fit; no rows of this call are buffered.
         InvalidInputError
-            When the buffer is closed, or the call is made in a forked child process.
+            When the buffer is closed, or a forked child process makes the call.
         """
         self._refuse_other_process()
         return self._add(self._check(rows), lambda: 0)
 
     def flush(self) -> None:
-        """Append everything in the buffer, and wait until that is done."""
+        """Append all rows in the buffer, and wait until they are appended."""
         self._refuse_other_process()
         self._refuse_own_thread()
         with self._condition:
@@ -130,7 +131,7 @@ class AppendBuffer:
             last.result()
 
     def close(self) -> None:
-        """Append everything in the buffer, then stop the thread. A second call appends nothing."""
+        """Append all rows in the buffer, then stop the thread. A second call does nothing."""
         self._finish()
         self._raise_error()
 
@@ -139,12 +140,14 @@ class AppendBuffer:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._finish()
-        # If the block raised an error, that one is more useful; it may be the same error.
+        # If the block raised an error, that error is more useful. It may even be the same error.
         if kind is None:
             self._raise_error()
 
     def _add(self, table: pa.Table, next_sequence: Callable[[], int]) -> Future[AppendResult]:
-        """Buffer rows under a sequence number; ``next_sequence`` is called when there is room for them."""
+        """Buffer rows with a sequence number. ``next_sequence`` is called once the buffer has room for
+        them.
+        """
         with self._condition:
             if len(self._full_batches) >= _MAX_FULL_BATCHES:
                 self._refuse_own_thread()
@@ -153,7 +156,7 @@ class AppendBuffer:
             sequence = next_sequence()
             batch = self._current_batch
             if batch is not None and batch.tables[0].schema != table.schema:
-                # Columns were added to the queue.
+                # The queue has new columns, so these rows need another batch.
                 self._finish_batch()
                 batch = None
             if batch is None:
@@ -177,7 +180,7 @@ class AppendBuffer:
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._process:
-            # The thread has logged the error.
+            # The thread has logged the error already.
             self._finish()
 
     def _finish_batch(self) -> None:
@@ -190,12 +193,12 @@ class AppendBuffer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the buffer appends no more rows."""
+        """Return whether the buffer will append no more rows."""
         return self._is_finished
 
     @property
     def has_failed(self) -> bool:
-        """Whether an append failed, so that it is unknown which rows were appended."""
+        """Return whether an append failed, in which case it is unknown which rows were appended."""
         return self._error is not None
 
     def _has_ended(self) -> bool:
@@ -204,13 +207,13 @@ class AppendBuffer:
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise InvalidInputError(
-                f"a callback of a future would wait for the append to queue {self._name!r} that runs it: use "
-                "another thread"
+                f"this call is in a callback of a future, and would wait for ever for the thread that "
+                f"appends to queue {self._name!r}: make it in another thread"
             )
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            # The same error may be raised many times.
+            # Many calls may raise this error: reset its traceback each time.
             raise self._error.with_traceback(self._trace)
 
     def _require_open(self) -> None:
@@ -233,15 +236,15 @@ class AppendBuffer:
                     self._full_batches.popleft()
                     self._condition.notify_all()
                 batch.future.set_result(result)
-        except BaseException as error:  # every waiting caller has to get it
+        except BaseException as error:  # all waiting callers must get it
             self._fail(error)
         finally:
             self._is_finished = True
-            # Otherwise the buffer would be kept for as long as the program runs.
+            # Otherwise the buffer would stay in memory as long as the program runs.
             atexit.unregister(self._close_at_exit)
 
     def _next_batch(self) -> _Batch | None:
-        """Wait for a batch that is full or due; return None when the buffer is closed and empty."""
+        """Wait for a batch that is full or due; return None if the buffer is closed and empty."""
         with self._condition:
             while not self._full_batches and not self._closed:
                 if self._current_batch is None:
@@ -253,7 +256,7 @@ class AppendBuffer:
             return self._full_batches[0] if self._full_batches else None
 
     def _fail(self, error: BaseException) -> None:
-        # The frames keep the rows in memory.
+        # The frames would keep the rows in memory.
         traceback.clear_frames(error.__traceback__)
         with self._condition:
             self._finish_batch()
@@ -275,9 +278,9 @@ class AppendBuffer:
 class NumberedAppendBuffer(AppendBuffer):
     """A buffer that appends through a producer session; get one from ``Producer.buffer``.
 
-    Each batch is appended atomically, under the highest sequence number in it. After an error, open another
-    buffer: the session's ``sequence`` is then the last number stored, and rows with higher numbers must be
-    sent again.
+    Each batch is appended atomically, with the highest sequence number in it. After an error, open another
+    buffer. The session's ``sequence`` is then the last number that the store has, and you must send rows with
+    higher numbers again.
     """
 
     def __init__(
@@ -292,7 +295,7 @@ class NumberedAppendBuffer(AppendBuffer):
         super().__init__(name, check, append, linger, batch_bytes)
         self._stored_sequence = self._last_sequence = sequence
         self.skipped = 0
-        """How many calls were skipped because their rows had already been appended."""
+        """The number of calls that were skipped because the store already had their rows."""
 
     def append(self, rows: Rows, sequence: int | None = None) -> Future[AppendResult]:
         """Buffer rows exactly once, and return the future of the append that they will be part of.
@@ -304,17 +307,17 @@ class NumberedAppendBuffer(AppendBuffer):
         rows
             A table, a batch, or dicts, as for ``Queue.append``. They are checked immediately.
         sequence
-            Ascending, with gaps allowed; by default the last one plus 1. Pass your own numbers if rows may
-            have to be repeated. Calls whose number is not above the session's ``sequence`` when the buffer
-            was opened are skipped, because their rows are already stored.
+            A number above that of the previous call; by default that number plus 1. Pass your own numbers if
+            you may have to repeat rows. The buffer skips calls whose number is at most the session's
+            ``sequence`` at the time the buffer was opened, because the store already has their rows.
 
         Raises
         ------
         SchemaMismatchError
             When a row does not fit; no rows of this call are buffered.
         InvalidInputError
-            When the number is not above that of the previous call, the buffer is closed, or the call is made
-            in a forked child process.
+            When the number is not above that of the previous call, the buffer is closed, or a forked child
+            process makes the call.
         """
         self._refuse_other_process()
         table = self._check(rows)

@@ -18,13 +18,13 @@ class AppendResult:
     """The row indexes of appended rows."""
 
     ranges: dict[int, tuple[int, int]]
-    """The first and end row index of each partition that the append touched."""
+    """For each partition with appended rows, the index of the first of them and the index after the last."""
     skipped: bool = False
-    """Whether a producer session had appended this sequence number before, so that the rows were skipped."""
+    """Whether the rows were skipped because a producer session had already appended this sequence number."""
 
     @property
     def rows(self) -> int:
-        """How many rows were appended."""
+        """The number of rows appended."""
         return sum(end - first for first, end in self.ranges.values())
 
 

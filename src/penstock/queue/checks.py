@@ -15,7 +15,7 @@ METADATA_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_times
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return the name if it is valid: any Unicode text that databases can store."""
+    """Return the name if it is valid, that is, Unicode text that both databases can store."""
     if not isinstance(name, str):
         raise InvalidNameError(f"the name of a {kind} is text, not {type(name).__name__}")
     if not 1 <= len(name) <= MAX_CHARACTERS:
@@ -25,7 +25,7 @@ def check_name(kind: str, name: object) -> str:
             f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}"
         )
     if _URL.match(name):
-        # A mistake that would store and show the URL's password.
+        # This mistake would store the URL's password and show it.
         raise InvalidNameError(
             f"the name of a {kind} may not be a URL: pass the store's URL to penstock.connect, or as the "
             "option url"
@@ -34,7 +34,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 def check_whole_partition(partition: object) -> None:
-    """Refuse a partition that is not a whole number; True is not one."""
+    """Refuse a partition that is not a whole number. True and False are not whole numbers."""
     if type(partition) is not int:
         raise InvalidInputError(f"a partition is a whole number, not {partition!r}")
 
@@ -47,10 +47,10 @@ def check_whole_index(*indexes: object) -> None:
 
 
 def refuse_feed(queue: QueueRecord) -> None:
-    """Refuse a queue that holds a change feed, to which only whole commits are appended."""
+    """Refuse a queue that holds a change feed, which accepts only whole commits."""
     if queue.contract is not None:
         raise InvalidInputError(
-            f"queue {queue.name!r} holds a change feed, to which only whole commits are appended: "
+            f"queue {queue.name!r} holds a change feed, which accepts only whole commits: "
             "use QueueFeed.append_commit",
             condition="INVALID_INPUT.CHANGE_FEED_QUEUE",
             queue=queue.name,

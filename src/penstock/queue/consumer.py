@@ -1,4 +1,4 @@
-"""Consumers: their offsets on each queue, their lag, and how they move."""
+"""Consumers: their offsets on each queue and their lag; pull rows, advance and seek."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PULL_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Pull:
-    """Rows [start, end) for a consumer to process; pass both indexes to ``advance`` afterwards."""
+    """Rows [start, end) for a consumer to process. Pass both indexes to ``advance`` afterwards."""
 
     table: pa.Table
     start: int
@@ -59,7 +59,7 @@ class PartitionLag:
     bytes: int
     """The compressed size of the unprocessed rows, in whole segments."""
     seconds: float
-    """The age of the oldest unprocessed row; 0 if there is none."""
+    """The age of the oldest unprocessed row in seconds; 0 if there is none."""
 
     @property
     def rows(self) -> int:
@@ -80,37 +80,39 @@ class Lag:
 
     @property
     def bytes(self) -> int:
-        """The compressed size of the rows that are not processed, in whole segments."""
+        """The compressed size of the unprocessed rows in bytes, in whole segments."""
         return sum(partition.bytes for partition in self.partitions)
 
     @property
     def seconds(self) -> float:
-        """The age of the oldest row that is not processed; 0 if there is none."""
+        """The age of the oldest unprocessed row, over all partitions, in seconds; 0 if there is none."""
         return max((partition.seconds for partition in self.partitions), default=0.0)
 
 
 class Consumer:
-    """A named set of offsets on any number of queues; get one from ``Store.consumer``."""
+    """A named set of offsets on any number of queues. Get one from ``Store.consumer``."""
 
     def __init__(self, database: Database, name: str, maintainer: Maintainer) -> None:
         self._database = database
         self._maintainer = maintainer
         self._pulled_generations: dict[tuple[str, int], int] = {}
-        """The generation of the registration when rows were last pulled, by queue and partition."""
+        """The registration's generation at the last pull, by queue and partition."""
         self.name = name
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self._database.url})"
 
     def register(self, queue: str, *, vital: bool | None = None, start: Position = "earliest") -> None:
-        """Register on a queue; if registered already, keep the offsets and set ``vital`` if it is passed.
+        """Register on a queue. If the consumer is already registered, keep its offsets, and set ``vital`` if
+        it is passed.
 
         Parameters
         ----------
         queue
             The queue's name.
         vital
-            Whether trimming waits for this consumer; by default False, or as registered already.
+            Whether trimming waits for this consumer. By default, False for a new registration, and unchanged
+            for an existing one.
         start
             ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
             ``{partition: row index}``.
@@ -134,7 +136,7 @@ class Consumer:
         )
 
     def unregister(self, queue: str) -> None:
-        """Remove the registration on a queue, with its offsets.
+        """Remove the registration on a queue and its offsets.
 
         Parameters
         ----------
@@ -167,7 +169,7 @@ class Consumer:
         return [registration.queue for registration in registrations if registration.consumer == self.name]
 
     def registration(self, queue: str) -> Registration:
-        """Return the registration on a queue, as stored.
+        """Return the registration on a queue, as it is stored.
 
         Parameters
         ----------
@@ -199,7 +201,7 @@ class Consumer:
         return dict(enumerate(self._database.run(work, write=False)))
 
     def pull(self, queue: str, partition: int, *, max_rows: int = PULL_ROWS) -> Pull:
-        """Return the next rows of a partition; the offset does not move until :meth:`advance`.
+        """Return the next rows of a partition. The offset moves only with :meth:`advance`.
 
         Parameters
         ----------
@@ -208,7 +210,7 @@ class Consumer:
         partition
             The partition's number, from 0.
         max_rows
-            The largest number of rows to return. Fewer are returned if they would take more than 256 MiB.
+            The largest number of rows to return. There are fewer if these rows would take more than 256 MiB.
 
         Raises
         ------
@@ -256,13 +258,13 @@ class Consumer:
         old, new
             Row indexes, as :meth:`pull` returned them.
         connection
-            The caller's own connection: the move becomes part of its transaction.
+            Your own connection to the store's database. The move becomes part of its transaction.
 
         Raises
         ------
         OffsetConflictError
-            When the stored offset is not ``old``, or if, since this object pulled the rows, the consumer was
-            moved by ``seek`` or the queue was recreated.
+            When the stored offset is not ``old``, or when ``seek`` has moved the consumer or the queue was
+            recreated since this object pulled the rows.
         ConsumerInUseError
             When a running query owns the consumer.
         InvalidPositionError
@@ -285,12 +287,12 @@ class Consumer:
             if not old <= new <= record.next_index:
                 raise InvalidPositionError(
                     f"advance moves an offset forward, and not past the newest row: from {old} to at most "
-                    f"{max(old, record.next_index)}, not to {new}; use seek to move elsewhere",
+                    f"{max(old, record.next_index)}, not to {new}. To move elsewhere, use seek",
                     condition="INVALID_POSITION.BACKWARDS" if new < old else "INVALID_POSITION.PAST_END",
                 )
             move = {"partition": [partition], "old": [old], "new": [new]}
             consumers.advance(tx, registration, move, safe="new")
-            # Only a vital consumer can have blocked a trim.
+            # Only a vital consumer can have blocked trimming.
             return catalog.find_queue(tx, queue) if registration.vital else None
 
         if connection is not None:
@@ -300,19 +302,19 @@ class Consumer:
             self._maintainer.after_change(queue_record, ())
 
     def seek(self, queue: str, *, to: Position, dry_run: bool = False) -> dict[int, int]:
-        """Move to another position, and return the new offsets.
+        """Move the consumer to another position on a queue, and return the new offsets.
 
-        Older checkpoints of queries that read through this consumer are refused afterwards.
+        Afterwards, older checkpoints of queries that read through this consumer are refused.
 
         Parameters
         ----------
         queue
             The queue's name.
         to
-            ``earliest``, ``latest``, a datetime with a time zone, or ``{partition: row index}`` (the other
-            partitions keep their offsets).
+            ``earliest``, ``latest``, a datetime with a time zone (the first row appended at or after it), or
+            ``{partition: row index}``, which leaves the other partitions' offsets unchanged.
         dry_run
-            Return the offsets without moving.
+            Return the offsets without moving the consumer.
 
         Raises
         ------
@@ -392,11 +394,11 @@ class Consumer:
         return consumers.find_registration(tx, self.name, check_name("queue", queue), lock=lock)
 
     def _require_pulled(self, registration: Registration, partition: int) -> None:
-        """Refuse to move past rows other than the pulled ones, which may have the same indexes."""
+        """Refuse to move past rows that have the same indexes as the pulled rows but are different rows."""
         queue, generation = registration.queue, registration.generation
         if self._pulled_generations.get((queue, partition), generation) != generation:
             raise OffsetConflictError(
-                f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, since the "
+                f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, after the "
                 f"rows of partition {partition} were pulled: pull again",
                 condition="OFFSET_CONFLICT.ADVANCE",
                 consumer=self.name,
@@ -405,7 +407,7 @@ class Consumer:
             )
 
     def refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
-        """Refuse to change what a running query relies on."""
+        """Refuse to change a consumer that a running query owns."""
         if tx.owner_alive(registration.lock_name(self._database.uuid)):
             raise ConsumerInUseError(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "

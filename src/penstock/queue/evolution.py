@@ -1,8 +1,8 @@
 """Add partitions and columns to a queue, and widen columns.
 
-Equal keys stay together when partitions are added. New columns are at the end and nullable, so programs that
-know fewer columns keep working. Programs that know a narrower type keep working too, as long as all values
-fit into it.
+When partitions are added, rows with equal keys still share a partition. New columns are nullable and come at
+the end, so programs that know fewer columns keep working. Programs that know a narrower type also keep
+working, as long as all values fit into it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import MAX_PARTITIONS, QueueRecord
 
 _RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
-"""Prefixes of the columns that continuous queries and change feeds add."""
+"""Prefixes of the columns that continuous queries and change feeds add to rows."""
 _RECREATE_ADVICE = (
-    "columns are not renamed or dropped, and get only wider types: create a new queue with the columns that "
-    "you want, copy the rows with a query, and move the consumers to it"
+    "columns cannot be renamed or dropped, or get any but wider types: create a new queue with the columns "
+    "that you want, copy the rows to it with a query, and move the consumers to it"
 )
 _NO_NESTED_FIELDS = (
-    "fields are not added inside a column, because existing rows are stored by its fields: add a new column"
+    "fields cannot be added inside a column, because existing rows are stored by its fields: add a new column"
 )
 
 T = TypeVar("T")
 
 
 def grow(database: Database, queue: QueueRecord, count: int) -> None:
-    """Add ``count`` partitions; every consumer starts at the beginning of the new ones.
+    """Add ``count`` partitions. All consumers start at the beginning of the new partitions.
 
-    The existing keys are read before anything is locked. The locks, which block appends to the queue, are
-    held only while the keys that were appended meanwhile are read.
+    The existing keys are read before anything is locked. The locks block appends to the queue, so they are
+    held only while reading the keys that were appended in the meantime.
     """
     hashes, read_ends = (
         _collect_key_hashes(database, queue, DistinctHashes(), {}) if queue.key else (DistinctHashes(), {})
@@ -80,7 +80,7 @@ def _store_known_keys(tx: Transaction, queue: QueueRecord, hashes: DistinctHashe
 def _collect_key_hashes(
     source: Database | _OpenTransaction, queue: QueueRecord, hashes: DistinctHashes, read_ends: dict[int, int]
 ) -> tuple[DistinctHashes, dict[int, int]]:
-    """Add to ``hashes`` those of the keys in rows from ``read_ends`` on; also return where those rows end."""
+    """Add the hashes of the keys in rows after ``read_ends`` to ``hashes``. Return them and the new ends."""
     ends = dict(read_ends)
     for partition in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
         start = max(partition.first_index, read_ends.get(partition.partition, 0))
@@ -93,7 +93,7 @@ def _collect_key_hashes(
 
 
 class _OpenTransaction:
-    """A stand-in for a database that runs everything in one open transaction."""
+    """A substitute for a database that runs all work in one open transaction."""
 
     def __init__(self, database: Database, tx: Transaction) -> None:
         self.uuid, self.storages = database.uuid, database.storages
@@ -106,7 +106,7 @@ class _OpenTransaction:
 def new_columns(columns: object) -> pa.Schema:
     """Return the columns to add, in canonical form.
 
-    They are a ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a
+    ``columns`` is a ``pyarrow.Schema``, a PySpark ``StructType``, one or several Arrow fields, or pairs of a
     name and an Arrow type.
     """
     canonical = wider_columns(columns)
@@ -129,7 +129,7 @@ def new_columns(columns: object) -> pa.Schema:
 
 
 def wider_columns(columns: object) -> pa.Schema:
-    """Return columns with their new types, in canonical form."""
+    """Return the columns to widen with their new types, in canonical form."""
     return canonical_schema(_as_schema(columns))
 
 
@@ -144,12 +144,12 @@ def _as_schema(columns: object) -> object:
 
 
 def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
-    """Add the columns that the queue does not have yet."""
+    """Add those columns that the queue does not have yet."""
     _change_columns(database, queue, lambda current: [field for field in columns if _is_new(current, field)])
 
 
 def widen_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
-    """Give columns wider types, except those that have them already."""
+    """Give columns wider types, and skip columns that already have them."""
     _change_columns(
         database, queue, lambda current: [column for field in columns for column in _widened(current, field)]
     )
@@ -160,14 +160,14 @@ def _change_columns(
 ) -> None:
     """Change columns of a queue.
 
-    Only the queue's row is locked, so this neither waits for appends nor makes them wait.
+    This locks only the queue's own record, so it neither waits for appends nor makes them wait.
     """
 
     def work(tx: Transaction) -> None:
         locked = catalog.find_queue(tx, queue.name, lock=True)
         if locked.queue_id != queue.queue_id:
             raise catalog.dropped(queue)
-        # Includes what other programs changed while this one waited for the lock.
+        # The reloaded record includes changes that other programs made while this one waited for the lock.
         current = catalog.reload_queue(tx, locked)
         changed = changes(current)
         if changed:
@@ -177,7 +177,7 @@ def _change_columns(
 
 
 def _widened(queue: QueueRecord, wanted: pa.Field) -> list[pa.Field]:
-    """Return a column with its new type, or nothing if it is already that wide."""
+    """Return a list with the column and its new type; an empty list if it is already that wide."""
     if wanted.name not in queue.schema.names:
         raise unknown_column(wanted.name, queue.schema)
     existing = queue.schema.field(wanted.name)

@@ -1,4 +1,4 @@
-"""Settings and sizes of queues, for users."""
+"""Settings and sizes of queues, as users see them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PartitionInfo:
 
     partition: int
     first_index: int
-    """The index of the oldest row; earlier rows have been trimmed."""
+    """The index of the oldest row. Earlier rows have been trimmed."""
     next_index: int
-    """The index that the next row will get."""
+    """The index that the next appended row will get."""
     bytes: int
-    """The compressed size of the rows."""
+    """The compressed size of the rows in bytes."""
     segments: int
     last_append: datetime | None
-    """When the newest row was appended, in UTC; None if no row ever was."""
+    """When the newest row was appended, in UTC; None if no row has ever been appended."""
 
     @property
     def rows(self) -> int:
@@ -38,7 +38,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """A queue's settings and size; bytes are compressed."""
+    """A queue's settings and size. Bytes are compressed bytes."""
 
     name: str
     schema: pa.Schema
@@ -55,7 +55,7 @@ class QueueInfo:
 
     @property
     def bytes(self) -> int:
-        """The compressed size of all rows."""
+        """The compressed size of all rows in bytes."""
         return sum(partition.bytes for partition in self.partitions)
 
 

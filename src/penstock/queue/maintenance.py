@@ -41,18 +41,18 @@ _MAX_AGE = timedelta(microseconds=2**63)
 
 @dataclass(frozen=True)
 class Retention:
-    """Bounds on each partition of a queue; the oldest rows are deleted when any bound is exceeded.
+    """Limits on each partition of a queue. When any limit is exceeded, the oldest rows are deleted.
 
-    Rows that a vital consumer has not safely processed are always kept. Without a bound everything is kept.
+    Rows that a vital consumer has not safely processed are always kept. Without a limit, all rows are kept.
 
     Parameters
     ----------
     rows
-        Rows to keep; 0 deletes a row as soon as every vital consumer has processed it.
+        The number of rows to keep; 0 deletes rows as soon as every vital consumer has processed them.
     age
-        How long to keep rows after they were appended.
+        How long to keep rows after their append.
     bytes
-        Compressed bytes to keep, in whole segments.
+        The number of compressed bytes to keep, in whole segments.
     """
 
     rows: int | None = None
@@ -78,7 +78,7 @@ class Retention:
 
 
 def limits_of(retention: Retention) -> RetentionLimits:
-    """Return the bounds as the store keeps them."""
+    """Convert a retention to the form in which the store keeps it."""
     require(
         "retention", retention, Retention, "a penstock.Retention, such as penstock.Retention(rows=1_000_000)"
     )
@@ -95,9 +95,9 @@ _TaskKey = tuple[int, int | None]
 
 
 class Maintainer(Forkable):
-    """A thread that runs a store's maintenance, so that no append waits for it.
+    """A thread that runs a store's maintenance, so that appends do not wait for it.
 
-    The thread ends when nothing is pending. A program that exits waits for it.
+    The thread ends when no work is pending. A program that exits waits for the thread.
     """
 
     def __init__(self, database: Database) -> None:
@@ -108,14 +108,14 @@ class Maintainer(Forkable):
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        # The partitions, or None for the retention of the whole queue, and when they are due.
+        # The queue and the due time, by task: a partition to compact, or None for the queue's retention.
         self._pending: dict[_TaskKey, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
         self.cleanup_due = self._wal_checkpoint_due = -math.inf
         self.thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, to_compact: Iterable[int]) -> None:
-        """Compact these partitions soon, and apply the retention limits at most once a second."""
+        """Schedule the compaction of these partitions, and of the queue's retention at most once a second."""
         now = time.monotonic()
         with self._condition:
             if self._closing:
@@ -133,7 +133,7 @@ class Maintainer(Forkable):
         try:
             thread.start()
         except RuntimeError as error:
-            # For example, threads cannot be started when the program ends. The next append tries again.
+            # Threads cannot be started while the program ends, for example. The next append tries again.
             log.debug("no maintenance now: %s", error, extra={"action": "maintenance_postponed"})
             self._pending.clear()
         else:
@@ -147,7 +147,7 @@ class Maintainer(Forkable):
             self._pending[queue.queue_id, None] = queue, due
 
     def close(self) -> None:
-        """Finish what is pending, then end the thread."""
+        """Finish all pending work, then end the thread."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
@@ -160,7 +160,7 @@ class Maintainer(Forkable):
             self._run_pending()
         finally:
             with self._condition:
-                # However the thread ended, the next append can start another one.
+                # However this thread ends, the next append can start another one.
                 if self.thread is threading.current_thread():
                     self.thread = None
 
@@ -168,7 +168,7 @@ class Maintainer(Forkable):
         while (task := self._next_task()) is not None:
             queue, partition = task
             partitions = range(queue.partitions) if partition is None else [partition]
-            # A failure does not keep other queues from being maintained.
+            # A failure does not stop the maintenance of other queues.
             self._run_logged(queue, partial(maintain_partitions, self._database, queue, partitions))
             self._run_logged(queue, self._checkpoint_wal_if_due)
             self._run_logged(queue, self._clean_up_if_due)
@@ -190,7 +190,8 @@ class Maintainer(Forkable):
                 extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
             )
             if isinstance(error, StoreUnavailableError):
-                # Each pending task would wait for the store; later appends request them again.
+                # Drop the pending tasks, since each would wait for the store. Later appends request them
+                # again.
                 with self._condition:
                     self._pending.clear()
 
@@ -205,7 +206,8 @@ class Maintainer(Forkable):
         if now >= self.cleanup_due:
             self.cleanup_due = now + CLEANUP_SECONDS
             clean_staging(self._database, STAGING_AGE)
-            # A role that only appends may lack the rights for the ledger, or the credentials for deleting.
+            # A role that only appends may lack the rights on the ledger, or the credentials for deleting
+            # objects.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
                 clean_objects(self._database, interval=object_cleaning.CLEANUP_INTERVAL)
@@ -227,12 +229,12 @@ class Maintainer(Forkable):
 
 
 def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> None:
-    """Apply the queue's current retention, then compact partitions with many small segments.
+    """Apply the queue's current retention, and compact partitions with many small segments.
 
     Raises
     ------
     PenstockError
-        When rows of a partition cannot be read; the other partitions are maintained.
+        If rows of a partition cannot be read. All other partitions are maintained.
     """
     selected = set(partitions)
 
@@ -274,7 +276,9 @@ class _Due:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect an error about unreadable or unwritable rows, so that other partitions are maintained."""
+        """Collect errors about unreadable or unwritable rows, so that other partitions are still
+        maintained.
+        """
         try:
             yield
         except PenstockError as error:
@@ -323,7 +327,9 @@ def clean_staging(database: Database, older_than: timedelta) -> int:
 
 
 def clean_ledger(database: Database) -> int:
-    """Delete ledger entries that no query needs, and return the number of sinks and apps that lost some."""
+    """Delete ledger entries that no query needs; return the number of sinks and apps that had such
+    entries.
+    """
     cleaned = ledger.clean_up(database)
     if cleaned:
         log.info(
@@ -335,7 +341,9 @@ def clean_ledger(database: Database) -> int:
 
 
 def clean_objects(database: Database, *, interval: int = 0, take_over: bool = False) -> CleanupResult:
-    """Delete objects without rows, like :func:`penstock.store.log.object_cleaning.clean_up`, and log it."""
+    """Delete objects without rows, as :func:`penstock.store.log.object_cleaning.clean_up` does, and log
+    it.
+    """
     cleaned = object_cleaning.clean_up(database, interval=interval, take_over=take_over)
     if cleaned.objects:
         log.info(

@@ -1,10 +1,10 @@
 """Placement of rows in partitions.
 
-Rows of a keyed queue are placed in partition ``hash(key) mod partitions``. When partitions are added,
-existing keys stay where they are. A bitmap records their hashes (one bit for hash ``h`` at ``h mod size``, a
-Bloom filter with one hash function: Bloom, "Space/time trade-offs in hash coding with allowable errors",
-1970), and a key whose bit is set is placed as before. A new key whose bit happens to be set is placed in the
-old partitions too, which is harmless, since the bitmap is the same for every writer.
+Rows of a keyed queue go to partition ``hash(key) mod partitions``. When partitions are added, existing keys
+stay in their partitions. A bitmap records the hashes of these keys, with one bit for hash ``h`` at ``h mod
+size``. Keys whose bit is set are placed as before. A new key whose bit happens to be set also goes to one of
+the old partitions. This does no harm, since all writers use the same bitmap. The bitmap is a Bloom filter
+with one hash function (Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK_BITS = 1 << 20
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """A bitmap of the keys that a queue had when it had ``partitions`` partitions."""
+    """A bitmap of the keys that existed when the queue had ``partitions`` partitions."""
 
     partitions: int
     bits: bytes
@@ -43,7 +43,7 @@ class KnownKeys:
 
 
 class DistinctHashes:
-    """A set of hashes, to which arrays of hashes are added."""
+    """A set of hashes, to which arrays of hashes can be added."""
 
     def __init__(self, distinct: pa.Array | None = None) -> None:
         self._distinct = u32_array([]) if distinct is None else distinct
@@ -54,7 +54,7 @@ class DistinctHashes:
         part = pc.unique(hashes)
         self._pending.append(part)
         self._pending_count += len(part)
-        # Rarely enough that the total time is linear in the number of hashes.
+        # This is rare enough for the total time to be linear in the number of hashes.
         if self._pending_count > max(_BLOCK_BITS, len(self._distinct)):
             self.distinct()
 
@@ -69,7 +69,9 @@ class DistinctHashes:
 
 
 def known_keys_of(partitions: int, hashes: Iterable[pa.Array]) -> KnownKeys:
-    """Return a bitmap of keys by their hashes; with 16 bits per key, it also holds 6 % of other keys."""
+    """Return a bitmap of keys by their hashes. With 16 bits per key, 6 % of other keys also have their bit
+    set.
+    """
     distinct_hashes = DistinctHashes()
     for part in hashes:
         distinct_hashes.add(part)
@@ -79,7 +81,7 @@ def known_keys_of(partitions: int, hashes: Iterable[pa.Array]) -> KnownKeys:
 
 
 def _bitmap(slots: pa.Array, size: int) -> bytes:
-    """Return a bit for each of ``size`` slots, built in blocks to save memory."""
+    """Return a bitmap of ``size`` bits with the given bits set. It is built in blocks to save memory."""
     ascending = slots.take(pc.array_sort_indices(slots))
     block = min(_BLOCK_BITS, size)
     positions = pc.subtract(pc.cumulative_sum(pa.repeat(u32(1), block)), u32(1))
@@ -94,12 +96,12 @@ def _bitmap(slots: pa.Array, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of a queue's rows for one number of partitions."""
+    """The placement of a queue's rows for a given number of partitions."""
 
     key: tuple[str, ...]
     partitions: int
     columns: QueueColumns
-    """The queue's current and former columns."""
+    """The queue's current and earlier columns."""
     known_keys: tuple[KnownKeys, ...] = ()
 
     def segments(
@@ -111,17 +113,17 @@ class Placement:
         max_rows: int = SEGMENT_ROWS,
         lazy: bool = False,
     ) -> list[Segment]:
-        """Return the rows as segments of their partitions, in order.
+        """Divide rows into segments of their partitions, in order.
 
-        All rows go to ``partition``. When it is None, each row goes to the partition of its key; in a queue
-        without a key, all go to the partition that ``fallback`` chooses.
+        All rows go to ``partition``. If it is None, each row goes to the partition of its key. If the queue
+        has no key either, all rows go to the partition that the number ``fallback`` chooses.
         """
         columns_id = self.columns.id_of(rows.schema)
         if columns_id is None:
-            # Another thread has loaded the queue from before or after it had these columns.
+            # Another thread has reloaded the queue, from before or after it had these columns.
             raise QueueChanged(
-                "the queue's columns changed while rows were prepared for it, and none of them is visible: "
-                "repeat the append"
+                "the queue's columns changed while rows were prepared for it, so none of the rows are "
+                "visible: repeat the append"
             )
         parts = self._split_by_partition(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:
@@ -150,7 +152,7 @@ class Placement:
         if row >= 0:
             raise InvalidInputError(
                 f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: "
-                "equal keys are kept together, so leave the partition out",
+                "rows with equal keys share a partition, so do not pass one",
                 condition="INVALID_INPUT.KEY_IN_OTHER_PARTITION",
                 row=row,
                 partition=partition,

@@ -1,4 +1,4 @@
-"""Producer sessions: appends that can be repeated safely."""
+"""Producer sessions: appends that a program can safely repeat."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ log = logging.getLogger("penstock.queue")
 
 
 class Producer:
-    """A session that appends to one queue; get one from ``Store.producer``.
+    """A session that appends to one queue. Get one from ``Store.producer``.
 
-    Opening a session raises its epoch: programs that opened it earlier are refused from then on.
+    Opening a session raises its epoch. From then on, programs that opened it earlier are refused.
     """
 
     def __init__(self, database: Database, queue: Queue, session: str) -> None:
         self._database = database
         self._queue = queue
         self._keys = {"queue_id": queue.record.queue_id, "session": session}
-        # Unique, since after the store was restored from a backup a later session may get the same epoch.
+        # The epoch is not unique: if the store was restored from a backup, a later session may get the same
+        # one.
         self._owner = str(uuid.uuid4())
         self._session = session
         row = database.run(self._open_session)
         self._epoch: int = row.epoch
-        # A buffer's thread may hold the lock while the process is forked.
+        # A buffer's thread may hold the lock while another thread forks the process.
         self._lock = ForkSafeLock()
         self._buffer: NumberedAppendBuffer | None = None
         self.sequence: int = row.sequence
-        """The last sequence number that was appended; -1 before the first."""
+        """The last sequence number that was appended; -1 if there is none."""
         self.skipped = 0
-        """The number of appends that were skipped as repeats."""
+        """The number of appends that were skipped because they were repeats."""
         log.info(
             "producer session %r is opened on queue %r",
             session,
@@ -57,16 +58,16 @@ class Producer:
     def append(
         self, rows: Rows, sequence: int | None = None, *, partition: int | None = None
     ) -> AppendResult:
-        """Append rows exactly once, however often the call is repeated.
+        """Append rows exactly once, however often you repeat the call.
 
         Parameters
         ----------
         rows
             A table, a batch, or dicts.
         sequence
-            Ascending, with gaps allowed; by default the last one plus 1. Rows whose number is not above the
-            last one were appended before and are skipped. After an error, repeat the same rows first, since
-            they may have been appended.
+            A number above the last one, with gaps allowed; by default the last one plus 1. A call with a
+            number that is not above the last one is a repeat, and its rows are skipped. After an error, first
+            repeat the same rows, since they may have been appended.
         partition
             The partition; by default the partition of each row's key, or any one if the queue has no key.
 
@@ -75,7 +76,7 @@ class Producer:
         ProducerFencedError
             When another program has opened the session since.
         """
-        # Otherwise two threads could take the same number, and the rows of one would be skipped as a repeat.
+        # Otherwise two threads could take the same number, and the rows of one would be skipped as repeats.
         with self._lock:
             self._refuse_open_buffer()
             if self._buffer is not None and self._buffer.has_failed:
@@ -86,9 +87,9 @@ class Producer:
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> NumberedAppendBuffer:
         """Return a buffer that gathers rows and appends them together, exactly once.
 
-        Until the buffer is closed or fails, :meth:`append` is refused. Opening a buffer sets ``sequence`` to
-        the last number in the store. So after an error with an unknown outcome, open another buffer, and send
-        the rows with higher numbers again.
+        While the buffer is open, :meth:`append` is refused. Opening a buffer sets ``sequence`` to the last
+        number in the store. So after an error with an unknown outcome, open another buffer, and send the rows
+        with higher numbers again.
 
         Parameters
         ----------
@@ -125,8 +126,8 @@ class Producer:
     def _refuse_open_buffer(self) -> None:
         if self._buffer is not None and not self._buffer.is_over:
             raise InvalidInputError(
-                f"producer session {self._session!r} has an open buffer, which numbers its appends: append "
-                "through it, or close it first"
+                f"producer session {self._session!r} has an open buffer, which numbers the appends: append "
+                "through the buffer, or close it first"
             )
 
     def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
@@ -165,7 +166,9 @@ class Producer:
         return row
 
     def _stored_sequence(self) -> int:
-        """Return the last sequence number in the store, once no append of unknown outcome is in flight."""
+        """Return the last sequence number in the store. This waits for any append with an unknown outcome
+        that is still in flight.
+        """
         return self._database.run(self._locked_sequence, idempotent=True)
 
     def _locked_sequence(self, tx: Transaction) -> int:
@@ -179,8 +182,8 @@ class Producer:
                 f"the queue of producer session {self._session!r} was dropped", session=self._session
             )
         raise ProducerFencedError(
-            f"producer session {self._session!r} was opened again by another producer, so this one may no "
-            "longer append: stop it, or open the session again to take it over",
+            f"another program has opened producer session {self._session!r} since, so this producer can no "
+            "longer append: stop this program, or open the session again to take it over",
             session=self._session,
             epoch=self._epoch,
         )

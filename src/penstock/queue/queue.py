@@ -46,14 +46,14 @@ T = TypeVar("T")
 _PLACEMENT_ATTEMPTS = 10
 
 AppendHook: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
-"""A function run in a transaction, which calls its second argument to append the rows, or skips them."""
+"""A function that runs in a transaction. It calls its second argument to append the rows, or skips them."""
 
 
 class Queue:
-    """An append-only log of rows in partitions; get one from ``Store.queue``.
+    """An append-only log of rows in partitions. Get one from ``Store.queue``.
 
-    It knows the columns that the queue had when it was opened. It learns of columns that other programs add
-    by :meth:`refresh`, or when rows or a read name them.
+    The object has the columns that the queue had when it was opened. It loads columns that other programs add
+    when you call :meth:`refresh`, or when rows or a read name them.
     """
 
     def __init__(self, database: Database, record: QueueRecord, maintainer: Maintainer) -> None:
@@ -75,7 +75,7 @@ class Queue:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns; rows with equal keys are in one partition."""
+        """The key columns. Rows with equal keys are in the same partition."""
         return self._record.key
 
     @property
@@ -96,14 +96,14 @@ class Queue:
         Parameters
         ----------
         rows
-            A table, a batch, or dicts; columns are matched by name.
+            An Arrow table, a record batch, or dicts. Columns are matched by name.
         partition
             The partition; by default the partition of each row's key, or any one if the queue has no key.
         connection
-            The caller's own ``sqlite3`` or ``psycopg`` connection: the append becomes part of its
-            transaction, which the caller commits. Until then, other appends to the same partitions (in
-            SQLite, to the file) wait. SQLite does not commit a transaction over several attached files
-            atomically if the machine crashes; tables in the store's own file are safe.
+            Your own ``sqlite3`` or ``psycopg`` connection to the store's database. The append becomes part of
+            its transaction, which you commit. Until then, other appends to the same partitions (in SQLite, to
+            the whole file) wait. If a transaction in SQLite covers several attached files, a crash of the
+            machine may commit it in only some of them. Tables in the store's own file are safe.
 
         Raises
         ------
@@ -115,8 +115,8 @@ class Queue:
             When a row's key belongs to another partition, or the connection is not to this store or has no
             open transaction.
         CommitOutcomeUnknownError
-            When the connection broke during the commit; with a producer session, the append can be repeated
-            safely.
+            When the connection broke during the commit. With a producer session, you can safely repeat the
+            append.
         """
         refuse_feed(self._record)
         return AppendResult(self.append_with(rows, partition, connection=connection).ranges)
@@ -124,8 +124,9 @@ class Queue:
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> AppendBuffer:
         """Return a buffer that gathers rows and appends them together.
 
-        For programs that append a few rows many times a second. One large append costs a fraction of many
-        small ones, and goes to the queue's object storage if its rows take at least 64 KiB compressed.
+        Use a buffer in programs that append a few rows many times a second. One large append costs a fraction
+        of many small ones. It also goes to the queue's object storage if its rows take at least 64 KiB
+        compressed.
 
         Parameters
         ----------
@@ -153,7 +154,7 @@ class Queue:
         hook: AppendHook | None = None,
         idempotent: bool = False,
     ) -> Appended:
-        """Append in one transaction, in which ``hook`` may do more before and after the append."""
+        """Append rows in one transaction, in which ``hook`` may do more before and after the append."""
         rows = _rereadable(rows)
         if partition is not None:
             self._check_partition(partition)
@@ -171,13 +172,15 @@ class Queue:
     def segments_of(
         self, rows: pa.Table, placement: Placement, partition: int | None = None
     ) -> list[Segment]:
-        """Return rows as the segments of an append."""
-        # In SQLite a writer blocks all others, so compress before the transaction.
+        """Divide rows into the segments of an append."""
+        # In SQLite a writer blocks all other writers, so compress before the transaction.
         lazy = self.database.dialect != "sqlite"
         return placement.segments(rows, partition, next(self._round_robin), lazy=lazy)
 
     def retry_placement(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` and return its result; repeat it if the queue's partitions or columns changed."""
+        """Call ``attempt`` and return its result. Repeat it if the queue's partitions or columns have
+        changed.
+        """
         attempts = itertools.count(1)
         while True:
             try:
@@ -189,11 +192,11 @@ class Queue:
                     raise
 
     def rows_to_append(self, rows: Rows) -> pa.Table:
-        """Return rows as a table with the queue's columns; refuse rows that do not fit."""
+        """Convert rows to a table with the queue's columns, and refuse rows that do not fit."""
         return self.conformed(rows, lambda record: record.schema)
 
     def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
-        """Return the rows in the queue's columns; refresh the queue first if they have unknown columns."""
+        """Convert rows to the queue's columns. If the rows have unknown columns, refresh the queue first."""
         rows = _rereadable(rows)
         while True:
             record = self._record
@@ -223,7 +226,7 @@ class Queue:
             with self.database.caller_transaction(connection) as tx:
                 return work(tx)
         appended = self.database.run(work, idempotent=idempotent)
-        # Building the fields takes longer than the check.
+        # Building the fields takes longer than checking the level.
         if appended.partitions and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%d rows are appended to queue %r",
@@ -240,7 +243,7 @@ class Queue:
         return appended
 
     def after_append(self, record: QueueRecord, appended: Appended) -> None:
-        """Compact partitions with many small segments and trim old rows, in the background."""
+        """Schedule the compaction of partitions with many small segments and the deletion of old rows."""
         self._maintainer.after_change(record, appended.to_compact)
 
     def current_placement(self) -> tuple[QueueRecord, Placement]:
@@ -255,7 +258,7 @@ class Queue:
         Raises
         ------
         QueueNotFoundError
-            When the queue was dropped, even if another one with its name exists now.
+            When the queue was dropped, even if another queue has its name now.
         """
         self._record = self.database.run(lambda tx: catalog.reload_queue(tx, self._record), write=False)
         self._cached_placement = None
@@ -288,13 +291,13 @@ class Queue:
         partition
             The partition's number, from 0.
         start, end
-            Row indexes; None reads to the newest row.
+            Row indexes. If ``end`` is None, read to the newest row.
         max_rows, max_bytes
-            Stop after this many rows or bytes of Arrow data, but return at least one row. Without a limit,
-            the whole range is read into memory.
+            The largest number of rows, or of bytes of Arrow data, to return. At least one row is returned.
+            Without a limit, the whole range is read into memory.
         columns
-            The column or columns to read; None reads all. Rows from before a column was added have nulls in
-            it.
+            The column or columns to read; None reads all. Rows have nulls in columns that were added after
+            them.
 
         Raises
         ------
@@ -334,7 +337,7 @@ class Queue:
         return self.database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
 
     def watch(self, partitions: Collection[int] | None = None) -> Watch:
-        """Return a watch that wakes when rows are appended; close it after use.
+        """Return a watch that wakes when rows are appended. Close it after use.
 
         Parameters
         ----------
@@ -351,7 +354,8 @@ class Queue:
         consumer
             The name of an existing consumer.
         vital
-            Whether trimming waits for this consumer; by default False, or as registered already.
+            Whether trimming waits for this consumer. By default, False for a new registration, and unchanged
+            for an existing one.
         start
             ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
             ``{partition: row index}``.
@@ -366,16 +370,16 @@ class Queue:
         return registered
 
     def trim(self, partition: int | None = None, before: int | None = None) -> int:
-        """Delete old rows, and return their number.
+        """Delete old rows, and return how many were deleted.
 
         Parameters
         ----------
         partition
-            None trims all partitions.
+            The partition to trim; None trims all partitions.
         before
-            Delete the rows below this row index; by default, all rows that the retention does not keep. Rows
-            that the retention keeps, rows after the safe offset of a vital consumer, and the micro-batch in
-            flight of a running query are never deleted.
+            Delete only rows below this row index; by default, all rows that the retention does not keep.
+            Never deleted are rows that the retention keeps, rows after the safe offset of a vital consumer,
+            and rows of a running query's micro-batch in flight.
         """
         if before is not None and type(before) is not int:
             raise InvalidInputError(f"a row index is a whole number, not {before!r}")
@@ -387,12 +391,12 @@ class Queue:
         return sum(end - start for start, end in trimmed)
 
     def compact(self) -> int:
-        """Compact small segments into large ones, and return by how many segments the queue shrank."""
+        """Compact small segments into large ones, and return by how many the number of segments fell."""
         self.refresh()
         return compact.compact_all(self.database, self._record, range(self.partitions))
 
     def maintain(self) -> None:
-        """Run the background maintenance now: compact segments and apply the retention."""
+        """Run the queue's background maintenance now: compact segments and apply the retention."""
         self.refresh()
         maintain_partitions(self.database, self._record, range(self.partitions))
 
@@ -411,13 +415,13 @@ class Queue:
     def add_partitions(self, count: int) -> int:
         """Add partitions, and return the new number of partitions.
 
-        Equal keys stay together: existing keys stay in their partitions, and new keys are spread over all
-        partitions.
+        Rows with equal keys still share a partition: existing keys stay in their partitions, and new keys are
+        spread over all partitions.
 
         Parameters
         ----------
         count
-            How many to add, from 1.
+            How many partitions to add, at least 1.
 
         Raises
         ------
@@ -440,15 +444,15 @@ class Queue:
     def add_columns(self, columns: object) -> pa.Schema:
         """Add nullable columns at the end, and return the queue's columns.
 
-        Existing rows have nulls in them. Programs that know fewer columns keep working: producers append
-        rows without the new columns, and running queries and open queues read the columns that they know.
-        Columns that the queue already has are ignored, so the call can be repeated.
+        Existing rows have nulls in the new columns. Programs that know fewer columns keep working: producers
+        append rows without the new columns, and running queries and open queues read the columns that they
+        know. Columns that the queue already has are ignored, so you can repeat the call.
 
         Parameters
         ----------
         columns
-            Arrow fields, one or several; or, as for ``Store.create_queue``, a ``pyarrow.Schema`` or a
-            PySpark ``StructType``.
+            One or several Arrow fields; or, as for ``Store.create_queue``, a ``pyarrow.Schema`` or a PySpark
+            ``StructType``.
 
         Raises
         ------
@@ -463,18 +467,17 @@ class Queue:
     def widen_columns(self, columns: object) -> pa.Schema:
         """Give columns wider types, and return the queue's columns.
 
-        Stored rows are not rewritten; they are read as the new type. Programs that know the narrower type
-        keep working: producers append its values, and running queries and open queues read it, until a row
-        has a value that does not fit (SCHEMA_MISMATCH.COLUMN_WIDENED). A restarted query uses the wider type,
-        and resumes where it stopped. Columns that are already that wide are ignored, so the call can be
-        repeated.
+        Stored rows are not rewritten, but read as the new type. Programs that know the narrower type keep
+        working: producers append its values, and running queries and open queues read it, until a row has a
+        value that does not fit (SCHEMA_MISMATCH.COLUMN_WIDENED). A restarted query uses the wider type, and
+        resumes where it stopped. Columns that are already that wide are ignored, so you can repeat the call.
 
         Parameters
         ----------
         columns
-            Existing columns with their new types, as for ``add_columns``: a larger integer or float, or a
-            decimal with more digits and no fewer before or after its point. A decimal in the key keeps its
-            scale.
+            Existing columns with their new types, as for ``add_columns``. The new type is a larger integer or
+            float, or a decimal with more digits, and no fewer digits before or after its point. A decimal in
+            the key keeps its scale.
 
         Raises
         ------

@@ -1,5 +1,5 @@
-"""Stores with their queues, consumers and producers; opened by ``connect``, or by ``open_store`` once per
-process.
+"""Stores with their queues, consumers and producers. ``connect`` opens a store, and ``open_store`` opens it
+once per process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger("penstock.queue")
 
 CONNECT_TIMEOUT = 2.0
 IN_DATABASE = "database"
-"""The location of payloads that are kept in the store's own database."""
+"""The location of payloads in the store's own database."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class StoreInfo:
 
 
 class Store:
-    """A database with queues and consumers; safe to use from several threads. Get one from ``connect``."""
+    """A database with queues and consumers. It is safe to use from several threads. Get one from
+    ``connect``.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -78,7 +80,7 @@ class Store:
 
     @property
     def uuid(self) -> str:
-        """The store's identity, the same at every URL."""
+        """The store's UUID, which is the same for every URL of the store."""
         return self._database.uuid
 
     @property
@@ -124,18 +126,18 @@ class Store:
         schema
             A ``pyarrow.Schema`` or a PySpark ``StructType``.
         partitions
-            1 to 10,000; rows are in order within a partition.
+            The number of partitions, 1 to 10,000. Rows are in order within a partition.
         key
-            Columns; rows with equal keys share a partition.
+            The key columns. Rows with equal keys share a partition.
         retention
-            How many rows to keep; everything by default.
+            Which rows to keep; by default, all rows.
         contract
             The contract of a change feed, as JSON: see ``QueueFeed.create``.
         payloads
-            Where to keep the rows of appends of 64 KiB and more, compressed, instead of the database:
-            ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix`` or a folder. Each
-            process that appends or reads takes the credentials from its environment. ``database`` keeps the
-            rows in the database. The default is set by :meth:`set_payloads`.
+            Where to keep the rows of appends of at least 64 KiB compressed: ``s3://bucket/prefix``,
+            ``gs://bucket/prefix``, ``az://container/prefix``, a folder, or ``database``, which is the store's
+            own database. Each process that appends or reads takes the credentials from its environment.
+            :meth:`set_payloads` sets the default.
 
         Raises
         ------
@@ -178,7 +180,7 @@ class Store:
         return self._queue(record)
 
     def _location(self, payloads: str | os.PathLike[str] | None) -> str | None:
-        """Return the location for a new queue's payloads, after checking that it is usable."""
+        """Check that a location for a new queue's payloads is usable, and return it."""
         if payloads == IN_DATABASE:
             return None
         if payloads is not None:
@@ -194,12 +196,12 @@ class Store:
         return location
 
     def set_payloads(self, location: str | os.PathLike[str]) -> None:
-        """Set where queues created from now on keep the rows of large appends.
+        """Set where queues that are created from now on keep the rows of large appends.
 
         Parameters
         ----------
         location
-            Like ``payloads`` of :meth:`create_queue`; in a new store it is ``database``.
+            Like ``payloads`` of :meth:`create_queue`. In a new store it is ``database``.
 
         Raises
         ------
@@ -239,7 +241,7 @@ class Store:
         return [record.name for record in self._database.run(catalog.list_queues, write=False)]
 
     def drop_queue(self, name: str, *, force: bool = False) -> None:
-        """Drop a queue with its rows and offsets.
+        """Drop a queue and its rows and offsets.
 
         Parameters
         ----------
@@ -286,7 +288,7 @@ class Store:
         return Queue(self._database, record, self.maintainer)
 
     def create_consumer(self, name: str) -> Consumer:
-        """Create a consumer; register it on queues next.
+        """Create a consumer. Register it on queues next.
 
         Parameters
         ----------
@@ -327,7 +329,7 @@ class Store:
         return self._database.run(consumers.list_registrations, write=False)
 
     def drop_consumer(self, name: str) -> None:
-        """Drop a consumer with its offsets.
+        """Drop a consumer and its offsets.
 
         Parameters
         ----------
@@ -337,7 +339,7 @@ class Store:
         Raises
         ------
         ConsumerInUseError
-            When a running query owns it.
+            When a running query owns the consumer.
         ConsumerNotFoundError
         """
         check_name("consumer", name)
@@ -359,14 +361,15 @@ class Store:
         return Consumer(self._database, name, self.maintainer)
 
     def producer(self, queue: str, session: str) -> Producer:
-        """Open a producer session; programs that opened it earlier are fenced.
+        """Open a producer session. Programs that opened it earlier can no longer append.
 
         Parameters
         ----------
         queue
             The queue's name.
         session
-            The session's name, the same in each run of the program, for example its name and instance.
+            The session's name, which must be the same in each run of the program, for example the program's
+            name and instance number.
 
         Raises
         ------
@@ -376,22 +379,24 @@ class Store:
         return Producer(self._database, self.queue(queue), session)
 
     def schedule_maintenance(self, queue: catalog.QueueRecord, to_compact: Iterable[int]) -> None:
-        """Compact partitions with many small segments and trim old rows of a queue, in the background."""
+        """Schedule the compaction of a queue's partitions with many small segments and the deletion of its
+        old rows.
+        """
         self.maintainer.after_change(queue, to_compact)
 
     def maintain(self) -> None:
-        """Run all maintenance now: compact small segments, apply retentions, clean up old staging, ledger
-        entries and objects.
+        """Run all maintenance now: compact small segments, apply retentions, and clean up old staged rows,
+        ledger entries and objects.
 
-        The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
-        days ago.
+        The ledger loses the entries of dropped queues. Of queries that have not committed for 30 days it
+        keeps only the newest entries.
         """
         errors: list[PenstockError] = []
         for name in self.queues():
             try:
                 self.queue(name).maintain()
             except PenstockError as error:
-                # An unreadable record of one queue does not keep the others from being maintained.
+                # The unreadable record of one queue does not stop the maintenance of the others.
                 log.warning(
                     "maintenance of queue %r failed: %s",
                     name,
@@ -409,13 +414,13 @@ class Store:
             raise errors[0]
 
     def clean_up(self, older_than: timedelta = STAGING_AGE) -> int:
-        """Delete what dead tasks have staged, and return the number of deleted segments.
+        """Delete the rows that dead tasks have staged, and return the number of deleted segments.
 
         Background maintenance also deletes staged rows older than a day, at most once an hour. Staged rows of
         running queries are kept. A query counts as running if it owns a consumer of this store and has
-        committed a micro-batch, or if it has staged rows within the last day. A commit whose staged rows were
-        deleted is refused, and none of its rows are visible: a query repeats the micro-batch, and a batch
-        write has to be run again.
+        committed a micro-batch, or if it has staged rows within the last day. If the staged rows of a commit
+        were deleted, the commit is refused, and none of its rows are visible. A query then repeats the
+        micro-batch. You must run a batch write again.
 
         Parameters
         ----------
@@ -426,16 +431,16 @@ class Store:
         return clean_staging(self._database, older_than)
 
     def clean_up_objects(self, *, take_over: bool = False) -> int:
-        """Delete objects of queues with ``payloads`` that have been without rows for a day; return how many.
+        """Delete objects that have had no rows for a day, of queues with ``payloads``; return how many.
 
-        Such objects are left by compaction, retention and dropped queues, and by processes that died before
-        their rows were appended. Background maintenance also deletes them, about once an hour.
+        Compaction, retention and dropped queues leave such objects behind, and so do processes that died
+        before their rows were appended. Background maintenance also deletes them, about once an hour.
 
         Parameters
         ----------
         take_over
-            Whether to delete even if another copy of this store has deleted objects. Only one copy may delete
-            objects: after restoring a backup, pass True to make this copy the one that is kept.
+            Whether to delete objects even if another copy of this store has deleted some. Only one copy may
+            delete objects. After restoring a backup, pass True to make this copy the one to keep.
 
         Raises
         ------
@@ -446,9 +451,9 @@ class Store:
         return clean_objects(self._database, take_over=take_over).objects
 
     def check_objects(self) -> list[ObjectsCheck]:
-        """Compare the objects of queues with ``payloads`` with the store, queue by queue.
+        """Compare the objects of queues with ``payloads`` with the store's records, queue by queue.
 
-        If a queue's objects cannot be listed, its result has the reason in ``error``.
+        If a queue's objects cannot be listed, the result for that queue has the reason in ``error``.
         """
         return object_check.check_objects(self._database)
 
@@ -475,7 +480,7 @@ class Store:
 
 
 def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) -> Store:
-    """Open a store; by default, create it if it does not exist.
+    """Open a store. By default, create it if it does not exist.
 
     Parameters
     ----------
@@ -484,10 +489,10 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
         ``postgresql://user@host/database?schema=penstock``. A new SQLite file is readable by its owner
         only, unless the URL has another mode: ``?mode=0640``.
     create
-        False to raise an error if the store does not exist.
+        Whether to create the store if it does not exist. If False, raise an error.
     timeout
-        How many seconds to retry if the database does not respond. Once the store is open, every operation
-        is retried for 20 seconds.
+        How many seconds to retry if the database does not respond. Once the store is open, each operation is
+        retried for 20 seconds.
 
     Raises
     ------
@@ -509,10 +514,10 @@ _guard = ForkSafeLock()
 
 
 def open_store(url: str, *, verify: bool = False) -> Store:
-    """Return the store at a URL, opened once in each process.
+    """Return the store at a URL, which each process opens only once.
 
-    ``verify`` checks that the database still holds the same store: Spark reuses its Python workers, and the
-    store may have been dropped and recreated since.
+    ``verify`` checks that the database still holds the same store. Spark reuses its Python workers, and the
+    store may have been dropped and recreated since the last use.
     """
     # A forked worker must not share its parent's connections.
     cache_key = (url, os.getpid())
@@ -528,7 +533,7 @@ def open_store(url: str, *, verify: bool = False) -> Store:
 
 
 def _is_same_store(opened: _OpenStore, url: str, verify: bool) -> bool:
-    # Called for every read and write of a task, so it must be cheap.
+    # Tasks call this for every read and write, so it must be cheap.
     if opened.store.database.dialect == "sqlite":
         return opened.file == _file(parse_url(url))
     if not verify:

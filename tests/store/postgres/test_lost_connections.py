@@ -1,4 +1,4 @@
-"""A database that becomes unavailable: calls wait, retry where that is safe, and apply nothing twice."""
+"""While a database is unavailable, calls wait, retry if that is safe, and apply no change twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def behind_proxy(pg_store: penstock.Store, pg_url: str) -> Iterator[tuple[penstock.Store, Proxy]]:
-    """The same store through a proxy."""
+    """The same store, accessed through a proxy."""
     from penstock.testing.stores import with_schema
 
     url = with_schema(pg_url, pg_store.database.url.options["schema"])
@@ -36,7 +36,7 @@ def _add(tx: Transaction, name: str) -> None:
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_commit_without_an_answer_is_not_retried(
+def test_a_commit_without_a_response_is_not_retried(
     behind_proxy: tuple[penstock.Store, Proxy], happened: bool
 ) -> None:
     store, proxy = behind_proxy
@@ -50,7 +50,7 @@ def test_a_commit_without_an_answer_is_not_retried(
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_producer_whose_commit_had_no_answer_appends_once(
+def test_a_producer_whose_commit_got_no_response_appends_once(
     behind_proxy: tuple[penstock.Store, Proxy], happened: bool
 ) -> None:
     store, proxy = behind_proxy
@@ -63,7 +63,7 @@ def test_a_producer_whose_commit_had_no_answer_appends_once(
     assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1]
 
 
-def test_idempotent_work_is_repeated_after_a_commit_without_an_answer(
+def test_idempotent_work_is_repeated_after_a_commit_without_a_response(
     behind_proxy: tuple[penstock.Store, Proxy],
 ) -> None:
     store, proxy = behind_proxy
@@ -72,7 +72,7 @@ def test_idempotent_work_is_repeated_after_a_commit_without_an_answer(
     assert _consumers(store) == ["a"]
 
 
-def test_a_read_whose_commit_had_no_answer_is_repeated(behind_proxy: tuple[penstock.Store, Proxy]) -> None:
+def test_a_read_whose_commit_got_no_response_is_repeated(behind_proxy: tuple[penstock.Store, Proxy]) -> None:
     store, proxy = behind_proxy
     proxy.lose(b"COMMIT\0", deliver=True, times=2)
     assert store.consumers() == []
@@ -113,7 +113,7 @@ def test_calls_fail_when_a_server_stays_unavailable(
     assert queue.info().rows == 0
 
 
-def test_a_session_killed_in_mid_transaction_is_replaced_and_nothing_is_duplicated(
+def test_a_session_killed_during_a_transaction_is_replaced_and_no_rows_are_duplicated(
     pg_store: penstock.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
@@ -150,7 +150,7 @@ def test_appends_continue_after_every_idle_session_was_killed(
 
 
 def _use_connections(store: penstock.Store, count: int) -> None:
-    """Put a number of connections into the pool."""
+    """Use several connections at once, so that the pool keeps them."""
     barrier = threading.Barrier(count)
     threads = [
         threading.Thread(target=lambda: store.database.run(lambda tx: barrier.wait(10), write=False))
@@ -180,7 +180,7 @@ def _backends(database: Database, state: str) -> list[int]:
 
 
 def test_deadlocked_transactions_both_succeed(pg_store: penstock.Store) -> None:
-    """PostgreSQL ends one of the two, which is retried."""
+    """PostgreSQL aborts one of the two transactions, and Penstock retries it."""
     for name in ("a", "b"):
         pg_store.create_queue(name, SCHEMA)
     both = threading.Barrier(2)

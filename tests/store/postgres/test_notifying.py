@@ -1,4 +1,4 @@
-"""Notifications of a PostgreSQL store: an append notifies watchers, and costs nothing extra without them."""
+"""Notifications in a PostgreSQL store: an append sends one only if there are watches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def overheard(store: penstock.Store, queue: penstock.Queue) -> Iterator[Callable[[], int]]:
-    """How often a queue's channel was notified since the last call, as seen by a listener without a watch
-    the queue.
-    """
+    """Return how often a queue's channel was notified since the last call. The listener is not a watch."""
     database, number = store.database, queue.record.queue_id
     schema = database.url.options["schema"]
     ((relation,),) = run_sql(database, f"select '{schema}.partition'::regclass::oid::bigint")
@@ -42,7 +40,7 @@ def overheard(store: penstock.Store, queue: penstock.Queue) -> Iterator[Callable
 
 
 @pytest.mark.parametrize("partition", [0, None])
-def test_an_append_notifies_only_while_somebody_watches(
+def test_an_append_notifies_only_while_there_is_a_watch(
     pg_store: penstock.Store, partition: int | None
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA, partitions=2)

@@ -1,4 +1,4 @@
-"""A password that the URL names the place of: an environment variable or a file."""
+"""Passwords in an environment variable or a file that the URL names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = tuple[str, Callable[[str], object]]
 
 
 def without_password(url: str, option: str) -> tuple[str, str]:
-    """Return the URL with an option in the place of its password, and the password."""
+    """Return the URL with an option in place of its password, and the password."""
     parts = urlsplit(url)
     netloc = f"{parts.username}@{parts.hostname}:{parts.port}"
     query = "&".join(filter(None, [parts.query, option]))
@@ -45,7 +45,7 @@ places = pytest.mark.parametrize("place", ["password_env", "password_file"], ind
 
 
 @places
-def test_a_store_is_opened_with_the_password_from_its_place(pg_url: str, place: Place) -> None:
+def test_a_store_is_opened_with_the_password_from_a_variable_or_file(pg_url: str, place: Place) -> None:
     option, put = place
     with temporary_store_url(pg_url) as given:
         url, password = without_password(given, option)
@@ -56,7 +56,7 @@ def test_a_store_is_opened_with_the_password_from_its_place(pg_url: str, place: 
 
 
 @places
-def test_a_place_without_a_password_is_named(pg_url: str, place: Place) -> None:
+def test_the_error_names_a_variable_or_file_without_a_password(pg_url: str, place: Place) -> None:
     url, _ = without_password(pg_url, place[0])
     with pytest.raises(StoreError, match="the driver and each executor need it") as caught:
         penstock.connect(url, timeout=0)
@@ -74,7 +74,9 @@ def test_a_place_without_a_password_is_named(pg_url: str, place: Place) -> None:
         (0o777, "write"),
     ],
 )
-def test_a_file_that_others_can_use_is_refused(pg_url: str, tmp_path: Path, mode: int, can: str) -> None:
+def test_a_password_file_that_others_can_read_or_write_is_refused(
+    pg_url: str, tmp_path: Path, mode: int, can: str
+) -> None:
     file = tmp_path / "the password"
     url, password = without_password(pg_url, f"password_file={quote(str(file))}")
     file.write_text(password)
@@ -89,7 +91,7 @@ def test_a_file_that_others_can_use_is_refused(pg_url: str, tmp_path: Path, mode
 
 
 @pytest.mark.timeout(60)
-def test_a_named_pipe_is_refused_instead_of_waited_for(pg_url: str, tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_waiting(pg_url: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     url, _ = without_password(pg_url, f"password_file={tmp_path}/pipe")
     with pytest.raises(StoreError, match=f"the file '{tmp_path}/pipe' is not a regular file"):
@@ -97,8 +99,8 @@ def test_a_named_pipe_is_refused_instead_of_waited_for(pg_url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
-def test_a_file_that_only_its_group_can_read_too_is_used(pg_url: str, tmp_path: Path, mode: int) -> None:
-    """So are the secrets that Kubernetes mounts for a user who is not root, behind a symbolic link."""
+def test_a_password_file_that_its_group_can_read_is_accepted(pg_url: str, tmp_path: Path, mode: int) -> None:
+    """Kubernetes mounts secrets in this way for users other than root, behind a symbolic link."""
     file = tmp_path / "password"
     with temporary_store_url(pg_url) as given:
         url, password = without_password(given, f"password_file={tmp_path}/mounted")
@@ -117,13 +119,13 @@ def test_a_file_that_only_its_group_can_read_too_is_used(pg_url: str, tmp_path: 
         ("postgresql://u@h/d?password_env=", "password_env is empty"),
     ],
 )
-def test_a_password_has_one_place(url: str, says: str) -> None:
+def test_a_url_with_several_sources_of_its_password_is_refused(url: str, says: str) -> None:
     with pytest.raises(InvalidUrlError, match=says) as caught:
         parse_url(url)
     assert "secret" not in str(caught.value)
 
 
-def test_a_feed_keeps_the_place_of_its_password() -> None:
+def test_a_feed_keeps_the_option_that_names_its_password() -> None:
     feed = penstock.PostgresFeed(
         "postgresql://u@h/d?password_env=SHOP_PASSWORD&direct=db:5432", publication="p", slot="s"
     )

@@ -1,4 +1,4 @@
-"""A pooler in front of the server, which gives one of a few connections to each transaction."""
+"""A store behind a pooler that assigns one of a few server connections to each transaction."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_many_writers_and_readers_share_a_few_connections(pooler: str, pooled: p
     assert sorted(rows) == sorted(100 * each + n for each in range(12) for n in range(20))
 
 
-def test_nothing_is_left_in_the_sessions_of_others(pooler: str, pooled: penstock.Store) -> None:
+def test_a_transaction_leaves_no_settings_in_a_shared_session(pooler: str, pooled: penstock.Store) -> None:
     with _through(pooler) as other:
         before = other.execute(
             "select name, setting from pg_settings where name <> 'transaction_isolation'"
@@ -79,7 +79,7 @@ def test_nothing_is_left_in_the_sessions_of_others(pooler: str, pooled: penstock
             assert other.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
 
 
-def test_a_transaction_has_the_settings_of_a_session(pooled: penstock.Store) -> None:
+def test_a_transaction_behind_a_pooler_has_the_settings_of_a_session(pooled: penstock.Store) -> None:
     for write in (True, False):
         shown = pooled.database.run(
             lambda tx: [
@@ -96,11 +96,11 @@ def test_a_transaction_has_the_settings_of_a_session(pooled: penstock.Store) -> 
         assert shown == ["pg_catalog, pg_temp", "8s", "10s", "off"]
 
 
-def test_what_a_role_has_chosen_stays(pg_url: str) -> None:
+def test_settings_of_a_role_are_kept_behind_a_pooler(pg_url: str) -> None:
     with psycopg.connect(pg_url, autocommit=True) as admin:
         admin.execute("alter role penstock set lock_timeout = '1234ms'")
         try:
-            # A pooler's sessions have what was set when they began.
+            # A pooler's sessions keep the settings that applied when they began.
             with pgbouncer(pg_url) as pooler, temporary_store(pooler) as store:
                 shown = store.database.run(lambda tx: tx.query("select current_setting('lock_timeout')"))
         finally:
@@ -108,7 +108,7 @@ def test_what_a_role_has_chosen_stays(pg_url: str) -> None:
     assert shown == [("1234ms",)]
 
 
-def test_a_watch_hears_of_an_append(pooled: penstock.Store) -> None:
+def test_a_watch_notices_an_append_through_a_pooler(pooled: penstock.Store) -> None:
     queue = pooled.create_queue("q", SCHEMA)
     with queue.watch() as watch:
         watch.wait({0: 0}, 0)
@@ -119,12 +119,12 @@ def test_a_watch_hears_of_an_append(pooled: penstock.Store) -> None:
     assert found.ends == {0: 1}
 
 
-def test_an_owner_is_seen_as_long_as_it_lives(pooled: penstock.Store) -> None:
+def test_an_owner_lock_is_held_until_it_is_released_behind_a_pooler(pooled: penstock.Store) -> None:
     locks = [pooled.database.owner_lock("one") for _ in range(2)]
     assert locks[0].acquire()
     assert not locks[1].acquire()
     for _ in range(5):
-        # Whatever connections of the server the transactions in between have had.
+        # The lock stays held whatever server connections the transactions in between use.
         pooled.create_queue(f"q{_}", SCHEMA)
         assert locks[1].held_elsewhere()
     locks[0].release()
@@ -132,7 +132,7 @@ def test_an_owner_is_seen_as_long_as_it_lives(pooled: penstock.Store) -> None:
     locks[1].release()
 
 
-def test_an_error_names_who_holds_a_lock(pooler: str) -> None:
+def test_a_lock_timeout_names_the_session_that_holds_the_lock(pooler: str) -> None:
     with temporary_store(f"{pooler}&lock_wait=4s") as store:
         store.create_queue("q", SCHEMA)
         held, done = threading.Event(), threading.Event()
@@ -154,7 +154,7 @@ def test_an_error_names_who_holds_a_lock(pooler: str) -> None:
             holder.join()
 
 
-def test_a_pooler_that_the_url_does_not_mention_is_warned_about(
+def test_a_pooler_without_a_direct_address_in_the_url_causes_a_warning(
     pooler: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_warned_poolers", set())
@@ -166,23 +166,25 @@ def test_a_pooler_that_the_url_does_not_mention_is_warned_about(
     assert str(urlsplit(pooler).password) not in warning.getMessage()
 
 
-def test_nothing_is_said_of_a_server(pg_store: penstock.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_direct_connection_to_the_server_causes_no_warning(
+    pg_store: penstock.Store, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         pg_store.create_queue("q", SCHEMA)
     assert not [each for each in caplog.records if getattr(each, "action", "") == "pooled"]
 
 
-def test_a_pooler_is_not_the_server_itself(pooler: str) -> None:
+def test_a_direct_address_that_is_a_pooler_is_refused(pooler: str) -> None:
     parts = urlsplit(pooler)
     there = f"{parts.hostname}:{parts.port}"
-    with pytest.raises(StoreError, match="leads to a pooler, too") as caught:
+    with pytest.raises(StoreError, match="address of a pooler, too") as caught:
         penstock.connect(parts._replace(query=f"direct={there}").geturl(), timeout=0)
     assert caught.value.condition == "STORE_ERROR.POOLED"
 
 
 @pytest.mark.parametrize("direct", ["", ":5432", "db:port", "a b"])
-def test_a_direct_address_has_a_host(direct: str) -> None:
-    with pytest.raises(InvalidUrlError, match="direct is the server's own address"):
+def test_a_direct_address_without_a_valid_host_and_port_is_refused(direct: str) -> None:
+    with pytest.raises(InvalidUrlError, match="direct is the host and port of the server"):
         parse_url(f"postgresql://u@pooler/db?direct={direct}")
 
 
@@ -190,7 +192,7 @@ def test_a_direct_address_has_a_host(direct: str) -> None:
     ("direct", "host", "port"),
     [("db", "db", "5432"), ("db:6000", "db", "6000"), ("[::1]:6000", "::1", "6000")],
 )
-def test_a_direct_address_takes_the_place_of_the_hosts(direct: str, host: str, port: str) -> None:
+def test_a_direct_address_replaces_all_hosts_of_the_url(direct: str, host: str, port: str) -> None:
     url = parse_url(f"postgresql://u:secret@pooler:6432/db?direct={direct}")
     assert url.pooled
     assert (url.direct()["host"], url.direct()["port"]) == (host, port)

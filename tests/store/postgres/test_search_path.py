@@ -1,5 +1,5 @@
-"""Functions and operators that a stranger creates in a shared schema are never called: sessions look names
-up in pg_catalog alone.
+"""Penstock never calls functions and operators that another role creates in a shared schema: its sessions
+look up names only in pg_catalog.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ SAFE = "pg_catalog, pg_temp"
 
 @pytest.fixture(scope="module")
 def planted(pg_url: str) -> Iterator[str]:
-    """A database where operators and functions wait for a caller in ``public`` and in the store's own
-    schema.
-    """
+    """A database with malicious operators and functions in ``public`` and in the store's own schema."""
     name = f"planted_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -106,7 +104,8 @@ def test_a_table_without_a_schema_is_resolved_by_the_roles_search_path(
     planted: str, store: penstock.Store
 ) -> None:
     with store.database.transaction(write=False) as tx:
-        # The first schema of "$user", public that is there; the tests' role is called as the store's schema.
+        # The first existing schema of "$user", public. The tests' role has the same name as the store's
+        # schema.
         assert resolve(tx, "orders").table == "orders"
         assert tx.query("select current_setting('search_path')") == [(SAFE,)]
     with psycopg.connect(planted, autocommit=True) as connection:
@@ -152,11 +151,11 @@ def test_a_callers_connection_calls_no_planted_function_and_keeps_its_search_pat
 def test_a_connection_to_another_database_keeps_its_search_path(store: penstock.Store, pg_url: str) -> None:
     queue = store.create_queue("q", SCHEMA)
     with psycopg.connect(pg_url) as own:
-        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*does not lead to"):
+        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*is not to"):
             queue.append(rows(1), connection=own)
         assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         own.execute("set local search_path to public")
-        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*does not lead to"):
+        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*is not to"):
             queue.append(rows(1), connection=own)
         assert path_of(own) == "public"
 
@@ -166,7 +165,7 @@ def _psycopg(url: str) -> Any:
 
 
 def _sqlalchemy(url: str) -> Any:
-    # SQLAlchemy itself asks things when it connects.
+    # SQLAlchemy itself runs queries when it connects.
     engine = sqlalchemy.create_engine(
         url.replace("postgresql:", "postgresql+psycopg:", 1),
         poolclass=sqlalchemy.NullPool,
@@ -229,7 +228,7 @@ def test_a_trigger_that_cannot_resolve_its_names_is_reported(planted: str, store
         connection.execute("alter function public.note() set search_path = public")
         store.database.run(lambda tx: tx.change("insert into public.t values (1)"))
         assert connection.execute("select id from public.audit").fetchall() == [(1,)]
-    # What is missing of a statement's own is an error as ever.
+    # A missing name in the user's own statement is still an ordinary error.
     with pytest.raises(StoreError) as caught:
         store.database.run(lambda tx: tx.change("insert into public.nowhere values (1)"))
     assert caught.value.condition == "STORE_ERROR"

@@ -1,4 +1,4 @@
-"""What the errors of a PostgreSQL server mean, for the store and for change feeds alike."""
+"""Classification of a PostgreSQL server's errors, which the store and change feeds share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.store.postgres.connection import Failure, failure_of
         ("42P01", Failure.OTHER),
     ],
 )
-def test_a_code_of_the_server(state: str, failure: Failure) -> None:
+def test_an_sqlstate_is_classified_as_a_kind_of_failure(state: str, failure: Failure) -> None:
     assert failure_of(errors.lookup(state)("whatever it says")) is failure
 
 
@@ -46,9 +46,9 @@ def test_a_code_of_the_server(state: str, failure: Failure) -> None:
         ("server closed the connection unexpectedly", Failure.UNAVAILABLE),
     ],
 )
-def test_a_refused_connection_has_no_code(text: str, failure: Failure) -> None:
+def test_a_refused_connection_is_classified_by_its_message(text: str, failure: Failure) -> None:
     assert failure_of(psycopg.OperationalError(text)) is failure
 
 
-def test_a_mistake_in_a_program_is_not_tried_again() -> None:
+def test_a_programming_error_is_not_retried() -> None:
     assert failure_of(psycopg.ProgrammingError("the query has 1 placeholder")) is Failure.OTHER

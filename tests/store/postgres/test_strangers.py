@@ -1,6 +1,4 @@
-"""PostgreSQL roles that may connect to a store's database and nothing else cannot affect those who use the
-store.
-"""
+"""PostgreSQL roles that may only connect to a store's database cannot affect the store's users."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ As = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def shared(pg_url: str) -> Iterator[SharedDatabase]:
-    """A database of its own, which any role may connect to and make schemas in."""
+    """A separate database, in which any role may connect and create schemas."""
     with shared_database(pg_url, "app", "friend", "stranger") as made:
         yield made
 
@@ -41,7 +39,7 @@ def database(shared: SharedDatabase) -> str:
 
 @pytest.fixture
 def as_role(shared: SharedDatabase) -> As:
-    """`as_role("app", "schema=s")`: the URL of a role."""
+    """Return a function that returns the URL for a role, as in `as_role("app", "schema=s")`."""
     return shared.as_role
 
 
@@ -75,7 +73,7 @@ def refused(url: str, owner: str) -> None:
 def test_a_schema_created_by_a_stranger_is_refused(database: str, as_role: As, schema: str) -> None:
     run(as_role("stranger"), f"create schema {schema}; grant all on schema {schema} to public")
     refused(as_role("app", f"schema={schema}"), "stranger")
-    # Whoever may do all is the one to be caught.
+    # The role with the most rights is the worthwhile victim.
     refused(f"{database}?schema={schema}", "stranger")
     name = urlsplit(database).path[1:]
     with penstock.connect(as_role("app", f"schema={schema}&owner={name}_stranger")) as store:
@@ -107,10 +105,10 @@ def test_a_strangers_table_in_a_shared_schema_is_refused(database: str, as_role:
     refused(as_role("app", f"schema={schema}"), "stranger")
 
 
-def test_roles_that_the_user_is_a_member_of_are_trusted_if_they_are_named(
+def test_roles_that_the_user_is_a_member_of_are_trusted_only_if_they_are_named(
     database: str, as_role: As, schema: str
 ) -> None:
-    """Whoever administers a role, with or without login, can make anybody a member of it."""
+    """An administrator of a role can make any role a member of it."""
     penstock.connect(as_role("friend", f"schema={schema}")).close()
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_friend to {name}_app; alter role {name}_friend nologin")
@@ -127,7 +125,7 @@ def test_roles_that_the_user_is_a_member_of_are_trusted_if_they_are_named(
 def test_a_strangers_partition_of_a_table_is_refused(
     shared: SharedDatabase, store: penstock.Store, schema: str, how: str
 ) -> None:
-    """Its triggers run with the rights of whoever writes to the table."""
+    """The partition's triggers run with the rights of the role that writes to the table."""
     theirs = f"part_{uuid.uuid4().hex[:8]}"
     if how == "child":
         made = "create table {0}.sums (id bigint); create table {0}.{1} () inherits ({0}.sums)"
@@ -153,7 +151,7 @@ def test_a_strangers_partition_of_a_table_is_refused(
 def test_a_store_is_not_written_through_a_connection_whose_role_does_not_trust_its_owner(
     shared: SharedDatabase, store: penstock.Store, schema: str
 ) -> None:
-    """The store's role trusts itself, and its triggers would run with the rights of the connection's."""
+    """The store's role trusts itself, but its triggers would run with the rights of the connection's role."""
     queue = store.create_queue("q", SCHEMA)
     shared.run(f"grant usage on schema {schema} to public", role="app")
     shared.trap("app", f"{schema}.segment")
@@ -173,7 +171,7 @@ def test_a_store_is_not_written_through_a_connection_whose_role_does_not_trust_i
 
 @pytest.fixture
 def held(as_role: As) -> Iterator[psycopg.Connection[object]]:
-    """A stranger's session."""
+    """Hold locks in a session of an untrusted role."""
     with psycopg.connect(as_role("stranger"), autocommit=True) as connection:
         yield connection
 
@@ -225,10 +223,10 @@ def held_by_none(connection: psycopg.Connection[object], low: int) -> bool:
     ).fetchall()
 
 
-def test_a_login_that_may_move_consumers_through_a_role_can_be_an_owner(
+def test_a_login_role_that_may_move_consumers_through_another_role_can_be_an_owner(
     database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
-    """A login without privileges of its own, which takes on a role."""
+    """The login role has no privileges itself, but may use those of another role."""
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_app to {name}_friend; alter role {name}_friend noinherit")
     try:
@@ -269,7 +267,9 @@ def test_a_strangers_lock_does_not_block_the_creation_of_a_store(
 def test_relation_names_are_never_executed_as_sql(
     database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
-    """A role that may stage tables can create relations in the schema, with any names and comments."""
+    """A role with the right to stage tables can create relations with any names and comments in the
+    schema.
+    """
     name = urlsplit(database).path[1:]
     store.create_queue("q", SCHEMA)
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
@@ -293,7 +293,7 @@ def test_relation_names_are_never_executed_as_sql(
         assert staging_relations.list_relations(tx) == []
 
 
-def test_a_notification_from_a_stranger_does_nothing_but_wake_the_watch(
+def test_a_notification_from_a_stranger_only_wakes_the_watch(
     store: penstock.Store, held: psycopg.Connection[object], schema: str, database: str
 ) -> None:
     queue = store.create_queue("q", SCHEMA)

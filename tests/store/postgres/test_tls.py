@@ -1,5 +1,5 @@
-"""TLS to PostgreSQL: libpq's options get there, and a password that crosses a network without it is warned
-of.
+"""TLS connections to PostgreSQL: libpq gets the URL's options, and a password sent over a network without TLS
+causes a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is on another machine."""
+    """Make the server seem to be on another machine."""
     monkeypatch.setattr(connections, "is_local", lambda connection: False)
     monkeypatch.setattr(connections, "warned_urls", set())
 
@@ -89,7 +89,7 @@ def test_tls_options_are_passed_to_libpq(
         return lambda: penstock.connect(url(port, schema="nowhere", **options), create=False, timeout=0)
 
     with tls_in_front_of(server.hostname, server.port, mine) as port:
-        # Whoever gets as far as the store's schema was let in.
+        # A connection that reaches the store's schema was accepted by the server.
         for options in ({"sslmode": "verify-full", "sslrootcert": mine.file}, {"sslmode": "require"}):
             with pytest.raises(PenstockError, match="there is no store"):
                 at(port, **options)()
@@ -109,7 +109,7 @@ def test_tls_options_are_passed_to_libpq(
         pytest.raises(PenstockError, match="does not match host name"),
     ):
         at(port, sslmode="verify-full", sslrootcert=other.file)()
-    # A server without TLS gets no password from whoever asks for it.
+    # A client that requires TLS sends no password to a server without it.
     with pytest.raises(PenstockError, match="does not support SSL"):
         at(server.port, sslmode="require")()
     assert warnings(caplog) == []

@@ -1,6 +1,6 @@
-"""A program in a network of its own (``unshare --net``), which goes down while a session holds a lock.
+"""A program in its own network (``unshare --net``), which goes down while a session holds a lock.
 
-It prints after how many seconds another session got the lock.
+It prints how many seconds later another session got the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELD = threading.Event()
 
 
 def hold(store: penstock.Store, moment: str) -> None:
-    """Lock a registration, and be in the middle of a statement, or of the rows for one."""
+    """Lock a registration, and then stay in the middle of a statement, or of sending rows for one."""
 
     def work(tx: Transaction) -> None:
         find_registration(tx, "c", "q", lock=True)
@@ -52,7 +52,7 @@ def seconds_without_network(server: PostgresServer, folder: str, moment: str) ->
     with penstock.connect(f"{server.url}?schema=penstock", create=True) as store:
         store.create_queue("q", SCHEMA)
         store.create_consumer("c").register("q")
-        # Sockets of files stay when the network is gone.
+        # Unix sockets still work when the network is gone.
         with psycopg.connect(local) as other:
             threading.Thread(target=hold, args=(store, moment), daemon=True).start()
             assert HELD.wait(30)

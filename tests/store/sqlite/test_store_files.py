@@ -1,4 +1,4 @@
-"""The files of a SQLite store are its user's alone, and another user can neither replace them nor hold their
+"""The files of a SQLite store belong to one user. Other users can neither replace them nor hold their
 locks.
 """
 
@@ -37,7 +37,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def modes(folder: Path) -> dict[str, str]:
-    """The modes of everything in a folder, and of the folders in it, by a name without numbers."""
+    """Return the modes of all files and folders below a folder, by their names without numbers."""
     return {
         str(path.relative_to(folder)).partition("/")[0].rstrip("0123456789")
         + (
@@ -48,7 +48,7 @@ def modes(folder: Path) -> dict[str, str]:
 
 
 def used(url: str) -> dict[str, str]:
-    """Everything that a store makes, by name, while it is open."""
+    """Create every kind of file that an open store has, and return the files by name."""
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
         with closing(queue.watch()), closing(closing_lock(store)):
@@ -57,7 +57,7 @@ def used(url: str) -> dict[str, str]:
 
 
 class closing_lock:  # noqa: N801 - used like a function
-    """An owner's lock, for ``closing``."""
+    """Wrap an owner lock for ``closing``."""
 
     def __init__(self, store: penstock.Store) -> None:
         self._lock = store.database.owner_lock("somebody")
@@ -87,7 +87,9 @@ def test_files_and_folders_get_the_mode_of_the_url_whatever_the_umask(
 
 
 def test_the_files_next_to_a_store_file_get_its_mode(tmp_path: Path) -> None:
-    """Whether a user has restricted it since, or an earlier version left the other files readable for all."""
+    """For example, a user has restricted the mode since, or an earlier version left the other files readable
+    for everyone.
+    """
     url = f"sqlite:///{tmp_path}/x.db"
     with umask(0o022):
         used(f"{url}?mode=0644")
@@ -114,7 +116,7 @@ def test_a_store_open_to_others_keeps_its_mode_and_is_warned_about_once(
     assert "others can write" in record.getMessage()
 
 
-def test_a_folder_in_the_place_of_a_store_is_no_file_to_protect(
+def test_a_folder_in_place_of_a_store_file_causes_no_warning_about_its_mode(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o755)
@@ -180,7 +182,7 @@ def refused(url: str, condition: str) -> StoreUnsafeError:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A store's file."""
+    """Create a store and return its file."""
     folder = tmp_path / "mine"
     folder.mkdir(0o700)
     used(f"sqlite:///{folder}/x.db")
@@ -258,7 +260,7 @@ def test_a_store_behind_another_users_symlink_is_refused(made: Path, tmp_path: P
         own = tmp_path / "own"
         own.symlink_to("link/../link")
         way = own / "x.db"
-    # One's own may be there.
+    # The current user may be a member.
     penstock.connect(f"sqlite:///{way}", create=False).close()
     os.lchown(link, STRANGER, -1)
     error = refused(f"sqlite:///{way}", "SYMLINK")
@@ -310,7 +312,7 @@ def test_another_users_wakeup_file_is_ignored(made: Path) -> None:
 
 
 def as_a_stranger(paths: list[str]) -> int:
-    """How many of some files another user can open and lock."""
+    """Return how many of the files another user can open and lock."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -331,7 +333,7 @@ def as_a_stranger(paths: list[str]) -> int:
 @as_root
 @pytest.mark.parametrize(("option", "held"), [("", 0), ("?mode=0644", 3)])
 def test_another_user_can_neither_read_the_rows_nor_take_a_lock(option: str, held: int) -> None:
-    # Where everybody may go: not in pytest's own folders.
+    # Use a folder that all users can access, which pytest's own folders are not.
     with tempfile.TemporaryDirectory() as folder, umask(0o022):
         os.chmod(folder, 0o755)
         with penstock.connect(f"sqlite:///{folder}/x.db{option}") as store:
@@ -416,7 +418,7 @@ def test_a_link_that_takes_a_folders_place_while_it_is_checked_is_not_followed(
     assert stat.S_IMODE(victim.stat().st_mode) == 0o700
 
 
-def test_the_mode_of_a_file_with_another_name_is_left_alone(made: Path, tmp_path: Path) -> None:
+def test_the_mode_of_a_file_with_another_name_is_not_changed(made: Path, tmp_path: Path) -> None:
     victim, lock = tmp_path / "victim", Path(f"{made}-lock")
     victim.write_text("private")
     victim.chmod(0o600)
@@ -429,7 +431,7 @@ def test_the_mode_of_a_file_with_another_name_is_left_alone(made: Path, tmp_path
 
 
 @pytest.mark.parametrize("suffix", ["-lock", "-shm", "-journal"])
-def test_the_mode_of_a_file_that_others_have_renamed_is_left_alone(
+def test_the_mode_of_a_file_that_others_have_renamed_is_not_changed(
     made: Path, tmp_path: Path, suffix: str
 ) -> None:
     private = Path(f"{made}{suffix}")
@@ -442,7 +444,7 @@ def test_the_mode_of_a_file_that_others_have_renamed_is_left_alone(
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
-def test_the_mode_of_a_folder_that_others_have_renamed_is_left_alone(made: Path) -> None:
+def test_the_mode_of_a_folder_that_others_have_renamed_is_not_changed(made: Path) -> None:
     private = Path(f"{made}-owners")
     for found in private.glob("*"):
         found.unlink()
@@ -453,7 +455,7 @@ def test_the_mode_of_a_folder_that_others_have_renamed_is_left_alone(made: Path)
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
-def test_looking_at_a_file_does_not_release_its_locks(made: Path) -> None:
+def test_checking_a_file_does_not_release_its_locks(made: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         queue = store.queue("q")
         with store.database.transaction():

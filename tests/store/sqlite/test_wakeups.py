@@ -1,5 +1,5 @@
-"""Wakeups of a SQLite store's watchers: events of named files, and wakeup files that appends touch for
-one queue.
+"""Wakeups of a SQLite store's watchers: events of named files, and a queue's wakeup file, which appends open
+and close.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
         FileEvents(str(tmp_path / "none"), ["one"], MODIFIED)
 
 
-def test_a_visit_is_reported_to_listeners_for_visits(tmp_path: Path) -> None:
+def test_closing_a_file_after_reading_is_reported_to_its_listeners(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
     events = FileEvents(str(tmp_path), ["one"], CLOSED_AFTER_READING)
     for _ in range(3):
@@ -105,8 +105,8 @@ def store(tmp_path: Path) -> Iterator[penstock.Store]:
 def test_only_an_append_to_the_queue_wakes_its_watchers(
     tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
-    """In a process of its own: a child that another thread starts keeps files open for a moment, and an
-    event comes when the last one closes a file.
+    """This runs in a separate process. Children of other tests would keep files open for a moment, and the
+    event occurs only when the last copy of a file is closed.
     """
     child = run_child("tests.store.programs", "wakeups_of", f"sqlite:///{tmp_path}/x.db")
     assert child.wait() == 0

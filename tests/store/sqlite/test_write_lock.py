@@ -1,4 +1,4 @@
-"""Writers of one SQLite file take turns."""
+"""Writers of one SQLite file get the write lock in the order in which they wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store.programs import SCHEMA
 from tests.support.raw_sql import raw_connection
 
 
-def test_a_writer_waits_for_another_in_sqlite(tmp_path: Path) -> None:
+def test_a_writer_waits_for_another_writer_in_sqlite(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=50") as store:
         queue = store.create_queue("q", SCHEMA)
         other = raw_connection(store.database)
@@ -28,7 +28,7 @@ def test_a_writer_waits_for_another_in_sqlite(tmp_path: Path) -> None:
         other.close()
 
 
-def test_a_writer_that_never_finishes_is_reported_in_sqlite(
+def test_waiting_for_a_writer_that_does_not_finish_times_out_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
@@ -44,7 +44,7 @@ def test_a_writer_that_never_finishes_is_reported_in_sqlite(
 
 
 def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
-    """One that writes in a loop does not keep others waiting."""
+    """A process that writes in a loop does not block the others."""
     url = f"sqlite:///{tmp_path}/x.db?synchronous=normal"
     with penstock.connect(url) as busy, penstock.connect(url) as patient:
         queue = busy.create_queue("q", SCHEMA)
@@ -72,7 +72,9 @@ def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
 def _ignore() -> None: ...
 
 
-def test_a_lock_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_stays_taken_is_reported_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from penstock.store.sqlite.files import StoreFiles
     from penstock.store.sqlite.locks import WriteLock
 
@@ -81,7 +83,7 @@ def test_a_lock_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest
         queue = store.create_queue("q", SCHEMA)
         other = WriteLock(f"{tmp_path}/x.db-lock", StoreFiles())
         assert other.acquire(1, _ignore)
-        with pytest.raises(StoreUnavailableError, match=r"other writers were ahead of this one for 0.1 s"):
+        with pytest.raises(StoreUnavailableError, match=r"waited 0.1 s for other writers"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
         other.release()

@@ -1,14 +1,15 @@
-"""Compaction: replace small segments by large ones while appends and reads continue.
+"""Compaction: replace small segments with large ones while appends and reads continue.
 
-The segments are read and encoded outside any write transaction. A short transaction then replaces them, and
-does nothing if one of them no longer exists. A reader pages by row index, so it sees the old segments or the
-new one, never a gap.
+Compaction reads and encodes the segments outside any write transaction. A short transaction then replaces
+them, and does nothing if one of them no longer exists. Readers page by row index, so they see either the old
+segments or the new one, never a gap.
 
-The newest segments are compacted when there are 64 of them that together have at least twice the rows of the
-largest. Each compaction at least doubles the size of a row's segment, so a row is rewritten a logarithmic
-number of times, whatever the sizes of the appends (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+The newest segments are compacted when there are 64 of them that together have at least twice as many rows as
+the largest. So each compaction at least doubles the size of the segment that a row is in. Whatever the sizes
+of the appends, a row is therefore rewritten a logarithmic number of times (O'Neil et al., "The Log-Structured
+Merge-Tree", 1996).
 
-A compacted segment has the columns of the widest segment in it.
+A compacted segment has the latest columns that any of the original segments has.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.store.records.locations import require_own_location
 
 SEGMENT_BYTES = 8 << 20
 GROUP_BYTES = 4 * SEGMENT_BYTES
-"""The bytes of the groups that are compacted at the same time."""
+"""The most bytes of the groups that are compacted at the same time."""
 NEWEST_SEGMENTS = 4 * COMPACTION_FAN_IN
 _MAX_PASSES = 10
 
@@ -53,7 +54,7 @@ class SegmentGroup:
 
 @dataclass(frozen=True)
 class _Compacted:
-    """Segments, and the segment that replaces them; None if there is only one segment."""
+    """Segments, and the compacted segment that replaces them; None if there is only one."""
 
     rows: Sequence[Row]
     segment: Segment | None = None
@@ -62,15 +63,15 @@ class _Compacted:
 
 @dataclass(frozen=True)
 class CompactedGroups:
-    """Compacted segments that have not yet replaced the original segments."""
+    """Compacted segments that have not replaced the original segments yet."""
 
     database: Database
     queue: QueueRecord
     compacted: Sequence[_Compacted]
 
     def replace(self) -> list[tuple[int, int]]:
-        """Store the compacted segments. Return for each group how many of its segments were processed, and
-        how many fewer there are now; (0, 0) for a group that has changed.
+        """Store the compacted segments. Return two numbers for each group: how many of its segments were
+        processed, and how many fewer segments there are now. Both are 0 for a group that has changed.
         """
         segments = [compacted.segment for compacted in self.compacted if compacted.segment is not None]
         write_objects(self.database, self.queue, segments)
@@ -89,7 +90,9 @@ class CompactedGroups:
 
 
 def compact_newest(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Compact the newest segments if many are small; return how many segments fewer there are."""
+    """Compact the newest segments if many of them are small; return by how many the number of segments
+    fell.
+    """
     newest = database.run(
         lambda tx: tx.all(
             "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=NEWEST_SEGMENTS
@@ -103,23 +106,23 @@ def compact_newest(database: Database, queue: QueueRecord, partition: int) -> in
 
 
 def compact_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
-    """Compact all small segments in some partitions, up to the largest size of a segment; return how many
-    segments fewer there are.
+    """Compact all small segments in some partitions, up to the largest size of a segment. Return by how many
+    the number of segments fell.
 
-    Partitions are compacted together: payloads that share an object are read with one request, and new
-    payloads are written into shared objects.
+    The partitions are compacted together, so that payloads in the same object are read with one request and
+    new payloads share objects.
 
     Raises
     ------
     PenstockError
-        When segments cannot be read. The other segments are compacted.
+        If segments cannot be read. All other segments are compacted.
     """
     removed = 0
     errors: dict[int, PenstockError] = {}
     pending: dict[int, list[SegmentGroup]] = {partition: [] for partition in partitions}
     for _ in range(_MAX_PASSES):
         listed = {partition: _compactable_groups(database, queue, partition) for partition in pending}
-        # A group that was compacted or trimmed meanwhile is listed again, as it is now.
+        # A group that was compacted or trimmed in the meantime is listed again.
         pending = {partition: groups for partition, groups in listed.items() if groups != pending[partition]}
         for group in by_size(chain.from_iterable(pending.values()), attrgetter("bytes"), GROUP_BYTES):
             removed += _compact_group_or_each(database, queue, group, errors)
@@ -149,8 +152,8 @@ def _compact_group_or_each(
 
 
 def segments_worth_compacting(newest: Sequence[Row]) -> list[Row]:
-    """Return the longest sequence of small segments that is worth compacting, oldest first; ``newest`` is
-    ordered newest first.
+    """Return the longest sequence of small segments that is worth compacting, oldest first. ``newest`` has
+    the newest segment first.
     """
     length = rows = largest = 0
     for count, segment in enumerate(newest, 1):
@@ -202,8 +205,8 @@ def adjacent_groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def compact_segments(database: Database, queue: QueueRecord, partition: int, segments: Sequence[Row]) -> int:
-    """Compact adjacent segments, into several if one would take too much memory; return how many segments
-    fewer there are.
+    """Compact adjacent segments into one, or into several if one would take too much memory. Return by how
+    many the number of segments fell.
     """
     return _compact_groups(database, queue, [SegmentGroup(partition, segments)])
 
@@ -224,7 +227,7 @@ def _compact_groups(database: Database, queue: QueueRecord, groups: Sequence[Seg
 def compact_in_memory(
     database: Database, queue: QueueRecord, groups: Sequence[SegmentGroup]
 ) -> CompactedGroups:
-    """Read and compact the first segments of each group, as many as fit into memory; nothing is replaced
+    """Read and compact the first segments of each group, as many as fit into memory, without replacing any
     yet.
     """
     queue, loaded = _read_payloads(database, queue, groups)
@@ -253,16 +256,16 @@ def _compact_group(queue: QueueRecord, group: SegmentGroup, rows: Sequence[Row])
         for row in rows
     ]
     segment = Segment(group.partition, pa.concat_batches(batches), columns_id)
-    _ = segment.payload  # compress before anything is locked and before the next run is decoded
+    _ = segment.payload  # compress before anything is locked and before the next group is decoded
     return _Compacted(rows, segment, Runs.concat(parts).to_buffer())
 
 
 def decode_within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
-    """Return as many decoded segments as fit into memory together, at least the first one."""
+    """Decode as many segments as fit into memory together, but at least the first one."""
     batches: list[pa.RecordBatch] = []
     size = without_bytes = 0
     for row, batch in zip(rows, decode_together(queue, rows), strict=False):
-        # Nulls of columns that were added later share one buffer until they are joined.
+        # The nulls of columns that were added later share one buffer until the batches are concatenated.
         size += batch.nbytes if row.columns_id != queue.columns.id else batch.get_total_buffer_size()
         without_bytes += values_without_bytes(batch)
         if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MAX_VALUES_WITHOUT_BYTES):
@@ -272,7 +275,7 @@ def decode_within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.Rec
 
 
 def _find_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the first segment that cannot be read alone; all of them if only their runs cannot be joined."""
+    """Return the first segment that cannot be read; all segments if only their runs cannot be joined."""
     for position in range(len(rows)):
         try:
             decode_within_memory(queue, rows[position : position + 1])
@@ -284,22 +287,22 @@ def _find_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
 def _read_payloads(
     database: Database, queue: QueueRecord, groups: Sequence[SegmentGroup]
 ) -> tuple[QueueRecord, list[list[Row]]]:
-    """Return the queue with all columns of the segments, and as many segments of each group, with their
-    payloads, as fit into memory together.
+    """Return the queue with all columns of the segments, and the first segments of each group with their
+    payloads, as many as fit into memory together.
     """
 
     def work(tx: Transaction) -> tuple[QueueRecord, list[list[Row]]]:
         if queue.payloads is not None:
-            # A copy of the store may not write objects: check this before doing the work.
+            # A copy of the store must not write objects: check this before doing the work.
             require_own_location(tx, database.uuid, queue.payloads)
         pages_rows: list[list[Row]] = []
         size = 0
         for group in groups:
-            # Count the payloads' real sizes, not those in the log. At least one group is read.
+            # Count the real sizes of the payloads, not those in the log. Read at least one group.
             rows = [] if size > GROUP_BYTES else _read_page(tx, queue, group)
             size += sum(map(stored_bytes, rows))
             pages_rows.append(rows)
-        # Without this, columns added since the queue was looked up would be lost.
+        # Otherwise columns that were added since the queue was looked up would be lost.
         return reload_queue(tx, queue) if any(pages_rows) else queue, pages_rows
 
     queue, pages_rows = database.run(work, write=False)
@@ -320,14 +323,14 @@ def _read_page(tx: Transaction, queue: QueueRecord, group: SegmentGroup) -> list
 
 
 def _segment_identity(row: Row) -> tuple[int, ...]:
-    """Identify a segment even if its payload's id was reused after a backup was restored."""
+    """Return what identifies a segment, even if a restored store has given the id of its payload again."""
     return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
 
 
 def _replace_segments(
     tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segment, runs: pa.Buffer
 ) -> bool:
-    """Replace several segments by one if all of them still exist."""
+    """Replace several segments with one if all of them still exist."""
     where = {"queue_id": queue.queue_id, "partition": new.partition}
     # Segments are added and removed only under this lock.
     lock_partition(tx, queue, new.partition)

@@ -1,7 +1,7 @@
-"""Decode segments into the columns of a read, whichever columns they were written with (`QueueColumns`).
+"""Decode segments into the columns of a read, whatever columns they were written with (`QueueColumns`).
 
-Arrow does not decode columns that are not read. Rows get nulls in columns that they lack, and values are
-converted to the types of the read.
+Arrow decodes only the columns that are read. Columns that a segment lacks are filled with nulls, and values
+are converted to the types of the read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
 MAX_BATCH_ROWS = 1 << 20
-"""The largest number of rows in a batch. A segment of a few bytes may claim any number of rows, and what a
-reader adds to each row, such as its time, takes memory.
+"""The largest number of rows in a batch. A segment of a few bytes may claim to have any number of rows, and a
+reader needs memory for what it adds to each row, such as its timestamp.
 """
 _MAX_NULL_BYTES = 32 << 20
-"""The largest number of bytes of nulls in a batch."""
+"""The most bytes that nulls take in a batch."""
 _SAMPLE_ROWS = 1024
 _ROW_CONDITIONS = (
     "SEGMENT_UNREADABLE", "SEGMENT_MISSING", "STORE_ERROR.OBJECT_MISSING", "STORE_ERROR.OBJECT_DAMAGED",
@@ -49,7 +49,7 @@ class _ColumnAdapter:
 
     def adapt(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
-            # Adjacent small appends often have the same length, so the arrays are kept.
+            # Adjacent small appends often have the same length, so keep the arrays.
             self._rows = int(batch.num_rows)
             self._nulls = {
                 data_type: pa.nulls(self._rows, data_type)
@@ -86,25 +86,25 @@ class _Plan:
 
     schema: pa.Schema
     columns: Sequence[str] | None
-    """The columns to decode; all of the schema when None."""
+    """The columns to decode; all columns of the schema if None."""
     adapter: _ColumnAdapter | None
 
 
 class Decoder:
     """Decodes segments into the columns of one read.
 
-    Columns that were added after the reader looked up the queue are left out. Columns that have since been
-    widened are read as the earlier type, as long as their values fit.
+    Columns that were added after the reader looked up the queue are left out. Columns that were widened after
+    that are read as the earlier type, as long as their values fit.
 
     Parameters
     ----------
     queue
         The queue as the reader looked it up.
     columns
-        The columns of the read, in order; all columns when None. Columns given by name have the types that
-        ``queue`` says.
+        The columns of the read, in order; all columns if None. Columns given by name have their types in
+        ``queue``.
     reread
-        Returns the queue as it is now.
+        Reads the queue again from the store and returns it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Decoder:
         self._plans: dict[int, _Plan] = {}
 
     def decode_rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows [start, end) of a segment in a page, in several batches if there are many."""
+        """Yield rows [start, end) of a page's segment, in several batches if there are many rows."""
         plan = self._plans.get(row.columns_id)
         if plan is None:
             plan = self._plans[row.columns_id] = self._plan(row.columns_id)
@@ -133,7 +133,8 @@ class Decoder:
         )
         for row_index in range(start, end, max_rows):
             part = batch.slice(row_index - row.start_index, min(max_rows, end - row_index))
-            # After the slice, so that reading a few rows does not fill nulls for all of them.
+            # Adapt the slice, not the segment, so that reading a few rows does not fill in nulls for all of
+            # them.
             yield part if plan.adapter is None else plan.adapter.adapt(part)
 
     def _plan(self, columns_id: int) -> _Plan:
@@ -148,21 +149,21 @@ class Decoder:
         )
         adapter = None if matches else _ColumnAdapter(self._queue, present, read_schema)
         if present and present == schema.names[: len(present)]:
-            # The first columns need no selection.
+            # Segments with these columns need no selection.
             return _Plan(present_schema, None, adapter)
         return _Plan(schema, present, adapter)
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """Decode several segments lazily, one batch each, with the latest columns that any of them has; ``queue``
-    must have all of these columns.
+    """Decode several segments lazily, into one batch each, with the latest columns that any of them has.
+    ``queue`` must have all of these columns.
     """
     ids = [int(row.columns_id) for row in rows]
     for columns_id in set(ids):
         _require_columns(queue, columns_id)
     latest = queue.columns.latest(set(ids))
-    # One decoder for all segments with the same columns: decoding each one separately costs several times as
-    # much.
+    # All segments with the same columns share a decoder, since a decoder for each one takes several times as
+    # long.
     batches = {
         columns_id: decode_each(
             [row.data for row, row_columns in zip(rows, ids, strict=True) if row_columns == columns_id],
@@ -177,13 +178,14 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     }
     for row, columns_id in zip(rows, ids, strict=True):
         batch = next(batches[columns_id])
-        # Compacting a segment with the wrong number of rows would make its neighbours unreadable too.
+        # If a segment with the wrong number of rows were compacted, its neighbours would become unreadable
+        # too.
         require_rows(row, batch)
         yield batch if columns_id == latest else adapters[columns_id].adapt(batch)
 
 
 def _require_columns(queue: QueueRecord, columns_id: int) -> None:
-    """Refuse a segment whose columns the queue does not have."""
+    """Refuse a segment that has columns the queue does not have."""
     if columns_id not in queue.columns.ids:
         raise StoreError(
             "the segment's rows have columns or column types that the queue does not have: the store is "
@@ -204,12 +206,12 @@ def require_rows(row: Row, batch: pa.RecordBatch) -> None:
 
 
 def is_about_rows(error: PenstockError) -> bool:
-    """Whether an error is about particular rows that cannot be read or written; other rows can."""
+    """Return whether an error concerns only particular rows that cannot be read or written."""
     return error.condition in _ROW_CONDITIONS or isinstance(error, InvalidInputError)
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:
-    """Return the error of a segment in rows [start, end), with the queue, partition and rows added."""
+    """Add the queue, the partition and the rows [start, end) to the error of a segment."""
     return StoreError(
         f"queue {queue.name!r}, partition {partition}, rows [{start}, {end}): {error.message}",
         condition=error.condition,

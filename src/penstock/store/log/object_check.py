@@ -1,4 +1,4 @@
-"""Compare the objects in storage with the store."""
+"""Compare the objects in object storage with the store's records."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ class ObjectsCheck:
     objects: int = 0
     bytes: int = 0
     missing: list[str] = field(default_factory=list)
-    """The names of objects that hold rows and do not exist."""
+    """The names of objects that should hold rows but do not exist."""
     damaged: list[str] = field(default_factory=list)
-    """The names of objects whose size is not the size that was written."""
+    """The names of objects whose size differs from the size that was written."""
     unused: int = 0
-    """Objects without payloads, which are deleted after a day."""
+    """The number of objects without payloads, which are deleted after a day."""
     orphans: int = 0
-    """Objects that no transaction has recorded; recent ones may still be recorded."""
+    """The number of objects that no transaction has recorded. Recent ones may still be recorded."""
     orphan_bytes: int = 0
     error: str | None = None
-    """Why the objects could not be compared; the other fields are then not known."""
+    """Why the objects could not be compared; the other fields are unknown then."""
 
 
 def check_objects(database: Database) -> list[ObjectsCheck]:
-    """Compare the objects in the storage with the store, queue by queue; dropped queues are last.
+    """Compare the objects in object storage with the store's records, queue by queue. Dropped queues come
+    last.
 
     If the objects of one queue cannot be listed, the others are still compared.
     """
@@ -48,7 +49,7 @@ def check_objects(database: Database) -> list[ObjectsCheck]:
 
 
 class _Listings:
-    """Lists the objects at locations; a location that does not answer is asked only once."""
+    """Lists the objects at locations, and tries a location that does not answer only once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -60,7 +61,7 @@ class _Listings:
         Raises
         ------
         PenstockError
-            When they cannot be listed.
+            If they cannot be listed.
         """
         if folder.location in self._unavailable_locations:
             raise self._unavailable_locations[folder.location]
@@ -73,8 +74,8 @@ class _Listings:
 
 
 def _check_folder(database: Database, folder: ObjectFolder, listings: _Listings) -> ObjectsCheck:
-    # List after reading the store: an object exists before it is recorded. An object that is deleted in
-    # between has been without payloads for a day.
+    # List the objects after reading the store, since an object exists before it is recorded. An object that
+    # is deleted in between has had no payloads for a day.
     rows, used = database.run(lambda tx: _recorded_and_used(tx, folder), write=False)
     try:
         listed = listings.of(folder)
@@ -84,8 +85,8 @@ def _check_folder(database: Database, folder: ObjectFolder, listings: _Listings)
 
 
 def _recorded_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
-    """Return the objects that the store has recorded, and the ids of those with payloads, even if they are
-    marked as unused.
+    """Return the objects that the store has recorded, and the ids of those with payloads, including objects
+    that are marked as unused.
     """
     rows = list(folder.recorded_objects(tx))
     used: set[int] = set()

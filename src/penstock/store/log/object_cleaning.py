@@ -1,10 +1,11 @@
 """Cleaning of object storage.
 
-Two kinds of objects are deleted, each after a day: objects whose payloads are all gone, by compaction or
-retention, and orphans, which no transaction has recorded. During that day a backup of the store whose rows
-are in them can be restored, and readers can finish. A commit refuses objects that were begun more than half a
-day ago (:mod:`penstock.store.log.payloads`), so no object is deleted that a suspended process is about to
-record. If there are several copies of a store, only one deletes (:mod:`penstock.store.log.object_owner`).
+Two kinds of objects are deleted, each after a day: unused objects, whose payloads compaction or retention has
+removed, and orphans, which no transaction has recorded. During that day readers can finish, and users can
+restore a backup of the store that needs the objects. A commit refuses objects whose writing began more than
+half a day ago (:mod:`penstock.store.log.payloads`). So cleanup never deletes an object that a suspended
+process is about to record. If there are several copies of a store, only one of them deletes objects
+(:mod:`penstock.store.log.object_owner`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.store.log.object_owner import DeletionBounds, begin_cleanup
 from penstock.store.log.payloads import ORPHAN_AGE
 
 CLEANUP_INTERVAL = 3600 * 1_000_000
-"""Microseconds between two cleanups of a location by background maintenance."""
+"""The time between two cleanups of a location by background maintenance, in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,22 @@ class CleanupResult:
 def clean_up(
     database: Database, *, older_than: int = ORPHAN_AGE, interval: int = 0, take_over: bool = False
 ) -> CleanupResult:
-    """Delete objects that have been unused or orphaned for ``older_than`` microseconds and since before the
-    last cleanup.
+    """Delete objects that have been unused or orphaned for at least ``older_than`` microseconds, and already
+    were at the last cleanup.
 
     Locations that were cleaned up less than ``interval`` microseconds ago are left out. ``take_over`` makes
-    this database the owner of a location: other copies of the store are refused from then on, and objects
-    that are old enough are deleted immediately.
+    this database the owner of its locations, and deletes objects that are old enough immediately. From then
+    on, other copies of the store cannot write or delete there.
 
     Raises
     ------
     StoreError
-        When a location belongs to another copy of this store, or another copy has cleaned it up. The other
+        If a location belongs to another copy of this store, or another copy has cleaned it up. All other
         locations are cleaned up.
     """
     by_location: dict[str, list[ObjectFolder]] = {}
     if take_over:
-        # Including locations that have no queue yet, or no queue any more.
+        # This includes locations that have no queue yet or no longer have one.
         locations = database.run(lambda tx: tx.all("list_locations"), write=False)
         by_location = {row.payloads: [] for row in locations}
     for folder in object_folders(database):
@@ -75,7 +76,7 @@ def clean_up(
             except PenstockError as error:
                 errors.append(error)
     if errors:
-        # Missing permissions are common, and must not hide another error.
+        # Missing permissions are common, and must not hide other errors.
         raise min(errors, key=lambda error: isinstance(error, StoreReadOnlyError))
     return cleaned
 
@@ -102,7 +103,7 @@ def _clean_folder(
 
 def _mark_unused(database: Database, folder: ObjectFolder) -> None:
     def mark(tx: Transaction) -> int:
-        # A repeated append may record its object while it is being marked as unused.
+        # A repeated append may record its object while this transaction marks it as unused.
         tx.run("mark_used", queue_id=folder.queue_id)
         return tx.run("mark_unused", queue_id=folder.queue_id, now=tx.now(), most=OBJECTS_PER_STATEMENT)
 
@@ -111,9 +112,9 @@ def _mark_unused(database: Database, folder: ObjectFolder) -> None:
 
 
 def _delete_unused_records(database: Database, folder: ObjectFolder, before: int) -> Iterator[list[Row]]:
-    """Remove the records of objects that have been without payloads since before a time, and yield them.
+    """Delete and yield the records of objects that have had no payloads since before the time ``before``.
 
-    If the process dies before it deletes such an object, the object is an orphan.
+    If the process dies before it deletes such an object, the object becomes an orphan.
     """
 
     def delete(tx: Transaction) -> list[Row]:
@@ -126,13 +127,13 @@ def _delete_unused_records(database: Database, folder: ObjectFolder, before: int
 def _orphans(
     database: Database, folder: ObjectFolder, stored: list[ListedObject], before: int
 ) -> list[ListedObject]:
-    """Return the listed objects that were written before a time by the storage's clock and that the store has
-    not recorded.
+    """Return the listed objects that the store has not recorded and that were written before the time
+    ``before`` of the storage's clock.
     """
     old_enough = [stored_object for stored_object in stored if stored_object.modified_at < before]
     if not old_enough:
         return []
-    # A write transaction: in SQLite it waits for one that is about to record an object.
+    # Use a write transaction: in SQLite it waits for a transaction that is about to record an object.
     names = database.run(
         lambda tx: {folder.name_of(row) for row in folder.recorded_objects(tx)}, idempotent=True
     )

@@ -10,12 +10,12 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import folder_of, is_object_name, object_name
 
 OBJECTS_PER_STATEMENT = 1000
-"""The number of objects that one statement reads or deletes."""
+"""The most objects that one statement reads or deletes."""
 
 
 @dataclass(frozen=True)
 class ObjectFolder:
-    """The place of the objects of a queue or of a dropped queue."""
+    """The folder of the objects of a queue, or of a dropped queue."""
 
     store: str
     """The store's id."""
@@ -23,10 +23,10 @@ class ObjectFolder:
     queue: str | None
     """The queue's name; None if it was dropped."""
     location: str
-    """The URL as stored; it is not validated, and another program may have written it."""
+    """The URL as it is stored. It is not validated, and another program may have written it."""
 
     def list_stored(self, storage: ObjectStorage) -> list[ListedObject]:
-        """Return the queue's objects in the storage. Other files there do not belong to Penstock."""
+        """Return the queue's objects in object storage, without files that are not Penstock's."""
         prefix = folder_of(self.store, self.queue_id)
         return [stored for stored in storage.listed(prefix) if is_object_name(stored.name[len(prefix) :])]
 
@@ -38,11 +38,11 @@ class ObjectFolder:
             after = rows[-1].object_id
 
     def name_of(self, row: Row) -> str:
-        """Return the name in the storage of a recorded object."""
+        """Return the name that a recorded object has in object storage."""
         return object_name(self.store, self.queue_id, row.object_id, row.suffix)
 
 
 def object_folders(database: Database) -> list[ObjectFolder]:
-    """Return the folders of all queues whose payloads may be in objects, and of dropped ones."""
+    """Return the folders of all queues, existing or dropped, whose payloads may be in objects."""
     rows = database.run(lambda tx: tx.all("queues_with_objects"), write=False)
     return [ObjectFolder(database.uuid, row.queue_id, row.name, row.payloads) for row in rows]

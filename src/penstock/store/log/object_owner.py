@@ -1,21 +1,22 @@
 """Ownership of the objects at a location of object storage, so that copies of a store do not delete them.
 
-A copy of a store refers to the same objects as the original. It does not know objects that were written
-later, and it may have compacted or dropped rows that the original still has in objects, so it must not delete
-any. Therefore:
+A copy of a store refers to the same objects as the original. The copy does not know about objects that the
+original has written since, and it may have compacted or dropped rows that the original still has in objects.
+So a copy must not delete any objects. These rules prevent it:
 
-* A location belongs to one database (:meth:`Transaction.instance`). A copy is another database, unless it is
-  a copy of the whole disk of a server or machine. Both the store and an object at the location record the
+* A location belongs to one database (:meth:`Transaction.instance`). A copy is a different database, unless
+  the whole disk of a server or machine was copied. Both the store and an object at the location record the
   owner, since any store could claim to be the owner.
 * Each cleanup records a new token in the store, and then writes it into an object at the location. If the
   token at the location is not in the store, another copy has cleaned up since. The store then writes an
-  objection, an object named after that token, and refuses to write or delete. A store that finds an objection
-  to one of its own tokens refuses as well, until the user chooses the copy to keep. That copy takes over the
-  location: its token stays in another object, which tells all other copies that they were not chosen.
+  objection, which is an object named after that token, and refuses to write or delete. A store that finds an
+  objection to one of its own tokens also refuses, until the user chooses the copy to keep. That copy takes
+  over the location. Its token stays in another object, from which all other copies learn that they were not
+  chosen.
 * An orphan is deleted if it was a day old when the token at the location was recorded and written. A copy of
-  the store that has this token was made later, and has all objects of that age.
-* An object without payloads is deleted if it was first seen without any at least a day ago, a token has been
-  recorded since, and there is no objection.
+  the store that has this token was made later, and so has recorded all objects of that age.
+* An object without payloads is deleted if a cleanup first found it without any at least a day ago, a token
+  has been recorded since, and there is no objection.
 """
 
 from __future__ import annotations
@@ -46,27 +47,27 @@ _TOKEN_BYTES = 16
 _TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _TOKEN, _OWNER, _OBJECTION, _DATABASE = "token", ".owner", ".objection", ".database"
 _MARKER_CONTENT = b"\n"
-"""The content of a marker that matters only by its name; some services do not keep empty objects."""
+"""The content of markers of which only the name matters. Some services do not store empty objects."""
 
 
 @dataclass(frozen=True)
 class DeletionBounds:
-    """The times before which objects are old enough to be deleted, in microseconds since 1970."""
+    """The times, in microseconds since 1970, that objects must be older than to be deleted."""
 
     written: int
-    """For orphans: when they were written, by the storage's clock."""
+    """For orphans: the time when they were written, by the storage's clock."""
     unused: int
-    """For objects without payloads: when this was first seen, by the database's clock."""
+    """For objects without payloads: the time when a cleanup first found them, by the database's clock."""
 
 
 def claim(database: Database, storage: ObjectStorage) -> None:
-    """Record at a location that it belongs to this database, before the store refers to it.
+    """Record at a location that it belongs to this database. Call it before the store refers to the location.
 
     Raises
     ------
     StoreError
-        When the location belongs to another copy of this store. The store records the location anyway, so
-        that it can be taken over.
+        If the location belongs to another copy of this store. The store records the location anyway, so that
+        it can take it over later.
     """
 
     def read(tx: Transaction) -> str:
@@ -90,7 +91,7 @@ def claim(database: Database, storage: ObjectStorage) -> None:
 def begin_cleanup(
     database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
 ) -> DeletionBounds | None:
-    """Write a new token into the store and its location; return what is old enough to delete, or None if the
+    """Write a new token to the store and the location. Return the bounds for deletion, or None if the
     location was cleaned up recently.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
@@ -128,7 +129,7 @@ def begin_cleanup(
     _settle_token(database, storage, token, _oldest_kept_token(markers, records, earlier, started_at))
     if markers.token is None or markers.written is None:
         return DeletionBounds(0, 0)
-    # Only tokens that other copies have had ``older_than`` microseconds to object to.
+    # Use only tokens that other copies have had at least ``older_than`` microseconds to object to.
     uncontested = [
         record
         for record in earlier
@@ -148,7 +149,7 @@ def _require_uncontested(
     Raises
     ------
     StoreError
-        When the location belongs to another database, or another copy of the store has cleaned it up or has
+        If the location belongs to another database, or another copy of the store has cleaned it up or
         objected.
     """
     markers, records = _read_markers(database, storage)
@@ -168,10 +169,10 @@ def _oldest_kept_token(
     earlier: Sequence[_CleanupRecord],
     started_at: int,
 ) -> int:
-    """Return the time from which on the store keeps the records of its tokens."""
+    """Return the time before which the store may delete the records of its tokens."""
     if markers.token is None:
         return 0
-    # Another process may still be about to write a younger token, or may have read the previous one.
+    # Another process may be about to write a newer token, or may have read the previous one.
     kept_from = max(
         (record.begun_at for record in earlier if record.begun_at <= started_at - ORPHAN_AGE), default=0
     )
@@ -179,10 +180,10 @@ def _oldest_kept_token(
 
 
 def _settle_token(database: Database, storage: ObjectStorage, token: str, kept_from: int) -> None:
-    """Record that a token was written, and delete the records of tokens from before ``kept_from``."""
+    """Record that a token was written, and delete the records of tokens older than ``kept_from``."""
 
     def settle(tx: Transaction) -> None:
-        # In this order: by now this token may be that old itself.
+        # Delete before settling: by now this token may be that old itself.
         tx.run("forget_cleanings", payloads=storage.url, before=kept_from)
         tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
 
@@ -192,8 +193,8 @@ def _settle_token(database: Database, storage: ObjectStorage, token: str, kept_f
 def _take_over(
     database: Database, storage: ObjectStorage, token: str, started_at: int, instance: str, older_than: int
 ) -> DeletionBounds:
-    """Make a location belong to this database: first in the storage, so that no other database deletes what
-    this one writes.
+    """Make this database the owner of a location. Write this to object storage first, so that no other
+    database deletes what this one writes.
     """
     written_at = LocationMarkers.read_from(database, storage).take_over(token, instance)
 
@@ -214,21 +215,23 @@ def _read_markers(
     database: Database, storage: ObjectStorage
 ) -> tuple[LocationMarkers, dict[str, _CleanupRecord]]:
     """Return the markers at a location, and the tokens that the store has."""
-    # List before reading: if the token is replaced in between, the new one is taken to be older than it is.
+    # List before reading. If the token is replaced in between, the new one only seems older than it is.
     markers = LocationMarkers.read_from(database, storage)
-    # Query the store after reading the token: another process may have begun a cleanup meanwhile.
+    # Query the store after reading the token: another process may have begun a cleanup in between.
     records = _cleanup_records(database)
     while markers.token is not None and markers.token not in records:
         reread = LocationMarkers.read_from(database, storage)
         if reread.token == markers.token:
             break
-        # The token was replaced after it was read, and its record deleted.
+        # After the token was read, it was replaced and its record was deleted.
         markers, records = reread, _cleanup_records(database)
     return markers, records
 
 
 def _forget_token(database: Database, storage: ObjectStorage, token: str) -> None:
-    """Delete the record of a token that was not written; if that fails, the record stays, harmlessly."""
+    """Delete the record of a token that was not written. If that fails, the record stays, which does no
+    harm.
+    """
     with suppress(PenstockError):
         database.run(lambda tx: tx.run("forget_cleaning", payloads=storage.url, token=token), idempotent=True)
 
@@ -239,7 +242,7 @@ class _CleanupRecord:
 
     begun_at: int
     settled_at: int | None
-    """When the token was written to the location; None if it was not, or if that is not known."""
+    """When the token was written to the location; None if it was not written, or if that is unknown."""
 
 
 def _cleanup_records(database: Database) -> dict[str, _CleanupRecord]:
@@ -249,7 +252,7 @@ def _cleanup_records(database: Database) -> dict[str, _CleanupRecord]:
 
 @dataclass(frozen=True)
 class LocationMarkers:
-    """The marker objects at a location, which earlier cleanups have written."""
+    """The marker objects that earlier cleanups have written to a location."""
 
     database: Database
     storage: ObjectStorage
@@ -273,7 +276,9 @@ class LocationMarkers:
         )
 
     def owning_databases(self) -> list[str]:
-        """Return the databases that the markers name as owners; several if a take-over was interrupted."""
+        """Return the databases that the markers name as owners. There are several if a take-over was
+        interrupted.
+        """
         return [
             name.removesuffix(_DATABASE).replace("-", "/") for name in self.names if name.endswith(_DATABASE)
         ]
@@ -282,11 +287,11 @@ class LocationMarkers:
         self._write(_database_marker(instance), _MARKER_CONTENT)
 
     def belongs_to_another(self, instance: str) -> bool:
-        """Whether the markers say that the location belongs to a different database."""
+        """Return whether the markers say that the location belongs to a different database."""
         return any(are_different_databases(database, instance) for database in self.owning_databases())
 
     def is_contested(self, records: Mapping[str, _CleanupRecord]) -> bool:
-        """Return whether another copy of the store has cleaned up, or has objected to this copy.
+        """Return whether another copy of the store has cleaned up or objected to this copy.
 
         If another copy has cleaned up, write an objection to its token.
         """
@@ -300,7 +305,7 @@ class LocationMarkers:
             return True
         chosen_at = max((records[owner].begun_at for owner in owners), default=0)
         objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
-        # Objections to tokens from before this copy was chosen are settled, and copies that see the choice no
+        # Choosing this copy has settled the objections to its earlier tokens. Copies that see the choice no
         # longer object.
         return any(token in records and records[token].begun_at > chosen_at for token in objections)
 
@@ -314,7 +319,9 @@ class LocationMarkers:
         raise self.storage.unavailable("an object that was just written is not listed")
 
     def take_over(self, token: str, instance: str) -> int:
-        """Write a token and a marker that this database is the one to keep; return the time of the token."""
+        """Write a token, and a marker that says that this database is the one to keep. Return the time of the
+        token.
+        """
         self.write_database(instance)
         self._write(f"{token}{_OWNER}", _MARKER_CONTENT)
         written_at = self.write_token(token)
@@ -336,16 +343,16 @@ class LocationMarkers:
 
 @contextmanager
 def _explaining_misplaced(storage: ObjectStorage, name: str) -> Iterator[None]:
-    """Explain what to do if something other than a marker is in a marker's place."""
+    """Add what to do to the error that is raised when something else is in a marker's place."""
     try:
         yield
     except StoreError as error:
         if error.condition != "STORE_ERROR.OBJECT_DAMAGED":
             raise
         raise StoreError(
-            f"{name} in {storage.url}, where Penstock records the owner of the objects, is not what it "
-            f"wrote, or a folder above it is not ({error.message}). If a folder was moved, put it back; if "
-            "only this entry is wrong, delete it and run `penstock store clean-up --take-over`",
+            f"Penstock records the owner of the objects in {name} in {storage.url}, but this object or a "
+            f"folder above it was changed ({error.message}). If a folder was moved, move it back. If only "
+            "this object is wrong, delete it and run `penstock store clean-up --take-over`",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=storage.url,
             object=name,
@@ -365,7 +372,7 @@ def _read_token(storage: ObjectStorage, name: str) -> str | None:
         return bytes(storage.read(name, [(0, 2 * _TOKEN_BYTES)])[0]).decode("ascii", "replace")
     except StoreError as error:
         if error.condition == "STORE_ERROR.OBJECT_DAMAGED":
-            # Not a token of any store.
+            # No store has written this token.
             return ""
         if error.condition != "STORE_ERROR.OBJECT_MISSING":
             raise

@@ -1,4 +1,4 @@
-"""Append segments to partitions, under the partitions' locks."""
+"""Append segments to partitions while holding the partitions' locks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Appended:
 
     partitions: Sequence[int] = ()
     row_counts: Sequence[int] = ()
-    """The rows of the append in each of its partitions."""
+    """The number of rows appended to each partition of the append."""
     ends: Sequence[int] = ()
-    """The row index after the append's last row in each of these partitions."""
+    """The row index after the last appended row, for each of these partitions."""
     to_compact: tuple[int, ...] = ()
-    """The partitions that may have enough small segments to compact."""
+    """The partitions that may now have enough small segments to compact."""
 
     @property
     def rows(self) -> int:
@@ -45,21 +45,23 @@ class Appended:
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
-        """The append's rows [start, end) by partition."""
+        """The appended rows [start, end) by partition."""
         starts = map(sub, self.ends, self.row_counts)
         return dict(zip(self.partitions, zip(starts, self.ends, strict=True), strict=True))
 
 
 def append_at_least_once(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
-    """Append segments in a separate transaction, possibly more than once if its outcome is unknown."""
+    """Append segments in a separate transaction. If its outcome is unknown, they may be appended more than
+    once.
+    """
     write_objects(database, queue, segments)
-    # A single statement is committed before its result is checked for keys.
+    # A single statement is committed before this process can check the placement of keys.
     single = _is_single_statement(database.dialect, segments) and not queue.key
     return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=True)
 
 
 def _is_single_statement(dialect: str, segments: Sequence[Segment]) -> bool:
-    """Whether segments are appended with one statement."""
+    """Return whether one statement can append these segments."""
     return len(segments) == 1 and dialect == "postgres" and segments[0].stored is None
 
 
@@ -69,23 +71,22 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     Raises
     ------
     QueueChanged
-        When rows with equal keys could end up in different partitions, or the queue does not have the rows'
-        columns.
+        If rows with equal keys could end up in different partitions, or the queue lacks columns of the rows.
     """
     if _is_single_statement(tx.dialect, segments):
         return _append_single(tx, queue, segments[0])
     if not segments:
         return Appended()
     ordered = sorted(segments, key=attrgetter("partition"))
-    # Writing payloads blocks no other writer in PostgreSQL, so it is done before the partitions are locked.
-    # In SQLite all other writers wait anyway, and the first payload's id can be the append's.
+    # In PostgreSQL, writing payloads blocks no other writer, so write them before locking the partitions. In
+    # SQLite all other writers wait anyway, and the first payload's id also serves as the append's id.
     require_columns(tx, queue, map(attrgetter("columns_id"), ordered))
     ids = store_payloads(tx, ordered)
     return publish_segments(tx, queue, stored_segments(ordered, ids), ids[0])
 
 
 def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> StoredSegments:
-    """Return segments whose payloads have these ids, column by column."""
+    """Convert segments, whose payloads have these ids, to columns."""
     rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
     return StoredSegments([segment.partition for segment in segments], rows, sizes, payload_ids)
 
@@ -93,7 +94,7 @@ def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> 
 def append_task_segments(
     tx: Transaction, queue: QueueRecord, written: Sequence[TaskSegments], index: SegmentIndex
 ) -> Appended:
-    """Append what tasks have written as one append, as :func:`append` does."""
+    """Append the segments that tasks have written as one append, as :func:`append` does."""
     if not any(task.objects for task in written):
         return append(tx, queue, index.segments(written))
     require_columns(tx, queue, index.columns_id)
@@ -102,7 +103,7 @@ def append_task_segments(
 
 
 def _append_single(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
-    """Append a segment in one round trip to PostgreSQL."""
+    """Append a segment in a single round trip to PostgreSQL."""
     with within_limits(f"partition {segment.partition} of queue {queue.name!r}"):
         row = tx.one(
             "append_segment",
@@ -125,11 +126,11 @@ def _append_single(tx: Transaction, queue: QueueRecord, segment: Segment) -> App
 
 
 def timestamp_gap() -> int:
-    """Return the microseconds by which an append is dated after the previous one if the clock has not
+    """Return the microseconds between the timestamps of an append and the previous one if the clock has not
     advanced.
 
-    Random, so that the rows' times distinguish a queue from one that was restored from a backup and has grown
-    again.
+    The gap is random. So the rows' timestamps differ between a queue and the same queue after it was restored
+    from a backup and received new rows.
     """
     return 1 + secrets.randbits(8)
 
@@ -139,8 +140,8 @@ def publish_segments(
 ) -> Appended:
     """Make segments visible as one append.
 
-    Append ids ascend within each partition. ``append_id`` may be an id that a SQLite transaction has
-    allocated; PostgreSQL allocates it under the partitions' locks.
+    Append ids ascend within each partition. A SQLite transaction may pass the id that it has allocated as
+    ``append_id``. PostgreSQL allocates the id while the partitions are locked.
     """
     if not stored.partition:
         return Appended()
@@ -151,16 +152,16 @@ def publish_segments(
 
 
 class _PartitionTotals(NamedTuple):
-    """The totals of an append in each partition, and the position of each segment in its partition."""
+    """Totals of an append in each partition, and the position of each segment in its partition."""
 
     partitions: array[int]
     rows: array[int]
     bytes: array[int]
     segments: array[int]
     partition_numbers: array[int]
-    """For each segment, the position of its partition in these lists, counted from 1."""
+    """For each segment, the position of its partition in these lists, starting at 1."""
     rows_before: array[int]
-    """For each segment, the rows of the append that come before it in its partition."""
+    """For each segment, the number of the append's rows that come before it in its partition."""
 
     @classmethod
     def of(cls, stored: StoredSegments) -> _PartitionTotals:
@@ -185,7 +186,7 @@ class _PartitionTotals(NamedTuple):
 
     @classmethod
     def _one_segment_each(cls, stored: StoredSegments) -> _PartitionTotals:
-        """Return the totals of an append with one segment in each partition, which most appends have."""
+        """Return the totals of an append with one segment in each partition, the most common case."""
         count = len(stored.partition)
         return cls(
             array("q", stored.partition),
@@ -197,13 +198,15 @@ class _PartitionTotals(NamedTuple):
         )
 
     def appended(self, ends: Sequence[int], segments: Sequence[int]) -> Appended:
-        """Return the result for partitions with these ends and numbers of segments."""
+        """Return the result of the append, from the ends and the numbers of segments of its partitions."""
         to_compact = compress(self.partitions, map(_needs_compaction, segments, self.segments))
         return Appended(self.partitions, self.rows, ends, tuple(to_compact))
 
 
 def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: StoredSegments) -> Appended:
-    """Make segments visible with one PostgreSQL statement, since there may be thousands of partitions."""
+    """Make segments visible with a single PostgreSQL statement, since there may be thousands of
+    partitions.
+    """
     totals = _PartitionTotals.of(stored)
     advanced = tx.one(
         "publish_segments",
@@ -278,12 +281,12 @@ def _publish_by_partition(
 def _check_partitions(
     tx: Transaction, queue: QueueRecord, channels: set[str | None], partition_counts: set[int]
 ) -> None:
-    """Check partitions that have been advanced, and wake their watchers."""
+    """Check the partitions that the append has advanced, and wake their watchers."""
     tx.channels.update(channel for channel in channels if channel is not None)
     if queue.key and partition_counts != {queue.partitions}:
         raise partitions_added(queue)
 
 
 def _needs_compaction(total: int, added: int) -> bool:
-    """Whether ``added`` segments, which bring their number to ``total``, may have made enough to compact."""
+    """Return whether adding ``added`` segments, ``total`` in all, may have made a compaction worthwhile."""
     return total // COMPACTION_FAN_IN > (total - added) // COMPACTION_FAN_IN

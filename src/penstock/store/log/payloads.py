@@ -1,12 +1,12 @@
 """Payloads: the stored rows of segments, in the database or in objects of the queue's storage.
 
-A queue may keep its payloads in object storage (``QueueRecord.payloads``). The payloads of an append are then
-written into objects first, and the transaction that makes the append visible records where they are. Small
-payloads stay in the database, which is faster, until they are compacted.
+A queue may keep its payloads in object storage (``QueueRecord.payloads``). An append then writes them into
+objects first, and the transaction that makes the append visible records where they are. Small payloads stay
+in the database until they are compacted, which is faster.
 
-An object that no transaction has recorded, because a process died or a commit was refused, is an orphan. It
-is deleted when it is a day old (:mod:`penstock.store.log.object_cleaning`). A transaction therefore refuses
-objects that were begun more than half a day ago, such as those of a process that was suspended.
+An object that no transaction has recorded, because a process died or a commit was refused, is an orphan.
+Cleanup deletes it when it is a day old (:mod:`penstock.store.log.object_cleaning`). So a transaction refuses
+objects whose writing began more than half a day ago, such as those of a suspended process.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.store.records.locations import require_own_location, require_same_
 
 BLOCK_IDS = 4096
 MESSAGE_BYTES = 1 << 20
-"""Payloads are sent to the database in messages of about this size."""
+"""The approximate size of the messages that send payloads to the database, in bytes."""
 INLINE_BYTES = 64 << 10
-"""An append whose payloads are smaller than this keeps them in the database."""
+"""An append whose payloads have fewer bytes than this keeps them in the database."""
 OBJECT_BYTES = 8 << 20
-"""The payloads of an append are divided into objects of about this size."""
+"""The approximate size of the objects that an append's payloads are divided into, in bytes."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
-"""Microseconds after which an object that no transaction has recorded is deleted."""
+"""The age at which an object that no transaction has recorded is deleted, in microseconds."""
 _OBJECT_NAME = re.compile(
     rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED_SUFFIX)})?", re.ASCII
 )
@@ -47,12 +47,12 @@ _REREADS = 2
 
 
 def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> str:
-    """Return the name of an object in its queue's storage."""
+    """Return the name of an object in object storage."""
     return f"{folder_of(store_uuid, queue_id)}{object_id:016x}{suffix:016x}.segments"
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name in a queue's folder is the name of an object or of an unfinished one."""
+    """Return whether a name in a queue's folder belongs to an object, finished or not."""
     return _OBJECT_NAME.fullmatch(name) is not None
 
 
@@ -62,7 +62,7 @@ def folder_of(store_uuid: str, queue_id: int) -> str:
 
 
 class PayloadOwner(Protocol):
-    """The owner of rows: a queue, or something else with an id that no queue has."""
+    """The owner of payloads: a queue, or something else whose id no queue has."""
 
     @property
     def queue_id(self) -> int: ...
@@ -72,13 +72,13 @@ class PayloadOwner(Protocol):
 
 
 def write_objects(database: Database, owner: PayloadOwner, segments: Sequence[Segment]) -> None:
-    """Write the payloads of an append into objects, if the queue uses them and the payloads are large enough.
+    """Write an append's payloads into objects, if the queue uses object storage and they are large enough.
 
-    Call it before the transaction of the append, which must not wait for object storage.
+    Call this before the transaction of the append, which must not wait for object storage.
     """
     if owner.payloads is None:
         return
-    # The segments of a repeated append are already there.
+    # A repeated append has already written its segments.
     segments = [segment for segment in segments if segment.stored is None]
     if not segments or fit_inline(segments):
         return
@@ -88,14 +88,15 @@ def write_objects(database: Database, owner: PayloadOwner, segments: Sequence[Se
 
 
 def object_write_time(database: Database, location: str) -> int:
-    """Return the time of the database, in microseconds since 1970, before objects are written to a location.
+    """Check that this database may write objects to a location; return the database's time in microseconds
+    since 1970.
 
     Raises
     ------
     StoreError
-        When the location belongs to another copy of the store.
+        If the location belongs to another copy of the store.
     StoreNotFoundError
-        When the store in the database has been replaced by another one.
+        If another store has replaced this one in the database.
     """
 
     def read(tx: Transaction) -> int:
@@ -124,7 +125,7 @@ def write_segments_to_objects(
             ]
         )
         size = sum(memoryview(part).nbytes for part in parts)
-        # Ids are below 2**62 so that both databases can count with them.
+        # Ids are below 2**62, so that both databases can calculate with them.
         new_object = NewObject(
             secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at
         )
@@ -144,9 +145,9 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 
 
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
-    """Store the payloads of segments, or where they are; return their ids.
+    """Store the payloads of segments, or their places in objects; return the payloads' ids.
 
-    ``runs`` may be passed only with a single, compacted segment.
+    Pass ``runs`` only with a single, compacted segment.
     """
     ids = allocate_payloads(tx, len(segments))
     inline = [
@@ -176,7 +177,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
 
 
 class ObjectPlaces(NamedTuple):
-    """The places of payloads in objects, column by column, since there may be thousands."""
+    """The places of payloads in objects, as columns, since there may be thousands."""
 
     payload_id: Sequence[int]
     columns_id: Sequence[int]
@@ -187,7 +188,7 @@ class ObjectPlaces(NamedTuple):
 
 
 def insert_object_places(tx: Transaction, places: ObjectPlaces, runs: memoryview | None = None) -> None:
-    """Record where payloads in objects are."""
+    """Record the places of payloads in objects."""
     tx.run_many("insert_payload_in_object", places._asdict(), runs=runs)
 
 
@@ -227,18 +228,17 @@ def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         raise store_replaced_error()
     if len(recorded) < len(new_objects):
         raise CommitRefusedError(
-            "an object with the same random id exists already: repeat the append",
+            "another object has the same random id: repeat the append",
             condition="COMMIT_REFUSED.OBJECT_EXISTS",
         )
     write_times = [new_object.begun_at for new_object in new_objects]
-    # If the clock was set back since, the objects are older than they seem.
+    # If the clock was set back since then, the objects are older than they seem.
     earliest, latest = max(write_times) - ORPHAN_AGE // 2, min(write_times) + ORPHAN_AGE // 2
     if any(not earliest <= row.created_at <= latest for row in recorded):
         raise CommitRefusedError(
             "these rows were written to object storage more than half a day ago by the database's clock, or "
-            "the clock was set back by that much since. They may have been deleted in the meantime, like the "
-            "leftovers of a dead process: repeat the append, or restart the query, which repeats the "
-            "micro-batch",
+            "that clock was set back by half a day since. Cleanup may have deleted them: repeat the append, "
+            "or restart the query, which repeats the micro-batch",
             condition="COMMIT_REFUSED.OBJECT_TOO_OLD",
         )
 
@@ -246,9 +246,9 @@ def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
 def with_payloads(
     database: Database, queue: QueueRecord, pages: Sequence[tuple[int, Sequence[Row]]]
 ) -> list[list[Any]]:
-    """Return the segments of pages with their payloads; payloads in objects are read in parallel.
+    """Return the segments of pages with their payloads. Payloads in objects are read in parallel.
 
-    ``pages`` are pairs of a partition and its segments.
+    Each page is a pair of a partition and its segments.
     """
     by_object: dict[tuple[int, int | None], list[tuple[int, Row]]] = {}
     for partition, rows in pages:
@@ -260,7 +260,7 @@ def with_payloads(
     if queue.payloads is None:
         partition, row = next(iter(by_object.values()))[0]
         raise _unreadable(
-            queue, partition, row, "its rows are in an object, and the queue has no object storage"
+            queue, partition, row, "its rows are in an object, but the queue has no object storage"
         )
     storage = database.storages.at(queue.payloads)
 
@@ -270,7 +270,7 @@ def with_payloads(
         if first.suffix is None:
             raise _unreadable(queue, partition, first, "the store has no record of its object")
         if any(None in (row.start_byte, row.length, row.checksum) for row in rows):
-            raise _unreadable(queue, partition, first, "the place of its rows in an object is incomplete")
+            raise _unreadable(queue, partition, first, "the record of where its rows are is incomplete")
         name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
         try:
             places = [PayloadRange(row.start_byte, row.length, row.checksum) for row in rows]
@@ -293,12 +293,12 @@ def with_payloads(
 
 
 def _read_verified(storage: ObjectStorage, name: str, places: Sequence[PayloadRange]) -> list[Buffer]:
-    """Read payloads, and again if one is not what was written."""
+    """Read payloads, and read them again if the checksum of one is wrong."""
     for _ in range(1 + _REREADS):
         data = storage.read(name, [(place.offset, place.length) for place in places])
         if all(place.matches(payload) for place, payload in zip(places, data, strict=True)):
             return data
-    raise storage.damaged(name, "has other bytes than were written")
+    raise storage.damaged(name, "does not have the bytes that were written")
 
 
 def _unreadable(queue: QueueRecord, partition: int, row: Row, reason: str) -> StoreError:

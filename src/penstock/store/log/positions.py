@@ -1,4 +1,4 @@
-"""Positions in a queue: the row index in each partition for its start, its end, or a time."""
+"""Positions in a queue: resolve the start, the end or a time to a row index in each partition."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Position = str | int | Mapping[int, int]
 
 
 def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
-    """Return the row index of a position in each partition; locks the partitions in a write transaction.
+    """Return the row index of a position in each partition. A write transaction locks the partitions.
 
-    A position is ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or
-    row indexes by partition (partitions without one start at ``earliest``).
+    A position is ``earliest``, ``latest``, microseconds since 1970 (the first row appended at or after that
+    time), or a mapping of partitions to row indexes. Partitions missing from the mapping start at
+    ``earliest``.
     """
     records = lock_partitions(tx, queue)
     if position == "earliest":
@@ -54,7 +55,7 @@ def _offsets_of_mapping(
                 condition = "INVALID_POSITION" if index < 0 else "INVALID_POSITION.TRIMMED"
             raise InvalidPositionError(
                 f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to "
-                f"{record.next_index}, not {index}: a position lies between them, both included",
+                f"{record.next_index}, not {index}: a position must be in this range, including both ends",
                 condition=condition,
             )
         offsets[partition] = index

@@ -1,4 +1,4 @@
-"""Reading the log: ranges of partitions, page by page."""
+"""Read ranges of partitions from the log, page by page."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows [start, end) of a partition as they are read."""
+    """Rows [start, end) of a partition, as one batch of a read."""
 
     partition: int
     start: int
     batch: pa.RecordBatch
     runs: Runs | None
     first_timestamp: int
-    """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since
-    1970.
+    """The timestamp of the segment's first row in microseconds since 1970. Unless the segment is compacted,
+    all its rows have this timestamp.
     """
     ends_page: bool = False
-    """Whether it is the last chunk of its range in a page."""
+    """Whether this is the last chunk of its range in a page."""
 
     @property
     def end(self) -> int:
         return self.start + int(self.batch.num_rows)
 
     def timestamp_of(self, row_index: int) -> int:
-        """Return the time of a row; the read must have asked for runs."""
+        """Return the timestamp of a row. The read must have been started with ``with_runs``."""
         return self.first_timestamp if self.runs is None else self.runs.timestamp_at(row_index - self.start)
 
 
@@ -63,16 +63,18 @@ def read(
     on_lost: str = "fail",
     with_runs: bool = False,
 ) -> Iterator[Chunk]:
-    """Read ranges one after the other, chunk by chunk; each page is a separate transaction.
+    """Read ranges one after another, and yield their rows in chunks. Each page is read in its own
+    transaction.
 
-    ``columns`` are the columns to decode (`Decoder`); rows from before a column was added have nulls in it. A
-    page has rows of up to 64 ranges, and at most about ``page_bytes`` compressed bytes, or one segment.
-    ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` makes each
-    row's time available, which costs a little for compacted segments.
+    ``columns`` are the columns to decode (`Decoder`). Rows have nulls in columns that were added after them.
+    A page has rows of up to 64 ranges, and at most about ``page_bytes`` compressed bytes, or a single
+    segment. ``on_lost`` says what to do if rows were trimmed: ``fail``, or ``skip`` to continue after them.
+    ``with_runs`` makes the timestamp of each row available, which takes a little longer for compacted
+    segments.
     """
     decoder = Decoder(queue, columns, lambda: database.run(lambda tx: reload_queue(tx, queue), write=False))
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)
-    # Object storage is slow to answer, so the next page is fetched while this one is decoded.
+    # Object storage answers slowly, so fetch the next page while decoding this one.
     for page in pages if queue.payloads is None else ahead(pages):
         for requested, rows in page:
             yield from _decode_page(queue, requested, rows, decoder)
@@ -81,7 +83,7 @@ def read(
 def _decode_page(
     queue: QueueRecord, requested: Range, rows: Sequence[Row], decoder: Decoder
 ) -> Iterator[Chunk]:
-    """Yield the rows of a range that a page has."""
+    """Yield those rows of a range that a page contains."""
     position = requested.start
     for row in rows:
         if row.start_index > position:
@@ -96,7 +98,7 @@ def _decode_page(
 def _segment_chunks(
     queue: QueueRecord, requested: Range, row: Row, decoder: Decoder, *, ends_page: bool
 ) -> Iterator[Chunk]:
-    """Yield the rows of a segment that are in a range."""
+    """Yield those rows of a segment that are in a range."""
     rows, runs = row.end_index - row.start_index, None
     first, last = max(requested.start, row.start_index), min(requested.end, row.end_index)
     try:
@@ -114,7 +116,7 @@ def _segment_chunks(
 
 
 class _Pages:
-    """Reads the segments of ranges, one page per transaction."""
+    """Reads the segments of ranges, one page in each transaction."""
 
     def __init__(
         self, database: Database, queue: QueueRecord, page_bytes: int, on_lost: str, with_runs: bool
@@ -123,7 +125,9 @@ class _Pages:
         self._page_bytes, self._on_lost, self._with_runs = page_bytes, on_lost, with_runs
 
     def of(self, ranges: Sequence[Range]) -> Iterator[list[tuple[Range, list[Row]]]]:
-        """Yield pages: for each range of a page, the part not read yet and its next segments."""
+        """Yield pages: for each range of a page, the part that has not been read yet and its next
+        segments.
+        """
         remaining = [candidate for candidate in ranges if candidate.start < candidate.end]
         position = 0
         while position < len(remaining):
@@ -153,10 +157,10 @@ class _Pages:
 
     def _next_segments(self, ranges: Sequence[Range]) -> list[tuple[int, list[Row]]]:
         """Return, for one or more of the first ranges, the partition's first row index and the range's next
-        segments: all of them, except possibly for the last range that is returned.
+        segments. Only the last range returned may have more segments than these.
         """
         if len(ranges) == 1:
-            # The usual case, in one round trip.
+            # The usual case takes a single round trip.
             rows = self._database.run(
                 lambda tx: self._segments(tx, ranges[0], self._page_bytes), write=False, single=True
             )
@@ -181,7 +185,7 @@ class _Pages:
         record = tx.one("read_partition", queue_id=self._queue.queue_id, partition=requested.partition)
         if record is None:
             raise dropped(self._queue)
-        # Rows may have been appended meanwhile.
+        # Rows may have been appended in the meantime.
         return record.first_index, self._segments(tx, requested, max_bytes)
 
     def _segments(self, tx: Transaction, requested: Range, max_bytes: int) -> list[Row]:
@@ -197,7 +201,9 @@ class _Pages:
 
 
 def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:
-    """Yield the segments of a partition that end after a row index, without their rows; reads pages."""
+    """Yield the segments of a partition that end after a row index, without their rows. The store is read in
+    pages.
+    """
     while page := tx.all(
         "read_segments",
         queue_id=queue.queue_id,

@@ -1,5 +1,5 @@
-"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends in a compacted
-segment.
+"""Segments: divide rows into pieces that suit both databases and a reader's memory, and record which appends
+a compacted segment contains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _RUNS_SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timesta
 
 @dataclass(frozen=True)
 class SegmentRuns:
-    """The runs of a segment to join: one append with one time, or encoded runs."""
+    """The runs of a segment that will be joined with others: one append with one timestamp, or encoded
+    runs.
+    """
 
     rows: int
     append: int
@@ -39,8 +41,8 @@ class SegmentRuns:
 
 @dataclass(frozen=True)
 class Runs:
-    """The appends in a compacted segment, in order: for each its end (relative to the segment's start), its
-    id and its time.
+    """The appends in a compacted segment, in order. Each has an end, relative to the segment's start, an id
+    and a timestamp.
     """
 
     batch: pa.RecordBatch
@@ -48,14 +50,16 @@ class Runs:
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: int | None) -> Runs:
-        """Read the runs of a segment with ``rows`` rows, or with any number of rows when None."""
+        """Decode the runs of a segment with ``rows`` rows; None accepts any number of rows."""
         runs = cls(decode(data, _RUNS_SCHEMA))
         if not runs._covers(rows):
             raise _mismatched_runs()
         return runs
 
     def _covers(self, rows: int | None) -> bool:
-        """Whether these runs cover ``rows`` rows; otherwise their times could take any amount of memory."""
+        """Return whether these runs cover exactly ``rows`` rows. If not, their timestamps could take any
+        amount of memory.
+        """
         ends = self.batch.column("end")
         if not len(ends) or any(column.null_count for column in self.batch.columns):
             return False
@@ -100,7 +104,7 @@ class Runs:
         return encode(self.batch)
 
     def slice(self, offset: int, length: int) -> Runs:
-        """Return the runs of ``length`` rows from ``offset``, relative to ``offset``."""
+        """Return the runs of ``length`` rows starting at ``offset``, with ends relative to ``offset``."""
         ends = pc.subtract(self.batch.column("end"), offset)
         starts = pa.concat_arrays([pa.array([-offset], pa.int64()), ends[:-1]])
         within = pc.and_(pc.greater(ends, 0), pc.less(starts, length))
@@ -111,25 +115,25 @@ class Runs:
         return Runs(batch.filter(within))
 
     def timestamps(self) -> pa.Array:
-        """The time of every row, as int64 microseconds."""
+        """Return the timestamp of every row, as int64 microseconds."""
         ends = self.batch.column("end")
         runs = pa.RunEndEncodedArray.from_arrays(ends.cast(pa.int32()), self.batch.column("timestamp"))
         return pc.run_end_decode(runs)
 
     def end_of(self, append: int) -> int:
-        """The number of rows up to the last append with an id of at most ``append``."""
+        """Return the number of rows up to the last append whose id is at most ``append``."""
         return self._rows_in_runs(pc.less_equal(self.batch.column("append"), append))
 
     def rows_before(self, timestamp: int) -> int:
-        """The number of rows older than ``timestamp``."""
+        """Return the number of rows older than ``timestamp``."""
         return self._rows_in_runs(pc.less(self.batch.column("timestamp"), timestamp))
 
     def append_at(self, row: int) -> int:
-        """The id of the append that wrote a row."""
+        """Return the id of the append that wrote a row."""
         return self._value_at("append", row)
 
     def timestamp_at(self, row: int) -> int:
-        """The time of a row."""
+        """Return the timestamp of a row."""
         return self._value_at("timestamp", row)
 
     def _rows_in_runs(self, first_runs: pa.BooleanArray) -> int:
@@ -145,7 +149,7 @@ class Runs:
 
 def _mismatched_runs() -> StoreError:
     return StoreError(
-        "the stored times do not match the segment's rows: the store is damaged; restore a backup",
+        "the stored timestamps do not match the segment's rows: the store is damaged; restore a backup",
         condition="SEGMENT_UNREADABLE",
     )
 
@@ -157,23 +161,23 @@ def _count_true(condition: pa.BooleanArray) -> int:
 SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD_BYTES = 900_000_000
-"""The bytes of one segment that both databases accept; only a single huge row comes close to it."""
+"""The largest segment that both databases accept, in bytes. Only a single huge row comes close to it."""
 _MAX_ROW_BYTES = MAX_DECOMPRESSED - (1 << 20)
-"""Less than a reader unpacks, since buffers are padded to whole words."""
+"""This is less than a reader decompresses, since buffers are padded to whole words."""
 
 
 @dataclass(frozen=True)
 class NewObject:
-    """An object that has been written, and that a transaction will record."""
+    """An object that has been written but not recorded by a transaction yet."""
 
     object_id: int
     suffix: int
     store: str
-    """The identity of the store that it belongs to."""
+    """The UUID of the store that it belongs to."""
     queue_id: int
     size: int
     begun_at: int
-    """Microseconds since 1970, by the database's clock, before it was written."""
+    """The time just before it was written, in microseconds since 1970 by the database's clock."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +195,9 @@ class Segment:
         self.partition = partition
         self.rows = int(batch.num_rows)
         self.columns_id = columns_id
-        """Which of the queue's columns the rows have (`QueueColumns`)."""
+        """The id of the queue's columns that the rows have (`QueueColumns`)."""
         self.stored: StoredPayload | None = None
-        """Where the rows are, if they have been written to object storage."""
+        """The place of the rows in object storage, if they have been written there."""
         self._batch: pa.RecordBatch | None = batch
         self._encode_payload: pa.Buffer | None = None
 
@@ -202,7 +206,7 @@ class Segment:
 
     @property
     def payload(self) -> pa.Buffer:
-        """The rows as they are stored."""
+        """The encoded rows, as the store keeps them."""
         if self._batch is not None:
             self._encode_payload = _encode_payload(self._batch)
             self._batch = None
@@ -221,19 +225,21 @@ class Segment:
         payload: pa.Buffer | None,
         stored: StoredPayload | None,
     ) -> Segment:
-        """Return a segment that another process has encoded, with its rows or with where they are."""
+        """Return a segment that another process has encoded, with its payload or the payload's place in an
+        object.
+        """
         segment = cls.__new__(cls)
         segment.partition, segment.rows, segment.columns_id = partition, rows, columns_id
         segment.stored, segment._batch, segment._encode_payload = stored, None, payload
         return segment
 
     def move_to_object(self, stored: StoredPayload) -> None:
-        """Release the memory of rows that have been written to object storage."""
+        """Record where the rows are in object storage, and release their memory."""
         self.stored, self._encode_payload = stored, None
 
 
 def by_size(items: Iterable[T], size_of: Callable[[T], int], max_bytes: int) -> Iterator[list[T]]:
-    """Divide items, in order, into groups of at most ``max_bytes``; a larger item gets its own group."""
+    """Divide items in their order into groups of at most ``max_bytes``. A larger item gets its own group."""
     group: list[T] = []
     size = 0
     for item in items:
@@ -257,8 +263,8 @@ def to_segments(
 ) -> list[Segment]:
     """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
 
-    ``columns_id`` says which of the queue's columns the rows have. ``lazy`` segments are compressed when they
-    are sent.
+    ``columns_id`` is the id of the queue's columns that the rows have. ``lazy`` segments are not compressed
+    until they are sent.
     """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
@@ -282,9 +288,9 @@ def _split_in_halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
-    # The size of the whole buffers is an upper bound, and quicker to compute.
+    # The size of the whole buffers is an upper bound that is faster to compute.
     if batch.get_total_buffer_size() > _MAX_ROW_BYTES and batch.nbytes > _MAX_ROW_BYTES:
-        raise _too_large(batch.nbytes, _MAX_ROW_BYTES, "a reader unpacks")
+        raise _too_large(batch.nbytes, _MAX_ROW_BYTES, "a reader decompresses")
     if (count := values_without_bytes(batch)) > MAX_VALUES_WITHOUT_BYTES:
         raise InvalidInputError(
             f"the lists of these rows have {count} values without any bytes, more than a reader accepts: "

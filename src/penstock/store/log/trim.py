@@ -1,10 +1,11 @@
-"""Trimming: delete old rows of a partition, as far as retention and consumers allow.
+"""Trimming: delete old rows of a partition, as far as its retention and consumers allow.
 
-The times of a partition's rows never decrease. After one append under a clock that was far ahead, every later
-row of the partition is dated that far ahead, and the rows' times say nothing about their age. Retention
-therefore records from time to time where the partition ends (``observed_end``): the rows below had been
-appended by then. A record counts only until an append is dated by the clock again. So a record made under a
-wrong clock, such as that of a machine that boots in 1970, stops counting when the clock is right again.
+The timestamps of a partition's rows never decrease. If the clock was far ahead during one append, all later
+rows get timestamps that are at least as far ahead, and timestamps no longer show how old the rows are.
+Retention therefore records from time to time where the partition ends (``observed_end``). Rows before that
+end are known to have been appended by then. A record is valid only until an append gets its timestamp from
+the clock again. So a record that was made while the clock was wrong, as on a machine that boots in 1970, is
+ignored once the clock is right again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from penstock.store.records.catalog import (
 log = logging.getLogger("penstock.store")
 
 _ENDS_PER_AGE = 16
-"""How many ends are recorded per retention age; a row may stay one step longer."""
+"""How many ends are recorded within the retention age. A row may stay longer than that age by one such
+step.
+"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -43,12 +46,13 @@ def trim(
     before: int | None,
     has_live_owner: Callable[[str], bool],
 ) -> tuple[int, int]:
-    """Drop the rows below ``before`` (by default, the rows that the retention does not keep), as far as
-    retention and retention-blocking consumers allow. Return the first row index before and after.
+    """Delete the rows below the row index ``before``, as far as the retention and retention-blocking
+    consumers allow. If ``before`` is None, delete all rows that the retention does not keep. Return the first
+    row index before and after.
 
-    ``has_live_owner`` tells whether the consumer with a name has a live owner on the queue.
+    ``has_live_owner`` returns whether the consumer with this name has a live owner on the queue.
     """
-    # The caller may have read the retention long ago.
+    # The caller may have read the queue's retention long ago.
     queue = reload_queue(tx, queue)
     record = lock_partition(tx, queue, partition)
     now = tx.now()
@@ -82,8 +86,8 @@ def _delete_before(tx: Transaction, queue: QueueRecord, partition: int, bound: i
 def _consumers_bound(
     tx: Transaction, queue: QueueRecord, partition: int, has_live_owner: Callable[[str], bool]
 ) -> int:
-    """Return the lowest of the safe offsets of vital consumers and the starts of other consumers'
-    micro-batches in flight.
+    """Return the row index that consumers still need: the lowest of the safe offsets of vital consumers and
+    the starts of other consumers' micro-batches in flight.
     """
     bounds = [2**62]
     vital = tx.one("lowest_vital", queue_id=queue.queue_id, partition=partition).safe_index
@@ -97,7 +101,7 @@ def _consumers_bound(
 
 
 def _plan_start(registration: Row, partition: int) -> int:
-    """Return the row index where the consumer's plan begins in a partition."""
+    """Return the row index at which the consumer's plan begins in a partition."""
     what = f"the plan of consumer {registration.consumer!r}"
     starts = parse_record(registration.plan or "null", what, dict).get("from")
     start = starts[partition] if isinstance(starts, list) and partition < len(starts) else 0
@@ -105,7 +109,9 @@ def _plan_start(registration: Row, partition: int) -> int:
 
 
 def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> int:
-    """Return the row index below which the retention keeps nothing: the highest that any limit gives."""
+    """Return the row index below which the retention keeps no rows: the highest index that any of its limits
+    gives.
+    """
     limits = queue.retention
     bound = record.first_index
     if limits.rows is not None:
@@ -120,7 +126,9 @@ def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord
 def _bytes_bound(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, limits: RetentionLimits
 ) -> int:
-    """Return the bound that drops whole segments, oldest first, until the rest fits; the newest stays."""
+    """Return the first row index that remains when whole segments are dropped, oldest first, until the rest
+    fits the limit on bytes. The newest segment always stays.
+    """
     excess = record.bytes - (limits.bytes or 0)
     bound = record.first_index
     for segment in segments_from(tx, queue, record.partition, bound):
@@ -136,8 +144,8 @@ def _bytes_bound(
 def first_row_since(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
 ) -> int:
-    """Return the first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and
-    the recorded ends.
+    """Return the index of the first row that was appended at or after ``timestamp`` (microseconds since
+    1970), according to the rows' timestamps and the recorded ends.
     """
     by_timestamp = _first_row_by_timestamp(tx, queue, record, timestamp)
     if not _is_dated_ahead(record, now):
@@ -149,7 +157,9 @@ def first_row_since(
 def _first_row_by_timestamp(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int
 ) -> int:
-    """Return the first row with a time at or after ``timestamp``, by bisection: times never decrease."""
+    """Return the index of the first row with a timestamp at or after ``timestamp``. Timestamps never
+    decrease, so this is a binary search.
+    """
     low, high = record.first_index, record.next_index
     while low < high:
         middle = (low + high) // 2
@@ -167,7 +177,7 @@ def _first_row_by_timestamp(
 
 
 def append_time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
-    """Return when a row was appended, in microseconds; None if there is no such row."""
+    """Return when a row was appended, in microseconds since 1970; None if there is no such row."""
     segment = _segment_at(tx, queue, partition, row_index)
     if segment is None:
         return None
@@ -177,7 +187,7 @@ def append_time_of(tx: Transaction, queue: QueueRecord, partition: int, row_inde
 
 
 def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> Row | None:
-    """Return the segment that has a row, or None."""
+    """Return the segment that contains a row, or None."""
     segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
     return None if segment is None or segment.start_index > row_index else segment
 
@@ -187,7 +197,7 @@ def _read_runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row
     payload = tx.one("runs_of", payload_ids=json.dumps([segment.payload_id]))
     if payload is None or payload.runs is None:
         missing_error = StoreError(
-            "the times of these rows are missing: the store is damaged; restore a backup",
+            "the timestamps of these rows are missing: the store is damaged; restore a backup",
             condition="SEGMENT_MISSING",
         )
         raise unreadable(queue, partition, start, end, missing_error)
@@ -198,14 +208,14 @@ def _read_runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row
 
 
 def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:
-    """Whether it is time to record where the partition ends."""
+    """Return whether it is time to record where the partition ends."""
     return _is_dated_ahead(record, now) and _is_end_due(
         queue, record, _newest_end(tx, queue, record, now), now
     )
 
 
 def _record_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
-    """Record where the locked partition ends now, if it is time to, and delete records that are no longer
+    """If it is time to, record where the locked partition ends now, and delete records that are no longer
     needed.
     """
     if not _is_dated_ahead(record, now):
@@ -239,7 +249,7 @@ def _is_end_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None,
 
 
 def _end_keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
-    # ``last_clock`` does not change while rows are dated ahead of the clock.
+    # ``last_clock`` does not change while new rows have timestamps ahead of the clock.
     return {
         "queue_id": queue.queue_id,
         "partition": record.partition,
@@ -263,5 +273,5 @@ def _timestamp_text(microseconds: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")
     except OverflowError:
-        # Another program may have written it; retention continues.
+        # Another program may have written the timestamp; retention continues.
         return f"{microseconds} microseconds after 1970"

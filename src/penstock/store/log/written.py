@@ -1,6 +1,6 @@
 """Segments that tasks write without using the database, and the transaction that makes them visible.
 
-There may be thousands of tasks and of segments, so they are kept column by column.
+There may be thousands of tasks and segments, so the segments are kept as columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.store.log.segmenting import NewObject, Segment
 
 _IN_TASK_DATA = -1
 _INDEX_COLUMNS = 7
-"""The number of columns of ``SegmentIndex``, except for the last one."""
+"""The number of columns of ``SegmentIndex``, without ``task``."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class TaskSegments:
 
     objects: tuple[NewObject, ...]
     index: bytes
-    """The columns of ``SegmentIndex``, except for the last one, packed."""
+    """The packed columns of ``SegmentIndex``, without ``task``."""
     data: bytes
-    """The payloads that are not in objects, one after the other."""
+    """The payloads that are not in objects, concatenated."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class TaskSegments:
         segments: Sequence[Segment],
         write_time: int,
     ) -> TaskSegments:
-        """Write segments into objects if they are large enough, and describe them."""
+        """Write segments into objects if they are large enough, and return their description."""
         if not fit_inline(segments):
             write_segments_to_objects(storage, store_uuid, queue_id, segments, write_time)
         stored = [segment.stored for segment in segments if segment.stored is not None]
@@ -75,7 +75,7 @@ class TaskSegments:
 
 
 class SegmentIndex(NamedTuple):
-    """The segments of tasks, column by column."""
+    """The segments of tasks, as columns."""
 
     partition: list[int]
     rows: list[int]
@@ -99,7 +99,7 @@ class SegmentIndex(NamedTuple):
 
     @property
     def is_in_task_data(self) -> list[bool]:
-        """For each segment, whether its payload is in the task's data."""
+        """For each segment, whether its payload is in its task's ``data``."""
         return [object_id == _IN_TASK_DATA for object_id in self.object_id]
 
     def select(self, chosen: Sequence[bool]) -> SegmentIndex:
@@ -107,7 +107,7 @@ class SegmentIndex(NamedTuple):
         return self if all(chosen) else SegmentIndex(*([*compress(column, chosen)] for column in self))
 
     def segments(self, tasks: Sequence[TaskSegments]) -> list[Segment]:
-        """Return the segments; all payloads must be in the tasks' data."""
+        """Return the segments. All payloads must be in the tasks' ``data``."""
         data = [pa.py_buffer(task_segments.data) for task_segments in tasks]
         return [
             Segment.written(partition, row_count, columns_id, data[task].slice(offset, length), None)
@@ -116,7 +116,9 @@ class SegmentIndex(NamedTuple):
 
 
 def store_task_segments(tx: Transaction, tasks: Sequence[TaskSegments], index: SegmentIndex) -> list[int]:
-    """Store the payloads of all segments, or where they are; return their ids in the order of the index."""
+    """Store the payloads of all segments, or their places in objects. Return their ids in the order of the
+    index.
+    """
     ids = allocate_payloads(tx, len(index.partition))
     in_task_data = index.is_in_task_data
     inline = index.select(in_task_data).segments(tasks)

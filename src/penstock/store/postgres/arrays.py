@@ -1,4 +1,4 @@
-"""Arrays of numbers as parameters of PostgreSQL statements."""
+"""Binary arrays of integers as parameters of PostgreSQL statements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _INT8, _INT8_ARRAY = 20, 1016
 
 
 class Int8ArrayDumper(Dumper):
-    """Sends 64-bit numbers as ``bigint[]`` in PostgreSQL's binary format (that of ``array_send``).
+    """Sends 64-bit integers as ``bigint[]`` in PostgreSQL's binary format (that of ``array_send``).
 
-    As text, ten thousand numbers take a millisecond longer, here and in the server.
+    In the text format, ten thousand numbers take a millisecond longer, both here and in the server.
     """
 
     format = Format.BINARY
@@ -26,7 +26,7 @@ class Int8ArrayDumper(Dumper):
         if sys.byteorder == "little":
             numbers.byteswap()
         data, count = numbers.tobytes(), len(numbers)
-        # Each number is preceded by its size, 8, as a 32-bit number.
+        # Each number follows its size, which is 8, as a 32-bit number.
         items = bytearray(12 * count)
         items[3::12] = b"\x08" * count
         for position in range(8):

@@ -1,4 +1,6 @@
-"""Connections to a PostgreSQL server and the meaning of its errors, for the store and for change feeds."""
+"""Connections to a PostgreSQL server and the classification of its errors, for the store and for change
+feeds.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 warned_urls: set[str] = set()
-"""URLs without their passwords that this process has warned about."""
-# With these a server that is gone is noticed within a minute; the URL may override them.
+"""The URLs, without passwords, that this process has warned about."""
+# These settings detect within a minute that a server is gone. The URL may override them.
 _CONNECTION_DEFAULTS: Json = {
     "connect_timeout": 10,
     "application_name": "penstock",
@@ -34,7 +36,7 @@ _CONNECTION_DEFAULTS: Json = {
     "keepalives_count": 3,
     "tcp_user_timeout": 50_000,
 }
-# A server that refuses a connection gives no SQLSTATE.
+# A server that refuses a connection sends no SQLSTATE.
 _LOGIN_REFUSED = (
     "authentication failed",
     "no password supplied",
@@ -44,22 +46,24 @@ _LOGIN_REFUSED = (
 _ROLE_MISSING = re.compile(r'FATAL:\s+role "[^"]*" does not exist')
 _DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
 CREATED_CONCURRENTLY = ("23505", "42710", "42P06", "42P07")
-"""The SQLSTATEs of a schema, table, type or index that another program created at the same time."""
-# A connection that broke, one that was idle in a transaction for too long, a conflict with another
-# transaction, too many connections, a server that is shutting down or starting.
+"""The SQLSTATEs of errors because another program created the same schema, table, type or index
+concurrently.
+"""
+# The connection broke, the session was idle in a transaction for too long, the transaction conflicts with
+# another one, there are too many connections, or the server is shutting down or starting.
 _UNAVAILABLE = ("08", "25P03", "25P04", "40", "53300", "57P")
 
 
 class Failure(Enum):
-    """What an error of the driver means."""
+    """The kinds of failures that errors of the driver report."""
 
     LOGIN = auto()
-    """The server does not let the user in."""
+    """The server refused the login."""
     NO_DATABASE = auto()
     LOCKED = auto()
     """A lock was not free in time."""
     UNAVAILABLE = auto()
-    """The server is down, busy or starting, or closed the connection: trying again may help."""
+    """The server is down, busy or starting, or closed the connection. A retry may succeed."""
     OTHER = auto()
 
 
@@ -78,11 +82,11 @@ def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options
     Parameters
     ----------
     url
-        The server's URL; its parameters override the defaults.
+        The URL of the server. Its parameters override the defaults.
     name
         The name to show in an error about the URL.
     through_pooler
-        Whether to connect through the pooler, if the URL has one.
+        Whether to connect through the pooler, if the URL names one.
     options
         Connection parameters that override the URL's parameters and the defaults.
     """
@@ -105,9 +109,9 @@ def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options
 
 
 def copy_rows(connection: PgConnection, text: str) -> Iterator[memoryview | bytes]:
-    """Yield the rows that a ``copy`` to standard output sends; the caller must read all of them.
+    """Yield the rows that a ``copy … to stdout`` sends. The caller must read all of them.
 
-    psycopg's own copy runs several Python functions for each row, which takes longer than the row itself.
+    psycopg's own copy calls several Python functions for each row, which takes longer than receiving the row.
     """
     from psycopg import pq
     from psycopg.errors import error_from_result
@@ -121,7 +125,7 @@ def copy_rows(connection: PgConnection, text: str) -> Iterator[memoryview | byte
         yield row
         size, row = server.get_copy_data(0)
     failed_result = None
-    # The connection accepts the next command once all results are read.
+    # The connection accepts the next command only after all results have been read.
     while (result := server.get_result()) is not None:
         failed_result = failed_result if result.status == pq.ExecStatus.COMMAND_OK else result
     if failed_result is not None:
@@ -129,7 +133,7 @@ def copy_rows(connection: PgConnection, text: str) -> Iterator[memoryview | byte
 
 
 def failure_of(error: psycopg.Error) -> Failure:
-    """Return what an error means."""
+    """Return the kind of failure that an error reports."""
     import psycopg
 
     state, text = error.sqlstate or "", str(error)
@@ -141,7 +145,7 @@ def failure_of(error: psycopg.Error) -> Failure:
         return Failure.LOGIN
     if _DATABASE_MISSING.search(text):
         return Failure.NO_DATABASE
-    # libpq reports a connection that is lost during a statement as a result without a state, for which
+    # If the connection is lost during a statement, libpq returns a result without an SQLSTATE, for which
     # psycopg has no special class.
     is_broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         type(error) is psycopg.DatabaseError
@@ -158,10 +162,10 @@ def _failure_of_state(state: str) -> Failure:
 
 
 def _warn_if_unencrypted(connection: PgConnection, redacted_url: str) -> None:
-    """Warn once if a password was sent over a network without TLS; the warning shows ``redacted_url``.
+    """Warn once if a password was sent over a network without TLS. The warning shows ``redacted_url``.
 
-    libpq tries TLS first, and continues without it if the server, or an attacker on the network path, says
-    that the server has none.
+    libpq tries TLS first. It continues without TLS if the server, or an attacker on the network path, says
+    that the server does not support it.
     """
     is_password_exposed = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
     if not is_password_exposed or redacted_url in warned_urls or is_local(connection):
@@ -177,7 +181,7 @@ def _warn_if_unencrypted(connection: PgConnection, redacted_url: str) -> None:
 
 
 def is_local(connection: PgConnection) -> bool:
-    """Whether a connection stays on this machine."""
+    """Return whether a connection stays on this machine."""
     info = connection.info
     if info.host.startswith(("/", "@")):
         return True

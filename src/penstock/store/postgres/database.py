@@ -46,28 +46,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 _warned_poolers: set[str] = set()
-"""URLs without their passwords that this process has warned about."""
+"""The URLs, without passwords, that this process has warned about."""
 _ERRORS_BY_STATE: dict[str, type[StoreError]] = {
     "53100": StoreFullError,
     "25006": StoreReadOnlyError,
     "42501": StoreReadOnlyError,
 }
 _ADVICE = {
-    StoreFullError: "free some disk space on the server; nothing of this was written",
-    StoreReadOnlyError: "the server or the role may not write: check its grants on the store's schema",
+    StoreFullError: "free some disk space on the server; none of this was written",
+    StoreReadOnlyError: "the server is read-only, or the role may not write: check the role's grants on the "
+    "store's schema",
 }
-# Fully qualified, since a pooler's session has the search path of its role.
+# The names are qualified, since a session of a pooler uses the search path of its role.
 _NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
-# A write that gets a lock sees what the lock's last holder committed; a read sees one moment, as in SQLite.
+# A write transaction that gets a lock sees what the previous holder committed. A read transaction sees one
+# snapshot, as in SQLite.
 _BEGIN_WRITE = b"begin isolation level read committed"
 _BEGIN_WRITE_ASYNC = _BEGIN_WRITE + b"; set local synchronous_commit to off"
-"""Any later commit that waits for the disk, in any session, also makes this one durable; the log is one."""
+"""All sessions share one write-ahead log, so any later commit that waits for the disk makes this one durable
+too.
+"""
 _BEGIN_READ = b"begin isolation level repeatable read read only"
 _UNDEFINED_STATES = ("42P01", "42704", "42883")
 _LOCK_TRIES, _LOCK_PAUSE = 10, 0.05
 _IDLE_STATE = "25P03"
 _IDLE_CONDITION = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
-# The server says that nothing is committed.
+# SQLSTATEs by which the server reports that nothing was committed.
 _ROLLED_BACK_STATES = ("40001", "40P01", "55P03")
 _LOCK_ADVICE = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
 
@@ -81,14 +85,14 @@ class PostgresDatabase(Database):
             seconds(url.options["lock_wait"]) if "lock_wait" in url.options else DEFAULT_LOCK_WAIT
         )
         self._statement_lock_wait = statement_lock_wait(self._lock_timeout)
-        """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
+        """The ``lock_timeout`` of a statement in seconds; 0 if the user has switched it off."""
         self._transaction_setup: bytes | None = None
-        """The statements that set up each transaction behind a pooler; None without a pooler, or before the
-        first transaction.
+        """The statements that set up each transaction behind a pooler. None if there is no pooler, or before
+        the first transaction.
         """
         self._lock_waits = threading.local()
         self._timed_out_idle: weakref.WeakSet[PgConnection] = weakref.WeakSet()
-        """Connections that the server ended because they were idle in a transaction."""
+        """Connections that the server closed because they were idle in a transaction."""
         super().__init__(url)
 
     def exists(self) -> bool:
@@ -106,15 +110,15 @@ class PostgresDatabase(Database):
         connection.add_notice_handler(partial(self._on_notice, weakref.ref(connection)))
         try:
             if through_pooler:
-                # The next transaction may be on another connection of the server.
+                # The next transaction may use another connection to the server.
                 connection.prepare_threshold = None
             else:
                 self._set_up(connection, session_setup(self._lock_timeout, long_lived=long_lived))
         except BaseException:
             connection.close()
             raise
-        # By default the size of a number chooses its type, and each combination of types would be prepared
-        # separately.
+        # By default, the driver chooses a type by the size of each number, and would prepare a statement for
+        # each combination of types.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         connection.adapters.register_dumper(array, Int8ArrayDumper)
         return connection
@@ -136,17 +140,17 @@ class PostgresDatabase(Database):
         return transaction_setup(self._lock_timeout, names).encode()
 
     def _report_pooler(self) -> None:
-        """Warn or refuse when a connection does not have its own server process."""
+        """Warn, or raise an error, if a connection does not have its own server process."""
         if self.url.pooled:
             raise StoreError(
-                f"{self.url}: direct={self.url.options['direct']} leads to a pooler, too: owners' locks and "
-                "notifications need their own sessions; give the address of the server itself",
+                f"{self.url}: direct={self.url.options['direct']} is the address of a pooler, too. Locks of "
+                "owners and notifications need their own sessions: use the address of the server itself",
                 condition="STORE_ERROR.POOLED",
             )
         if str(self.url) not in _warned_poolers:
             _warned_poolers.add(str(self.url))
             log.warning(
-                "the connection to %s leads to a pooler. Unless the pooler gives each client its own "
+                "the connection to %s goes through a pooler. Unless the pooler gives each client its own "
                 "session, queries lose their locks: add direct=host:port to the URL, with the address of the "
                 "server itself",
                 self.url,
@@ -154,7 +158,7 @@ class PostgresDatabase(Database):
             )
 
     def _on_notice(self, connection: weakref.ref[PgConnection], notice: Diagnostic) -> None:
-        # While no statement runs, the driver reports a server's error as a notice.
+        # While no statement runs, the driver reports errors of the server as notices.
         live_connection = connection()
         if live_connection is not None and notice.sqlstate == _IDLE_STATE:
             self._timed_out_idle.add(live_connection)
@@ -175,7 +179,7 @@ class PostgresDatabase(Database):
         foreign = tx.foreign_owner(schema, relations, with_schema=True)
         if foreign is not None:
             raise StoreUnsafeError(
-                f"{self.url}: {foreign}. Name another schema, or add {foreign.option} to the URL to trust "
+                f"{self.url}: {foreign}. Use another schema, or add {foreign.option} to the URL to trust "
                 "that role",
                 condition="STORE_UNSAFE.SCHEMA_OWNER",
                 schema=schema,
@@ -206,7 +210,7 @@ class PostgresDatabase(Database):
 
     def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
-            # PostgreSQL would roll back without an error.
+            # PostgreSQL would roll back without raising an error.
             raise StoreError(
                 f"{self.url}: a statement of the transaction failed, so it cannot be committed",
                 condition="STORE_ERROR.FAILED_TRANSACTION",
@@ -223,8 +227,8 @@ class PostgresDatabase(Database):
             connection.rollback()
 
     def _notify_listeners(self, connection: PgConnection, channels: Iterable[str]) -> bool:
-        # Not in the transaction, whose commit would then block all others that notify. If this notification
-        # is lost, watches find the rows later.
+        # Notify outside the transaction: otherwise its commit would block the commits of all other
+        # transactions that notify. If this notification is lost, watches find the rows later.
         success = self._psycopg.pq.ExecStatus.TUPLES_OK
         return all(
             connection.pgconn.exec_params(_NOTIFY, [channel.encode()]).status == success
@@ -239,8 +243,8 @@ class PostgresDatabase(Database):
         if rolled_back or not isinstance(error, StoreUnavailableError):
             return error
         return CommitOutcomeUnknownError(
-            f"the connection to {self.url} broke while a transaction was committing; "
-            "check whether it was committed before trying again, or use a producer session, which checks this"
+            f"the connection to {self.url} broke during a commit, so it is unknown whether it took effect: "
+            "check before you repeat it, or use a producer session, which checks this"
         )
 
     def _store_error(self, error: Exception) -> PenstockError | None:
@@ -255,8 +259,8 @@ class PostgresDatabase(Database):
             )
         if failure is Failure.NO_DATABASE:
             return StoreError(
-                f"{self.url}: the server has no database of that name. Create it (createdb), or correct the "
-                "URL",
+                f"{self.url}: the server has no database with this name. Create it (createdb), or correct "
+                "the URL",
                 condition="STORE_ERROR.NO_DATABASE",
             )
         if state == _IDLE_STATE:
@@ -280,9 +284,9 @@ class PostgresDatabase(Database):
 
     def _unqualified_name_error(self, text: str) -> StoreError:
         return StoreError(
-            f"{self.url}: one of your functions, such as a trigger's, uses a name without its schema "
-            f"({text}): Penstock's sessions look up names only in pg_catalog. Write the schema before the "
-            "name, or run `alter function … set search_path = …`",
+            f"{self.url}: one of your functions, such as that of a trigger, uses a name without a schema "
+            f"({text}), but Penstock's sessions look up names only in pg_catalog. Write the schema before "
+            "the name, or run `alter function … set search_path = …`",
             condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
@@ -309,7 +313,7 @@ class PostgresDatabase(Database):
             yield
         except StoreLockedError as error:
             lookup.cancel()
-            # Do not count time during which the process was suspended.
+            # Do not count the time during which the process was suspended.
             total = seconds_waited + min(time.monotonic() - started, 2 * self._statement_lock_wait)
             wait = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
             raise self._locked_error(wait, lookup.holders) from error.__cause__
@@ -324,12 +328,12 @@ class PostgresDatabase(Database):
         )
 
     def long_lived_connection(self) -> PgConnection:
-        """Return a connection in autocommit mode that may idle for ever; never through a pooler."""
+        """Return a connection in autocommit mode that may idle for ever. It never goes through a pooler."""
         with self.translating():
             return self._connect(long_lived=True)
 
     def _open_locked_connection(self, name: str) -> PgConnection | None:
-        """Return a connection that now holds an owner lock; None if another one holds it."""
+        """Return a new connection that holds the owner lock; None if another connection holds it."""
         connection = self.long_lived_connection()
         is_locked = False
         try:
@@ -345,7 +349,7 @@ class PostgresDatabase(Database):
         for _ in range(_LOCK_TRIES):
             if transaction.owners_alive([name]):
                 return False
-            # If several take it at the same time, each sees the others and gives way.
+            # If several connections take the lock at the same time, each sees the others and releases it.
             row = connection.execute("select pg_try_advisory_lock(%s)", (advisory_key(name),)).fetchone()
             if row and row[0] and not transaction.owners_held_by_others([name], connection.info.backend_pid):
                 return True
@@ -367,8 +371,8 @@ class PostgresDatabase(Database):
         idle = connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         if connection.autocommit and idle:
             raise InvalidInputError(
-                "the connection is in autocommit mode: begin a transaction, with connection.transaction(), "
-                "first",
+                "the connection is in autocommit mode: first begin a transaction with "
+                "connection.transaction()",
                 condition="INVALID_INPUT.NO_TRANSACTION",
             )
         transaction = self._transaction(connection)
@@ -381,7 +385,7 @@ class PostgresDatabase(Database):
                     # End the transaction that this check began.
                     connection.rollback()
                 raise
-            # Inside a transaction this is a savepoint.
+            # This is a savepoint, since the caller's transaction is open.
             with connection.transaction():
                 yield transaction
                 for channel in transaction.channels:
@@ -391,11 +395,11 @@ class PostgresDatabase(Database):
                 transaction.set_search_path(search_path)
 
     def _check_identity(self, transaction: Transaction) -> None:
-        # With the rights of the connection's role, which may differ from the URL's.
+        # Check with the rights of the connection's role, which may differ from the URL's role.
         self.require_trusted_owner(transaction)
         exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
         if not exists or transaction.one("read_store").uuid != self.uuid:
             raise InvalidInputError(
-                f"the connection does not lead to {self.url}: connect to the same database",
+                f"the connection is not to {self.url}: connect to the same database",
                 condition="INVALID_INPUT.OTHER_DATABASE",
             )

@@ -1,4 +1,6 @@
-"""PostgreSQL locks: find the holder of a lock that a transaction waits for, and advisory locks of owners."""
+"""PostgreSQL locks: advisory locks of owners, and lookups of who holds a lock that a transaction waits
+for.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 RANDOM_KEY_BITS = 20
-"""The random bits of an advisory lock's key, drawn each time the lock is taken, so that no other role can
-take the key before its owner.
+"""The number of random bits in an advisory lock's key. They are new each time the lock is taken, so that no
+other role can take the key first.
 """
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A session that holds the lock."""
+    """A session that holds a lock."""
 
     pid: int
     user: str | None
     application: str | None
     state: str | None
-    """None if this role may not see it."""
+    """The session's state; None if this role may not see it."""
     seconds: float | None
-    """How long it has been in this state."""
+    """How long the session has been in this state, in seconds."""
 
     def __str__(self) -> str:
         activity = f"{self.state} for {self.seconds:.0f} s" if self.state and self.seconds is not None else ""
@@ -47,10 +49,10 @@ class LockHolder:
 
 
 class LockHolderLookup:
-    """Looks up who holds a lock, after a transaction has waited for it for ``delay`` seconds.
+    """Looks up who holds a lock after a transaction has waited ``delay`` seconds for it.
 
-    Once the wait has failed, the server no longer knows what it was for. ``connect`` makes a separate
-    connection, and ``schema`` is quoted.
+    The lookup runs during the wait, since afterwards the server no longer has this information. ``connect``
+    opens a separate connection, and ``schema`` is a quoted name.
     """
 
     def __init__(self, connect: Callable[[], PgConnection], schema: str, delay: float) -> None:
@@ -61,14 +63,14 @@ class LockHolderLookup:
         self._timer: threading.Timer | None = None
 
     def start(self, pid: int) -> None:
-        """Look up, after the delay, what the server process ``pid`` waits for."""
+        """After the delay, look up who holds the lock that the server process ``pid`` waits for."""
         self.cancel()
         self._timer = threading.Timer(self._delay, self._look_up, (pid,))
         self._timer.daemon = True
         self._timer.start()
 
     def cancel(self) -> None:
-        """Cancel the lookup; one that has begun may finish."""
+        """Cancel the lookup, unless it has already begun."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -93,13 +95,15 @@ def _key_prefix(name: str) -> int:
 
 
 def advisory_key(name: str) -> int:
-    """Return a 64-bit key for the advisory lock of a name: a new one each time, with the same first bits."""
+    """Return a 64-bit key for the advisory lock with this name. Each call returns another key with the same
+    first bits.
+    """
     key = _key_prefix(name) << RANDOM_KEY_BITS | secrets.randbits(RANDOM_KEY_BITS)
     return key - (1 << 64) if key >> 63 else key
 
 
 def advisory_halves(name: str) -> tuple[int, int]:
-    """Return the first bits of a name's keys, in the two halves in which ``pg_locks`` shows a key."""
+    """Return the first bits of a name's keys as the two halves in which ``pg_locks`` shows a key."""
     key = _key_prefix(name) << RANDOM_KEY_BITS
     return key >> 32, (key & 0xFFFFFFFF) >> RANDOM_KEY_BITS
 
@@ -107,9 +111,9 @@ def advisory_halves(name: str) -> tuple[int, int]:
 class AdvisoryOwnerLock(OwnerLock):
     """A session advisory lock on a separate connection.
 
-    Roles without access to the store can hold advisory locks too, and see which ones are held. So each name
-    has a million keys, and its lock counts as held when a role that may move consumers holds any of them.
-    ``open_locked`` returns the connection that now holds the lock, or None if another session holds it.
+    Roles without access to the store can also take advisory locks, and see which ones are held. So each name
+    has a million keys, and its lock counts as held if a role that may move consumers holds any of them.
+    ``open_locked`` returns a connection that holds the lock, or None if another session holds it.
     """
 
     def __init__(self, open_locked: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:
@@ -129,7 +133,7 @@ class AdvisoryOwnerLock(OwnerLock):
         try:
             self._connection.execute("select 1")
         except Exception:
-            # The lock is gone with the connection.
+            # The lock was lost with the connection.
             self.release()
             return False
         return True
@@ -137,7 +141,7 @@ class AdvisoryOwnerLock(OwnerLock):
     def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            # The server would notice the closed connection only a moment later.
+            # Unlock explicitly, since the server notices a closed connection only a moment later.
             with suppress(Exception):
                 connection.execute("select pg_advisory_unlock_all()")
             connection.close()
@@ -155,7 +159,7 @@ class AdvisoryOwnerLock(OwnerLock):
 
 
 def close_inherited(connection: PgConnection) -> None:
-    """Release a parent's connection in a forked child; closing it normally would end the parent's session."""
+    """Drop a parent's connection in a forked child. Closing it normally would end the parent's session."""
     forks.keep_inherited(connection)
     with suppress(OSError):
         os.close(connection.fileno())

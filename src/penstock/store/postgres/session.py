@@ -1,16 +1,16 @@
-"""Settings of the sessions of a PostgreSQL store, made in one round trip.
+"""Settings of a PostgreSQL store's sessions, sent in one round trip.
 
-Unqualified names are looked up only in ``pg_catalog``. If other schemas were on the search path, PostgreSQL
-would prefer an operator or function in one of them that fits the types better, and other roles may be allowed
-to create some there. The store's schema is not on the path either, for the same reason; everything in it is
-named with the schema.
+Sessions look up unqualified names only in ``pg_catalog``. If other schemas were on the search path,
+PostgreSQL would prefer an operator or function there whose types match better, and other roles may be allowed
+to create one. For the same reason the store's schema is not on the path either, and statements qualify all
+names in it.
 
-A server frees a lock when the transaction that holds it ends, and by default waits for ever for a client that
-was suspended or whose machine is gone. With these settings it ends such a session, and limits the time that a
-statement waits for a lock.
+A server releases a lock when the transaction that holds it ends. By default it waits for ever for a client
+that was suspended or whose machine is gone. With these settings the server ends such a session, and limits
+how long a statement waits for a lock.
 
-Behind a pooler that shares connections between transactions, there is no session to set up: the same settings
-are made at the beginning of each transaction, for that transaction only.
+Behind a pooler that shares connections between transactions, there is no session to set up. There, each
+transaction begins with the same settings for itself alone.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 SEARCH_PATH = "pg_catalog, pg_temp"
-"""Temporary relations are looked up last instead of first."""
+"""The search path. With ``pg_temp`` last, temporary relations are looked up last instead of first."""
 DEFAULT_LOCK_WAIT = 60.0
-"""How many seconds to wait for locks in all, unless the store's URL has ``lock_wait``."""
+"""How long a transaction waits for locks in all, in seconds, unless the store's URL has ``lock_wait``."""
 _MIN_LOCK_TRIES = 5
 _MAX_STATEMENT_WAIT = 8.0
-"""Shorter than a transaction may be idle. Otherwise the waiting writers of a suspended machine would get the
-lock one after the other, and each would hold it for that time."""
+"""The longest wait of one statement for a lock, in seconds. It is shorter than a transaction may be idle.
+Otherwise the waiting writers of a suspended machine would get the lock one after another, and each would
+hold it for the idle time.
+"""
 
-# Every statement walks along an index. The planner's statistics do not include a log's newest rows: where it
-# expects a few rows, it would collect and sort what turn out to be millions.
+# Every statement of the store can use an index. The planner's statistics do not cover the newest rows of a
+# log, so it may expect a few rows where there are millions, and collect and sort them all.
 _PLANNER_OPTIONS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
 FORCE_INDEX_PLANS = "; ".join(f"set {plan} = off" for plan in _PLANNER_OPTIONS)
 ALLOW_ALL_PLANS = "; ".join(f"set local {plan} = on" for plan in _PLANNER_OPTIONS)
 FORCE_INDEX_PLANS_LOCALLY = "; ".join(f"set local {plan} = off" for plan in _PLANNER_OPTIONS)
 
 SESSION_LIMITS = {
-    # A client that was suspended in a transaction, or whose machine is gone.
+    # For clients that were suspended in a transaction, or whose machine is gone.
     "idle_in_transaction_session_timeout": "10s",
-    # A machine that is gone while the server waits for the rest of a message or sends rows.
+    # For machines that are gone while the server waits for the rest of a message or sends rows.
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "25s",
-    # A client that is gone while a statement runs.
+    # For clients that are gone while a statement runs.
     "client_connection_check_interval": "5s",
 }
 _NO_IDLE_LIMIT = {"idle_session_timeout": "0"}
-# Settings that the server does not have are left out. Values that were chosen for this connection, the role
-# or the database stay.
+# Skip settings that the server does not have, and keep values that were chosen for this connection, the role
+# or the database.
 _SET_UNLESS_CHOSEN = """
 select set_config(s.name, v.value, false)
 from (values {values}) as v (name, value)
@@ -58,26 +60,26 @@ _CHOSEN_SOURCES = "'client', 'user', 'database', 'database user'"
 _SESSION_STATE = (
     "select extract(epoch from current_setting('lock_timeout')::interval)::float8, pg_backend_pid()"
 )
-# The limits to set for each transaction behind a pooler, where there is no session of one's own.
+# The limits to set for each transaction behind a pooler, where clients have no sessions of their own.
 _TRANSACTION_LIMITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 UNSET_TRANSACTION_LIMITS = f"""
 select s.name from pg_settings as s
 where s.name in ({", ".join(map(repr, _TRANSACTION_LIMITS))}) and s.source not in ({_CHOSEN_SOURCES})
 """
-"""Selects those of ``_TRANSACTION_LIMITS`` for which no value was chosen."""
+"""Selects those of ``_TRANSACTION_LIMITS`` for which nobody has chosen a value."""
 
 
 def statement_lock_wait(lock_wait: float) -> float:
-    """Return how many seconds one statement waits for one lock."""
+    """Return how long one statement waits for one lock, in seconds."""
     return min(_MAX_STATEMENT_WAIT, lock_wait / _MIN_LOCK_TRIES)
 
 
 def session_setup(lock_wait: float, *, long_lived: bool = False) -> str:
-    """Return statements that set up a new session; the last one returns the seconds of ``lock_timeout`` and
-    the server process.
+    """Return statements that set up a new session. The last one returns ``lock_timeout`` in seconds and the
+    id of the server process.
 
-    A transaction waits for locks for ``lock_wait`` seconds in all its attempts together. A ``long_lived``
-    session may idle for ever outside a transaction, whatever limits are set.
+    All attempts of a transaction together wait for locks for ``lock_wait`` seconds. A ``long_lived`` session
+    may idle outside a transaction for ever, whatever limits the server has.
     """
     statements = [
         f"set search_path to {SEARCH_PATH}",
@@ -90,7 +92,7 @@ def session_setup(lock_wait: float, *, long_lived: bool = False) -> str:
 
 
 def transaction_setup(lock_wait: float, names: Collection[str]) -> str:
-    """Return statements that set up a transaction instead of its session, with the limits in ``names``."""
+    """Return statements that set up a transaction instead of its session. ``names`` are the limits to set."""
     limits = [f"set local {name} = '{value}'" for name, value in _limits(lock_wait).items() if name in names]
     return "; ".join([f"set local search_path to {SEARCH_PATH}", FORCE_INDEX_PLANS_LOCALLY, *limits])
 

@@ -1,7 +1,7 @@
-"""Unlogged PostgreSQL tables in which tasks stage the rows of a table sink: one for each try of a
-micro-batch.
+"""Staging relations: unlogged PostgreSQL tables in which tasks stage the rows of a table sink. Each try of a
+micro-batch has its own.
 
-The comment on each table says which query uses it, so no other record has to be kept in sync with it.
+The comment on each table records which query uses it, so there is no other record that could disagree.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ NAME_PREFIX = "staged_rows_"
 
 @dataclass(frozen=True)
 class Relation:
-    """One try of one micro-batch."""
+    """The staging relation of one try of one micro-batch."""
 
     name: str
     sink: str
     app_id: str
     used_at: int
-    """When it was created or last used, in microseconds since 1970."""
+    """When the relation was created or last used, in microseconds since 1970."""
     droppable: bool
-    """Whether this session's role may drop it; another query's role may have created it."""
+    """Whether this session's role may drop the relation. Another role may have created it."""
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
-    """Create a relation with columns such as ``c0 bigint``, and return its name, which is unique.
+    """Create a relation with columns such as ``c0 bigint``, and return its unique name.
 
     ``sink`` is the table's name in the ledger.
     """
@@ -51,14 +51,16 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
 
 
 def describe(tx: Transaction, name: str, *, sink: str, app_id: str) -> None:
-    """Record which query uses a relation, and that it is in use now."""
+    """Record which query uses a relation, and that it uses the relation now."""
     comment = json.dumps({"sink": sink, "app_id": app_id, "used_at": tx.now()})
     literal = comment.replace("\\", "\\\\").replace("'", "''")
     tx.execute(f"comment on table {qualified(tx, name)} is E'{literal}'")
 
 
 def qualified(tx: Transaction, name: str) -> str:
-    """Return the relation's quoted name; other roles may create relations with any name in the schema."""
+    """Return the qualified and quoted name of a relation. Other roles may create relations with any name in
+    the schema.
+    """
     escaped = name.replace('"', '""')
     return f'{tx.schema}."{escaped}"'
 
@@ -72,7 +74,7 @@ def list_relations(tx: Transaction) -> list[Relation]:
 
 
 def _relation(row: Row) -> Relation | None:
-    """Return the relation that a comment describes; None if another program created it in the schema."""
+    """Return the relation that a comment describes; None if another program created the relation."""
     try:
         comment = parse_json(row.comment or "null")
         sink, app_id, used_at = str(comment["sink"]), str(comment["app_id"]), int(comment["used_at"])
@@ -90,7 +92,9 @@ def exists(tx: Transaction, name: str) -> bool:
 
 
 def lock_relation(tx: Transaction, name: str) -> None:
-    """Keep a relation until the transaction ends; refuse it if an untrusted role has replaced it."""
+    """Lock a relation so that nobody drops it before the transaction ends. Refuse it if an untrusted role has
+    replaced it.
+    """
     tx.lock_table(_unquoted(tx.schema), name)
 
 
@@ -99,8 +103,8 @@ def drop(tx: Transaction, name: str) -> None:
 
 
 def drop_earlier_relations(database: Database, sink: str, app_id: str) -> None:
-    """Drop the relations of an app's earlier tries; a relation that a task still writes is left for the next
-    try or for maintenance.
+    """Drop the relations of an app's earlier tries. A relation that a task still writes to is left to the
+    next try or to maintenance.
     """
     if not isinstance(database, PostgresDatabase):
         return

@@ -1,4 +1,4 @@
-"""A transaction of a PostgreSQL store: runs the store's statements, and SQL about users' tables."""
+"""Transaction of a PostgreSQL store: runs the store's statements, and SQL on users' tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.store.postgres.connection import PgConnection
 
-# Only for the caller's transaction.
+# Sets the search path for the caller's transaction only.
 _SET_SEARCH_PATH = b"select pg_catalog.set_config('search_path', %s, true)"
 _SET_SAFE_SEARCH_PATH = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
@@ -45,7 +45,7 @@ class PostgresTransaction(Transaction):
         from penstock.store.postgres.arrays import Int8ArrayDumper
 
         super().__init__(schema, write=write)
-        # Not connection.cursor(): a caller's connection may have another kind of cursor.
+        # Do not use connection.cursor(): a caller's connection may have another kind of cursor.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=_row_factory)
         self._tuple_cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         if not plans_forced:
@@ -53,7 +53,7 @@ class PostgresTransaction(Transaction):
             self._cursor.adapters.register_dumper(array, Int8ArrayDumper)
         self._plans_forced = plans_forced
         self._trusted_roles = trusted
-        """Roles that the user trusts with the tables."""
+        """Roles that the user trusts to own the tables."""
         self.has_merge = connection.info.server_version >= _FIRST_VERSION_WITH_MERGE
 
     def begin(self, text: bytes) -> None:
@@ -85,7 +85,7 @@ class PostgresTransaction(Transaction):
     def change(self, text: str) -> int:
         if not self._plans_forced:
             return self._cursor.execute(text.encode()).rowcount
-        # Users' tables may be read as a whole, and joined.
+        # Statements on users' tables may read whole tables and join them.
         self._cursor.execute(ALLOW_ALL_PLANS.encode())
         row_count = self._cursor.execute(text.encode()).rowcount
         self._cursor.execute(FORCE_INDEX_PLANS_LOCALLY.encode())
@@ -99,7 +99,9 @@ class PostgresTransaction(Transaction):
     def foreign_owner(
         self, schema: str, relations: Sequence[str], *, with_schema: bool
     ) -> ForeignOwner | None:
-        """Return an owner of a schema, or of a relation in it, that is not trusted."""
+        """Return an owner of a schema, or of a relation in it, that the session's role does not trust; None
+        if there is none.
+        """
         return find_foreign_owner(
             self._first_row, schema, relations, trusted=self._trusted_roles, with_schema=with_schema
         )
@@ -120,20 +122,21 @@ class PostgresTransaction(Transaction):
             )
 
     def lock_table(self, schema: str, table: str) -> None:
-        # Lock first: the schema's owner could replace the table while a statement waits for the lock.
+        # Lock before checking: the schema's owner could replace the table while a statement waits for the
+        # lock.
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
         self.execute(f"lock table only {name} in row exclusive mode")
         self.require_trusted_owner(schema, table)
 
     def default_schema(self) -> str | None:
-        # Determined by the search path of the role, the database or the URL.
+        # The search path of the role, the database or the URL determines the schema.
         self._tuple_cursor.execute("set local search_path to default")
         row = self._tuple_cursor.execute("select pg_catalog.current_schema()").fetchone()
         self._tuple_cursor.execute(f"set local search_path to {SEARCH_PATH}".encode())
         return row[0] if row else None
 
     def set_safe_search_path(self) -> str:
-        """Set the search path of the store's sessions; return the previous one."""
+        """Set the search path that the store's sessions use; return the previous one."""
         row = self._tuple_cursor.execute(_SET_SAFE_SEARCH_PATH, (SEARCH_PATH,)).fetchone()
         assert row is not None
         return str(row[0])
@@ -148,15 +151,15 @@ class PostgresTransaction(Transaction):
                 copy.write(buffer)
 
     def copy_out(self, text: str) -> Iterator[bytes | memoryview]:
-        """Yield what a ``copy`` to standard output sends; the caller must read all of it."""
+        """Yield the data that a ``copy … to stdout`` sends. The caller must read all of it."""
         return copy_rows(self._cursor.connection, text)
 
     def now(self) -> int:
         return int(self.one("clock").now)
 
     def instance(self) -> str:
-        # Differs in each copy that was made by dumping, by logical replication or from a template; a copy of
-        # the server's files has the same value. Not every role may read the server's identifier.
+        # The value differs in each copy that was made by a dump, by logical replication or from a template. A
+        # copy of the server's files has the same value. Some roles may not read the server's identifier.
         system = self.one("identify_system").system if self.one("may_identify_system").may else ""
         table = self.one("identify_table")
         return f"{system}/{table.number}/{table.database}"
@@ -184,13 +187,15 @@ class PostgresTransaction(Transaction):
 
 
 def _row_factory(cursor: Any) -> Callable[[Sequence[Any]], Row]:
-    """Return a function that makes rows of a cursor's result, if it has one."""
+    """Return a function that converts the tuples of a cursor's result, if it has one, to rows."""
     columns = cursor.description or ()
     return row_constructor(tuple(column.name for column in columns))
 
 
 def _with_parameters(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
-    """Return the name of the statement for one or for many rows, and its parameters; None for no rows."""
+    """Return the name of the statement for one row or for many, and its parameters; None if there are no
+    rows.
+    """
     count = len(next(iter(rows.values())))
     if count == 1:
         return name, {column: values[0] for column, values in rows.items()}
@@ -202,7 +207,9 @@ def _with_parameters(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | N
 
 
 def _array_parameter(values: Sequence[Any]) -> Any:
-    """Return the values for an array parameter; the driver would choose a type by the largest number."""
+    """Convert values to an array parameter. Otherwise the driver would choose the type by the largest
+    number.
+    """
     if not isinstance(values[0], int):
         return values
     try:

@@ -1,11 +1,11 @@
-"""Check that a session's role trusts the owners of PostgreSQL schemas and tables.
+"""Checks that a session's role trusts the owners of PostgreSQL schemas and tables.
 
-The owner of a table can add a trigger to it or replace it by a view, and the owner of a schema can replace
-its tables. Functions that these call run with the rights of the role that uses the table.
+The owner of a table can add a trigger to it or replace it with a view, and the owner of a schema can replace
+its tables. The functions of such triggers and views run with the rights of the role that uses the table.
 
 A role trusts itself, superusers, the database's owner, and the roles that the user names. It does not trust
-the roles that it is a member of: a member has the rights of the role, but not the other way round, and an
-administrator of a role can make anyone a member of it.
+the roles that it is a member of. A member has the rights of the role, but the role does not have the rights
+of its members. Besides, an administrator of a role can make any other role a member of it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock.arguments import in_quotes
 from penstock.store.statements import parse, read_resource
 
 FirstRow: TypeAlias = Callable[..., Sequence[Any] | None]
-"""Runs a query with ``:name`` parameters, which are passed by name, and returns its first row."""
+"""Runs a query whose ``:name`` parameters are passed as keyword arguments, and returns its first row."""
 ALWAYS_TRUSTED = ("pg_database_owner",)
-"""The role that owns ``public``: its only member is the database's owner."""
+"""The role that owns the schema ``public``. Its only member is the database's owner."""
 
 
 @dataclass(frozen=True)
 class ForeignOwner:
-    """The owner of a schema or relation that the session's role does not trust."""
+    """An owner of a schema or relation whom the session's role does not trust."""
 
     owner: str
     what: str
-    """What it owns, as in ``the schema orders`` or ``public.counts``."""
+    """The schema or relation that it owns, such as ``the schema orders`` or ``public.counts``."""
     role: str
     """The session's role."""
 
@@ -43,7 +43,7 @@ class ForeignOwner:
 
     @property
     def option(self) -> str:
-        """The option of a store's URL that makes the owner trusted."""
+        """The option for a store's URL that makes Penstock trust the owner."""
         return f"owner={quote(self.owner, safe='')}"
 
 
@@ -55,18 +55,19 @@ def find_foreign_owner(
     trusted: Sequence[str] = (),
     with_schema: bool = True,
 ) -> ForeignOwner | None:
-    """Return an owner of a schema, or of relations in it, that is not trusted.
+    """Return an owner of a schema, or of relations in it, whom the session's role does not trust; None if
+    there is none.
 
     Parameters
     ----------
     first_row
-        Runs the query in the session, whose search path is only ``pg_catalog``.
+        Runs the query in the session, whose search path must be ``pg_catalog`` alone.
     relations
-        The names of the relations; relations that do not exist are ignored.
+        The names of the relations. Those that do not exist are ignored.
     trusted
-        The roles that the user names.
+        The roles that the user trusts.
     with_schema
-        Whether to check the schema's owner, too.
+        Whether to check the schema's owner as well.
     """
     row = first_row(
         _statement(),

@@ -1,10 +1,10 @@
-"""Watch a queue of a PostgreSQL store: an append notifies a channel if there are listeners.
+"""Watch a queue of a PostgreSQL store. An append notifies a channel if it has listeners.
 
-A notification locks the whole database while it commits, so an append first checks whether there are
-listeners, and notifies after its commit. A listener holds an advisory lock, which ends with its connection;
-an append checks that lock while it holds the partition's row. An append that checked before the listener had
-the lock may commit later without a notification, so the listener polls until all transactions of that time
-have ended.
+A notification locks the whole database while it commits. So an append notifies only if there are listeners,
+and only after its own commit. A listener holds an advisory lock, which is released when its connection ends.
+An append checks that lock while it holds the lock on the partition's row. An append that checked before the
+listener had its lock may commit afterwards without a notification. So a new listener polls until all
+transactions that were open then have ended.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SHORTEST_PAUSE = 0.005
 
 
 class PostgresWatch(Watch):
-    """Checks the queue after a notification, and every second: poolers do not forward notifications, and a
-    writer may die before it notifies.
+    """Checks the queue after each notification, and every second besides. Poolers do not forward
+    notifications, and a writer may die before it sends one.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class PostgresWatch(Watch):
     ) -> None:
         self._statements = statements("postgres", database.url.schema)
         self._listened_since: int | None = None
-        """The id of a transaction after all that may have missed this listener; None before it listens."""
+        """A transaction id above those of all transactions that may have missed this listener; None before it
+        listens.
+        """
         self.misses_no_append = False
         self._notified = False
         self._last_pause = _SHORTEST_PAUSE
@@ -53,7 +55,7 @@ class PostgresWatch(Watch):
             self._confirm_listening()
         self._notified = False
         rows = [(row[0], row[1], row[2]) for row in self._fetch("read_ends", **self._parameters)]
-        # A notification that arrived with the answer may be for a later commit.
+        # Keep notifications that arrived with the result: they may be for a later commit.
         while self.connection.pgconn.notifies() is not None:
             self._notified = True
         return rows

@@ -1,1 +1,3 @@
-"""Records of the store other than rows: queues, consumers, producers, owners, the ledger and queries."""
+"""Records of the store, apart from rows: queues, consumers, producers, owners, pumps, the ledger and
+queries.
+"""

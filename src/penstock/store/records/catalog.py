@@ -34,7 +34,9 @@ QUEUE_SINK = "queue:"
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """How much of each partition is kept: rows, age in microseconds, compressed bytes; None for no limit."""
+    """How much of each partition to keep: rows, age in microseconds and compressed bytes. None means no
+    limit.
+    """
 
     rows: int | None = None
     age: int | None = None
@@ -57,13 +59,13 @@ class QueueRecord:
     retention: RetentionLimits
     created_at: int
     contract: str | None = None
-    """The contract of a change feed, as JSON. Such a queue is only written in whole commits."""
+    """The contract of a change feed, as JSON. Such a queue accepts only whole commits."""
     payloads: str | None = None
-    """Where its large payloads are: the URL of a location, or None for the database."""
+    """The location of its large payloads: a URL, or None for the database."""
 
     @property
     def generation(self) -> int:
-        """The number that distinguishes it from earlier queues of the same name."""
+        """The number that distinguishes the queue from earlier queues of the same name."""
         return self.queue_id
 
     @cached_property
@@ -84,10 +86,10 @@ class PartitionRecord(NamedTuple):
     first_index: int
     next_index: int
     last_timestamp: int
-    """The time of its newest row; microseconds since 1970."""
+    """The timestamp of the newest row, in microseconds since 1970."""
     last_clock: int
-    """The time of the newest append that was dated by the clock. Later appends were dated just after the row
-    before them, since the clock had not advanced.
+    """The timestamp of the newest append that got its timestamp from the clock. Later appends got timestamps
+    just after the previous row, since the clock had not advanced.
     """
     bytes: int
     segments: int
@@ -121,7 +123,9 @@ def _retention_limits(row: Row) -> RetentionLimits:
 
 
 def _checked_partition_count(row: Row) -> int:
-    """Refuse a number that would keep maintenance busy for ever, or for which no row can be placed."""
+    """Refuse a number of partitions that would keep maintenance busy for ever, or with which no row can be
+    placed.
+    """
     if not 1 <= row.partitions <= MAX_PARTITIONS:
         reason = ValueError(f"it is {row.partitions}, and a queue has 1 to {MAX_PARTITIONS}")
         raise unreadable_record(f"the number of partitions of queue {row.name!r}", reason)
@@ -170,7 +174,7 @@ def create_queue(
     )
     if row is None:
         raise AlreadyExistsError(
-            f"queue {name!r} exists already: open it, or drop it first, or choose another name",
+            f"queue {name!r} already exists: open it, drop it first, or choose another name",
             queue=name,
         )
     _insert_partitions(tx, row.queue_id, 0, partitions)
@@ -184,17 +188,19 @@ def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -
 
 
 def set_partition_count(tx: Transaction, queue: QueueRecord, total: int) -> None:
-    """Add partitions until there are ``total``; the caller holds the queue's and all partitions' locks."""
+    """Add partitions until there are ``total``. The caller must hold the locks of the queue and of all its
+    partitions.
+    """
     tx.run("set_partitions", queue_id=queue.queue_id, partitions=total)
     tx.run("set_total", queue_id=queue.queue_id, total=total)
     _insert_partitions(tx, queue.queue_id, queue.partitions, total)
 
 
 def change_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
-    """Add columns at the end, or widen columns; the caller holds the queue's lock.
+    """Add columns at the end, or widen columns. The caller must hold the queue's lock.
 
-    Appends continue meanwhile. Their rows have the columns that their writers know, and each payload says
-    which columns it has.
+    Appends continue in the meantime. Their rows have the columns that their writers know, and each payload
+    records which columns it has.
     """
     tx.run("set_added_columns", queue_id=queue.queue_id, columns=queue.columns.extended_with(fields))
 
@@ -216,15 +222,15 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
 
 
 def require_same_layout(tx: Transaction, queue: QueueRecord) -> None:
-    """Refuse rows for a queue that was recreated, or whose keys now belong to other partitions.
+    """Refuse rows for a queue that was recreated, or whose keys belong to other partitions now.
 
-    Only a micro-batch without rows needs this; an append checks when it locks the partitions.
+    Only a micro-batch without rows needs this. An append checks it when it locks the partitions.
     """
     current = find_queue(tx, queue.name)
     if current.queue_id != queue.queue_id:
         raise CommitRefusedError(
-            f"queue {queue.name!r} was recreated while rows were written to it, and none of them is "
-            "visible: start again; a restarted query repeats the micro-batch",
+            f"queue {queue.name!r} was recreated while rows were written to it, so none of them are "
+            "visible: write them again; a restarted query repeats the micro-batch",
             condition="COMMIT_REFUSED.QUEUE_CHANGED",
             queue=queue.name,
         )
@@ -243,20 +249,20 @@ class QueueSink(Protocol):
 
 
 def queue_sink(queue: QueueSink) -> str:
-    """Return the name of a queue in the ledger; a recreated queue is a different sink."""
+    """Return the name of a queue in the ledger. A recreated queue is a different sink."""
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
 def describe_sink(sink: str) -> str:
-    """Return how a message names a sink of the ledger."""
+    """Return the name of a sink as messages show it."""
     if not sink.startswith(QUEUE_SINK):
         return sink
     return f"queue {sink.removeprefix(QUEUE_SINK).rpartition(':')[0]!r}"
 
 
 class QueueChanged(CommitRefusedError):
-    """The queue got more partitions, or the store was restored without some of the queue's columns, after the
-    rows were prepared and before they were appended.
+    """The queue changed between the preparation of rows and their append: it got more partitions, or its
+    store was restored without some of its columns.
     """
 
     condition = "COMMIT_REFUSED.QUEUE_CHANGED"
@@ -264,36 +270,34 @@ class QueueChanged(CommitRefusedError):
 
 def partitions_added(queue: QueueRecord) -> QueueChanged:
     return QueueChanged(
-        f"queue {queue.name!r} got more partitions while rows were written to it, and none of these rows is "
+        f"queue {queue.name!r} got more partitions while rows were written to it, so none of these rows are "
         "visible: repeat the append, or restart the query, which repeats the micro-batch",
         queue=queue.name,
     )
 
 
 def require_columns(tx: Transaction, queue: QueueRecord, ids: Iterable[int]) -> None:
-    """Refuse rows with columns that the queue does not have, because the store was restored from a backup
-    that is older than these columns.
+    """Refuse rows with columns that the queue lacks because its store was restored from an older backup.
 
     Raises
     ------
     QueueChanged
-        When it does not have the columns with one of these ids.
+        If the queue lacks the columns with one of these ids.
     QueueNotFoundError
-        When the queue was dropped.
+        If the queue was dropped.
     """
     added_ids = set(ids) - {FIRST_COLUMNS}
     if added_ids and not added_ids <= set(reload_queue(tx, queue).columns.ids):
         raise QueueChanged(
-            f"queue {queue.name!r} does not have the columns, or their types, with which these rows were "
-            "prepared: its store was restored from an earlier backup. None of the rows is visible. Add or "
-            "widen the columns again if they are needed, and repeat the append, or restart the query, which "
-            "repeats the micro-batch",
+            f"queue {queue.name!r} lacks columns or column types of these rows, because its store was "
+            "restored from an older backup. None of the rows are visible. Add or widen the columns again if "
+            "they are needed. Then repeat the append, or restart the query, which repeats the micro-batch",
             queue=queue.name,
         )
 
 
 def reload_queue(tx: Transaction, queue: QueueRecord) -> QueueRecord:
-    """Return the queue as it is now; a recreated queue of the same name is a different one."""
+    """Read the queue's current record. A recreated queue of the same name is a different one."""
     row = tx.one("find_queue_by_id", queue_id=queue.queue_id)
     if row is None:
         raise dropped(queue)
@@ -305,20 +309,20 @@ def dropped(queue: QueueRecord) -> QueueNotFoundError:
 
 
 class ListedQueue(NamedTuple):
-    """What identifies a queue."""
+    """The fields that identify a queue."""
 
     name: str
     generation: int
 
 
 def list_queues(tx: Transaction) -> list[ListedQueue]:
-    """Return all queues without the rest of their records, which may be long or unreadable."""
+    """Return what identifies each queue, without the rest of its record, which may be long or unreadable."""
     return [ListedQueue(row.name, row.queue_id) for row in tx.all("list_queues")]
 
 
 @dataclass(frozen=True)
 class QueueSummary:
-    """A queue in a list: its record without the contract and without a long schema, and its counts."""
+    """A queue in a list: its record, without the contract and any long schema, and its counts."""
 
     record: QueueRecord
     partition_rows: int
@@ -327,7 +331,7 @@ class QueueSummary:
 
 @dataclass(frozen=True)
 class QueueSummaries:
-    """The first queues by name."""
+    """The summaries of the first queues by name."""
 
     summaries: list[QueueSummary]
     errors: list[StoreError]
@@ -352,13 +356,13 @@ def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) 
 
 
 def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
-    """Drop a locked queue, once no transaction uses its consumers, sessions or partitions."""
-    # In the order in which all code takes these locks.
+    """Drop a locked queue as soon as no other transaction uses its consumers, sessions or partitions."""
+    # All code takes these locks in this order.
     tx.all("lock_registrations", queue_id=queue.queue_id)
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
     delete_staged_payloads(tx, tx.all("delete_queue_staged", queue_id=queue.queue_id))
-    # Not with lock_partitions(), so that a queue whose partitions are unreadable can be dropped.
+    # Do not call lock_partitions(), so that a queue whose partitions are unreadable can be dropped.
     tx.all("lock_partitions", queue_id=queue.queue_id)
     tx.run("keep_dropped_payloads", queue_id=queue.queue_id, now=tx.now())
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
@@ -385,8 +389,8 @@ def _partition_records(rows: Sequence[tuple[int, ...]], queue: QueueRecord) -> l
 
 @contextmanager
 def within_limits(record_name: str) -> Iterator[None]:
-    """Name the record if a statement in the block would exceed a limit of the schema, because another program
-    has written a number close to it.
+    """Raise an error that names the record if a statement in the block would exceed a limit of the schema.
+    This happens only if another program has written a number close to the limit.
     """
     try:
         yield
@@ -401,13 +405,13 @@ def within_limits(record_name: str) -> Iterator[None]:
 
 
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
-    """Lock all partitions in ascending order and return them."""
+    """Lock all partitions in ascending order, and return them."""
     statement = "lock_partitions" if tx.write else "read_partitions"
     return _partition_records(tx.tuples(statement, queue_id=queue.queue_id), queue)
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
-    """Return a partition; a write transaction locks it until its end."""
+    """Return a partition. A write transaction keeps it locked until the transaction ends."""
     statement = "lock_partition" if tx.write else "read_partition"
     rows = tx.tuples(statement, queue_id=queue.queue_id, partition=partition)
     if not rows:

@@ -1,4 +1,4 @@
-"""Consumers: registrations, offsets, and the micro-batch in flight of their owners."""
+"""Consumers: registrations, offsets, and their owners' micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.store.records.catalog import QueueRecord, find_queue, lock_partiti
 
 @dataclass(frozen=True)
 class Registration:
-    """A consumer on a queue."""
+    """A consumer's registration on a queue."""
 
     consumer_id: int
     queue_id: int
@@ -28,12 +28,12 @@ class Registration:
     queue: str
     vital: bool
     generation: int
-    """Changes with every seek, so that older offsets are recognised."""
+    """A number that every seek raises, so that older offsets are recognised."""
     epoch: int
-    """Rises with every owner, so that a fenced owner is recognised."""
+    """A number that every new owner raises, so that a fenced owner is recognised."""
     owner: str | None
-    """Unique for each owner. The epoch alone is not: after the store was restored from a backup, a later
-    owner may get the epoch of an earlier one.
+    """A text that is unique for each owner. The epoch is not: if the store was restored from a backup, a
+    later owner may get the epoch of an earlier one.
     """
     app_id: str | None
     plan_epoch: int | None
@@ -53,7 +53,7 @@ class Registration:
 
 
 def owner_lock_name(store_uuid: str, consumer: str, queue_id: int) -> str:
-    """The name of the lock that the owner of a consumer on a queue holds."""
+    """Return the name of the lock that the owner of a consumer on a queue holds."""
     return f"{store_uuid}/{queue_id}/{consumer}"
 
 
@@ -77,7 +77,7 @@ def _registration(row: Row) -> Registration:
 def create_consumer(tx: Transaction, name: str) -> None:
     if tx.one("insert_consumer", name=name, now=tx.now()) is None:
         raise AlreadyExistsError(
-            f"consumer {name!r} exists already: open it, or choose another name", consumer=name
+            f"consumer {name!r} already exists: open it, or choose another name", consumer=name
         )
 
 
@@ -126,7 +126,8 @@ def list_registrations(tx: Transaction) -> list[Registration]:
 
 def summarize_registrations(tx: Transaction, max_rows: int) -> list[Row]:
     """Return rows for a list of consumers and their registrations: the first ones by name, with texts of
-    bounded length. A consumer without a registration has one row, without a queue. ``total`` counts all.
+    limited length. A consumer without a registration has one row, without a queue. ``total`` is the number of
+    rows without the limit.
     """
     return tx.all("outline_registrations", most=max_rows)
 
@@ -136,18 +137,18 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
 
 
 def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None) -> bool:
-    """Register a consumer; return False if it is registered already.
+    """Register a consumer; return False if it was registered already.
 
-    The caller then writes the offsets of a new registration. An existing one keeps its offsets, and also its
-    ``vital`` if the parameter is None.
+    The caller must then write the offsets of a new registration. An existing registration keeps its offsets,
+    and its ``vital`` too if the parameter is None.
     """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # A new generation, so that offsets of an earlier registration of the same names are refused.
+    # The generation is new, so that offsets of an earlier registration with the same names are refused.
     generation = new_generation(tx)
     if not tx.run("insert_registration", vital=int(bool(vital)), generation=generation, **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
-        # Wait for running trims, which do not see the change.
+        # Wait for running trims, which do not see this change.
         lock_partitions(tx, queue)
         return False
     return True
@@ -171,9 +172,9 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 
 
 def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:
-    """Refuse an offset past the partition's end, at which the consumer would wait for ever.
+    """Refuse an offset past the partition's end, where the consumer would wait for ever.
 
-    ``next_index`` must have been read after the offset.
+    The caller must read ``next_index`` after the offset.
     """
     if not 0 <= offset <= next_index:
         raise unreadable_record(
@@ -190,10 +191,11 @@ def advance(
     *,
     safe: Literal["old", "new"] | None,
 ) -> None:
-    """Compare and set offsets: ``moves`` has columns ``partition``, in ascending order, ``old`` and ``new``.
+    """Move offsets by compare-and-set. ``moves`` has the columns ``partition``, in ascending order, ``old``
+    and ``new``.
 
-    ``safe`` is where the safe offsets follow: to the new offsets if only the caller's own transaction depends
-    on the moves, to the old ones if those are in the checkpoint.
+    ``safe`` says where the safe offsets move: to the new offsets if only the caller's own transaction depends
+    on the moves, to the old offsets if those are in the checkpoint, or nowhere if it is None.
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
     if tx.run_many("advance_position", rows, **registration.keys) < len(moves["partition"]):
@@ -207,14 +209,14 @@ def _moved_by_another(
     parameters = {"consumer": registration.consumer, "queue": registration.queue}
     current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
     all_moves = list(zip(moves["partition"], moves["old"], moves["new"], strict=True))
-    # Offsets that this transaction has moved are at ``new``, but another program may have moved one there.
+    # This transaction has moved some offsets to ``new``, but another program may have moved one there too.
     conflicting = (
         all_moves if len(all_moves) == 1 else [move for move in all_moves if current.get(move[0]) != move[2]]
     )
     if not conflicting:
         return OffsetConflictError(
-            f"{subject} has been moved to the same place by another program or query: read its offsets and "
-            "resume there",
+            f"another program or query has moved {subject} to the same offsets: read its offsets and resume "
+            "there",
             condition="OFFSET_CONFLICT.ADVANCE",
             **parameters,
         )
@@ -233,7 +235,7 @@ def _moved_by_another(
 
 
 def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int]) -> None:
-    """Raise the safe offsets, and any offsets that are before them."""
+    """Raise the safe offsets, and any offsets that are below them."""
     stored_safe = read_offsets(tx, registration)[1]
     raised = [
         partition for partition, (new, old) in enumerate(zip(safe, stored_safe, strict=False)) if old < new
@@ -249,7 +251,7 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], ge
 
 
 def new_generation(tx: Transaction) -> int:
-    """Return a generation above all others of the store; call it before locking anything else."""
+    """Return a generation above all others of the store. Call this before locking anything else."""
     row = tx.one("new_generation", now=tx.now())
     if row is None:
         raise unreadable_record("the last generation", ValueError("no later one is possible"))
@@ -257,7 +259,7 @@ def new_generation(tx: Transaction) -> int:
 
 
 def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration]:
-    """All registrations on a queue, locked in the order of their consumers' names."""
+    """Lock and return all registrations on a queue, in the order of their consumers' names."""
     return [_registration(row) for row in tx.all("lock_registrations", queue_id=queue.queue_id)]
 
 

@@ -1,4 +1,4 @@
-"""The commits of a change feed, and which rows of its queue belong to each."""
+"""The commits of a change feed, and the rows of its queue that belong to each commit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MAX_VERSION = 2**63 - 1
 
 @dataclass(frozen=True)
 class FeedCommit:
-    """One commit; times in microseconds since 1970."""
+    """A commit of a change feed. Times are in microseconds since 1970."""
 
     version: int
     timestamp: int
     rows: int
     ends: tuple[int, ...]
-    """Where each partition ends after it, without partitions that were added later."""
+    """The end of each partition after this commit, without partitions that were added later."""
 
 
 def newest_commit(tx: Transaction, queue: QueueRecord, upto: int = _MAX_VERSION) -> FeedCommit | None:
-    """The newest commit at or below a version."""
+    """Return the newest commit whose version is at most ``upto``."""
     row = tx.one("feed_commit_upto", queue_id=queue.queue_id, version=upto)
     return None if row is None else _commit(row)
 
@@ -38,21 +38,21 @@ def newest_commit(tx: Transaction, queue: QueueRecord, upto: int = _MAX_VERSION)
 def list_page(
     tx: Transaction, queue: QueueRecord, after: int, upto: int = _MAX_VERSION, max_commits: int = PAGE_COMMITS
 ) -> list[FeedCommit]:
-    """The first commits of the range (after, upto], in order."""
+    """Return the first commits with versions in (after, upto], in order."""
     rows = tx.all("read_feed_commits", queue_id=queue.queue_id, after=after, upto=upto, most=max_commits)
     return [_commit(row) for row in rows]
 
 
 @dataclass(frozen=True)
 class FeedEnd:
-    """The end of a feed before commits are appended."""
+    """The end of a feed before new commits are appended."""
 
     ends: Sequence[int]
-    """Where each partition ends."""
+    """The end of each partition."""
     committed: int
-    """The number of rows that belong to commits."""
+    """The total number of rows that belong to commits."""
     first_indexes: Sequence[int]
-    """The first row that each partition still holds."""
+    """The first row index that each partition still holds."""
 
 
 def begin_commits(
@@ -66,9 +66,9 @@ def begin_commits(
         if last is not None and (version <= last.version or timestamp < last.timestamp):
             what = "version" if version <= last.version else "timestamp"
             raise CommitOutOfOrderError(
-                f"commit {version} of feed {queue.name!r} goes backwards: its {what} must be after that of "
-                f"the newest commit, {last.version}. Nothing was appended; if this repeats commit "
-                f"{last.version}, that one is already committed",
+                f"commit {version} of feed {queue.name!r} is out of order: its {what} must be greater than "
+                f"that of the newest commit, {last.version}. Nothing was appended. If this is a repeat of "
+                f"commit {last.version}, that commit is already in the feed",
                 feed=queue.name,
                 version=version,
                 newest=last.version,
@@ -114,7 +114,7 @@ def insert_commits(
 
 
 def start_indexes(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
-    """Return the first row index after a version, by partition."""
+    """Return the first row index after the commit ``after``, by partition."""
     partitions = catalog.partitions(tx, queue)
     commit = newest_commit(tx, queue, after)
     ends = [] if commit is None else _checked_ends(commit, partitions)
@@ -122,7 +122,7 @@ def start_indexes(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
 
 
 def oldest_readable(tx: Transaction, queue: QueueRecord) -> int:
-    """Return the version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
+    """Return the version after which all rows still exist; -1 if nothing has been trimmed."""
     partitions = catalog.partitions(tx, queue)
     first_indexes = [partition.first_index for partition in partitions]
     if not any(first_indexes):
@@ -141,9 +141,9 @@ def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
 
 
 def _prune(tx: Transaction, queue: QueueRecord, first_indexes: Sequence[int]) -> None:
-    """Delete the oldest commits whose rows have been trimmed, a few at a time.
+    """Delete the records of the oldest commits, whose rows have been trimmed, a few at a time.
 
-    The newest of them is kept, since the next commit begins at its end.
+    The newest of these records stays, since the next commit begins at its end.
     """
     if not any(first_indexes):
         return
@@ -157,18 +157,18 @@ def _prune(tx: Transaction, queue: QueueRecord, first_indexes: Sequence[int]) ->
 
 
 def _covers(ends: Sequence[int], first_indexes: Sequence[int]) -> bool:
-    """Whether every row after these ends still exists."""
+    """Return whether all rows after these ends still exist."""
     padded = [*ends, *[0] * (len(first_indexes) - len(ends))]
     return all(end >= first_index for end, first_index in zip(padded, first_indexes, strict=True))
 
 
 def _has_rows_left(ends: Sequence[int], first_indexes: Sequence[int]) -> bool:
-    """Whether any row before these ends still exists."""
+    """Return whether any row before these ends still exists."""
     return any(end > first_index for end, first_index in zip(ends, first_indexes, strict=False))
 
 
 def _checked_ends(commit: FeedCommit, partitions: Sequence[PartitionRecord]) -> list[int]:
-    """Return the ends of a commit; refuse ends beyond the partitions' rows."""
+    """Return the ends of a commit, and refuse ends beyond the partitions' rows."""
     is_valid = len(commit.ends) <= len(partitions) and all(
         0 <= end <= partition.next_index for end, partition in zip(commit.ends, partitions, strict=False)
     )

@@ -1,6 +1,6 @@
-"""The ledger (idempotency table): what each sink, app, micro-batch and task has committed.
+"""The ledger (idempotency table): records what each app, micro-batch and task has committed to each sink.
 
-With it a replay of a committed micro-batch is a no-op.
+It makes the replay of a committed micro-batch a no-op.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from penstock.store.records.catalog import QUEUE_SINK, list_queues, queue_sink
 
 WHOLE_BATCH = -1
 KEPT_BATCHES = 1000
-"""The minimum number of micro-batches that the ledger keeps for a sink and app; a checkpoint keeps 100 by
+"""The minimum number of micro-batches that the ledger keeps for each sink and app. A checkpoint keeps 100 by
 default.
 """
 PRUNE_EVERY = 16
-"""Old entries are deleted with every 16th micro-batch."""
+"""Every 16th micro-batch deletes old entries."""
 IDLE_MICROSECONDS = 30 * 86_400_000_000
-"""After this time without a commit, all but the newest entries of an app are deleted."""
+"""If an app has not committed for this long, all but its newest entries are deleted; in microseconds."""
 IDLE_KEPT_BATCHES = 10
-"""The micro-batches before the newest one whose entries are then kept."""
+"""The number of micro-batches before the newest one whose entries then stay."""
 CLEANUP_LIMIT = 100
-"""The most sinks, apps, and apps with marks that one cleanup handles."""
+"""The most dropped sinks, idle apps and apps with marks that one cleanup handles, each."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for the micro-batch; kept at least for the two newest."""
+    """The offset that the query's checkpoint logs for the micro-batch. The ledger keeps it at least for the
+    two newest micro-batches.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class LedgerKey:
 def insert_entry(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
-    """Insert the entry and return None; if there is an entry already, return it."""
+    """Insert an entry and return None, or return the existing entry."""
     if tx.run(
         "insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.write_time(), **key.fields()
     ):
@@ -73,7 +75,7 @@ def find_entry(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
 
 
 def newest_entry(tx: Transaction, sink: str, app_id: str, before: int = 2**62) -> LedgerEntry | None:
-    """The newest whole micro-batch of a sink and app with a number below ``before``."""
+    """Return the entry of the newest whole micro-batch of a sink and app whose number is below ``before``."""
     row = tx.one("newest_ledger", sink=sink, app_id=app_id, before=before)
     return _entry(row)
 
@@ -88,7 +90,7 @@ class AdjacentEntries:
 
     previous: LedgerEntry | None
     tasks: Mapping[int, int]
-    """The rows of each task of the micro-batch that has its own entry."""
+    """The number of rows of each task of the micro-batch that has its own entry."""
     empty: bool
 
 
@@ -100,21 +102,23 @@ def adjacent_entries(tx: Transaction, key: LedgerKey) -> AdjacentEntries:
 
 
 def task_input(tx: Transaction, key: LedgerKey) -> str | None:
-    """Return the input recorded by tasks of a micro-batch that have their own entries; None if none have."""
+    """Return the input that tasks of a micro-batch have recorded in their own entries; None if there are no
+    such entries.
+    """
     row = tx.one("first_ledger_task", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return None if row is None else str(row.ranges)
 
 
 def newest_batch_if_rewound(tx: Transaction, key: LedgerKey) -> int | None:
-    """Return the newest micro-batch of the sink and app if all other entries are newer than this one, so that
-    the ledger may have deleted an earlier entry of it; otherwise None.
+    """Return the newest micro-batch of the sink and app if all other entries are newer than this micro-batch;
+    otherwise None. In the first case the ledger may have deleted an earlier entry of this micro-batch.
     """
     row = tx.one("newest_batch", **key.fields())
     return None if row is None else int(row.batch_id)
 
 
 def prune(tx: Transaction, key: LedgerKey) -> None:
-    """With every 16th micro-batch, delete old entries, and old offsets except for those of the two newest."""
+    """With every 16th micro-batch, delete old entries, and the logged offsets of all but the two newest."""
     if key.batch_id % PRUNE_EVERY:
         return
     tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEPT_BATCHES)
@@ -123,15 +127,15 @@ def prune(tx: Transaction, key: LedgerKey) -> None:
 
 
 def clean_up(database: Database) -> int:
-    """Delete entries and marks that no query can need any more; return the number of sinks and apps cleaned.
+    """Delete entries and marks that no query can need; return the number of sinks and apps cleaned up.
 
-    - The entries of a dropped queue: a new queue of the same name has another generation, so it is a
-      different sink.
-    - The older entries of an app that has not committed for a long time. If it is started again, it repeats
-      its newest micro-batch; earlier ones are refused.
-    - Marks of apps without entries. A mark stands for a consumer of another store, and without it rows would
-      be repeated. But a mark is written together with an entry, and an app's newest entry is kept as long as
-      the sink exists, so marks without entries belong to dropped queues.
+    - Entries of dropped queues. A new queue with the same name has another generation, so it is a different
+      sink.
+    - Older entries of an app that has not committed for a long time. If the app starts again, it repeats its
+      newest micro-batch, and earlier ones are refused.
+    - Marks of apps without entries. A mark stands for a consumer of another store, and prevents repeated
+      rows. A mark is written together with an entry, and an app's newest entry is kept as long as the sink
+      exists. So marks without entries belong to dropped queues.
     """
     sinks, idle, orphans = database.run(_deletable_entries, write=False)
     for sink in sinks:
@@ -149,8 +153,8 @@ def _delete(database: Database, statement: str, **parameters: str | int) -> None
 
 
 def _deletable_entries(tx: Transaction) -> tuple[list[str], list[tuple[str, str, int]], list[str]]:
-    """Return dropped sinks, idle apps with the micro-batch before which their entries may be deleted, and
-    apps whose marks may be deleted.
+    """Return three lists: dropped sinks, idle apps each with the first micro-batch to keep, and apps whose
+    marks may be deleted.
     """
     now = tx.now()
     existing = {queue_sink(queue) for queue in list_queues(tx)}

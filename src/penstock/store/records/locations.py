@@ -1,7 +1,7 @@
-"""Locations of objects, and the one database that each location belongs to.
+"""Locations of objects, and the database that each location belongs to.
 
-A copy of a store refers to the same objects as the original. Both may read them, but neither knows which
-objects the other needs, so only one may write and delete there.
+A copy of a store refers to the same objects as the original. Both may read them. But neither knows which
+objects the other needs, so only one of the two may write and delete objects.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from penstock.store.database import Transaction
 
 
 def record_location(tx: Transaction, location: str, cleaned_at: int) -> None:
-    """Record a location as belonging to this database, unless the store has it already."""
+    """Record that a location belongs to this database, unless the store has a record of it already."""
     tx.run("insert_location", payloads=location, now=cleaned_at, instance=tx.instance())
 
 
 def require_own_location(tx: Transaction, store: str, location: str) -> None:
     """Refuse a location that belongs to another copy of the store or that another copy has cleaned up.
 
-    Also refuse a database whose store has been replaced: the new store's objects have other names.
+    Also refuse a database in which another store has replaced this one, since that store's objects have other
+    names.
     """
     row = tx.one("find_location", payloads=location)
     if row is None or row.uuid != store:
@@ -30,14 +31,14 @@ def require_own_location(tx: Transaction, store: str, location: str) -> None:
 
 
 def are_different_databases(instance: str, other: str) -> bool:
-    """Whether two databases are known to be different."""
+    """Return whether two databases are certainly different."""
     return any(
         one and two and one != two for one, two in zip(instance.split("/"), other.split("/"), strict=False)
     )
 
 
 def require_same_store(tx: Transaction, store: str) -> None:
-    """Refuse a database whose store has been replaced."""
+    """Refuse a database in which another store has replaced this one."""
     row = tx.one("read_store")
     if row is None or row.uuid != store:
         raise store_replaced_error()
@@ -46,17 +47,17 @@ def require_same_store(tx: Transaction, store: str) -> None:
 def store_replaced_error() -> StoreNotFoundError:
     """Return the error for a store that has been replaced by another one."""
     return StoreNotFoundError(
-        "the store was removed while it was open, and there is another one in its place: restart this "
-        "program or query, which then opens the new one",
+        "the store was removed while it was open, and another store has taken its place: restart this "
+        "program or query, which then opens the new store",
         condition="STORE_NOT_FOUND.REPLACED",
     )
 
 
 def owner_unknown_error(location: str) -> StoreError:
-    """Return the error for a location whose record of its owner is gone."""
+    """Return the error for a location at which the record of its owner is missing."""
     return StoreError(
-        f"the location {location} no longer says which database its objects belong to, because that record "
-        "was deleted. If they belong to this one, run `penstock store clean-up --take-over`",
+        f"the record of which database owns the objects at {location} was deleted there. If this store is "
+        "the one to keep, run `penstock store clean-up --take-over`",
         condition="STORE_ERROR.OBJECTS_OF_A_COPY",
         storage=location,
     )
@@ -65,9 +66,9 @@ def owner_unknown_error(location: str) -> StoreError:
 def other_owner_error(location: str) -> StoreError:
     """Return the error for a location that belongs to another copy of the store."""
     return StoreError(
-        f"the objects at {location} belong to another copy of this store, or to the store that it was copied "
-        "or restored from, so this one may read them but not write or delete any. If it is the one to keep, "
-        "run `penstock store clean-up --take-over`; give a copy's queues their own locations",
+        f"the objects at {location} belong to another copy of this store, or to the store from which it was "
+        "copied or restored. This store may read them, but not write or delete any. If it is the one to "
+        "keep, run `penstock store clean-up --take-over`. If not, give its queues their own locations",
         condition="STORE_ERROR.OBJECTS_OF_A_COPY",
         storage=location,
     )

@@ -1,8 +1,8 @@
-"""Pumps: how far each has brought the changes of a server's log into queues, and which process runs it.
+"""Pumps: how far each pump has appended the changes of a server's log to queues, and which process runs it.
 
-The transaction that appends rows also moves the pump's position from before them to after them. So a process
-that repeats rows, or has lost the pump to another process, finds another position or owner and appends
-nothing.
+The transaction that appends rows also moves the pump's position from before the rows to after them. So a
+process that repeats rows, or that another process has replaced, finds a different position or owner and
+appends nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from penstock.json_text import Json, parse_record
 from penstock.store.database import Row, Transaction
 
 ALIVE_SECONDS = 6.0
-"""How long after its last heartbeat a pump is considered dead."""
+"""A pump is considered dead if its last heartbeat is older than this, in seconds."""
 
 
 @dataclass(frozen=True)
 class PumpPosition:
-    """How far a pump has got."""
+    """The position of a pump in the server's log."""
 
     version: int
-    """The last commit all of whose rows are appended."""
+    """The last commit whose rows have all been appended."""
     timestamp: int
-    """The time before which all commits are appended, in microseconds since 1970; never falls."""
+    """All commits before this time have been appended. In microseconds since 1970; it never decreases."""
     part_version: int = 0
-    """The commit after ``version`` if some of its rows are appended; otherwise 0."""
+    """The commit after ``version`` if some of its rows have been appended; otherwise 0."""
     part_rows: int = 0
-    """How many rows of ``part_version`` are appended."""
+    """How many rows of ``part_version`` have been appended."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,35 @@ class PumpRecord:
 
     name: str
     owner: str
-    """The process that runs it, or ran it last; empty if that process stopped normally."""
+    """The process that runs the pump, or ran it last. Empty if that process stopped normally."""
     epoch: int
-    """How many processes have run it."""
+    """The number of processes that have run the pump so far."""
     alive_at: int
     """The last heartbeat, in microseconds since 1970 by the database's clock."""
     position: PumpPosition
     text: str
-    """Its state as JSON."""
+    """The pump's state, as JSON."""
 
     @property
     def state(self) -> Json:
-        """What the pump reads and how, as the pump has written it; empty before its first start.
+        """Return what the pump reads and how, as stored by the pump itself; empty before its first start.
 
         Raises
         ------
         StoreError
-            When the stored state is not a JSON object.
+            If the stored state is not a JSON object.
         """
         state: Json = parse_record(self.text, f"the state of pump {self.name!r}", dict)
         return state
 
     def is_alive(self, now: int) -> bool:
-        """Whether a process appears to run it, by its last heartbeat."""
-        # A heartbeat in the future dates from before the clock was set back.
+        """Return whether a process appears to run the pump, judging by its last heartbeat."""
+        # A heartbeat is in the future if the clock was set back after it.
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
 
     def is_copying(self, queue: str) -> bool:
-        """Whether a queue does not yet have the existing rows of its table, because the pump is still copying
-        them: for the first time, or again after a recovery.
+        """Return whether the pump is still copying the existing rows of a queue's table, for the first time
+        or again after a recovery.
         """
         queues = self._part("queues")
         if any(queues.get(table) == queue for table in self._part("recoveries")):
@@ -74,11 +74,11 @@ class PumpRecord:
         return not all(isinstance(each, dict) and each.get("again") is True for each in running)
 
     def appends_to(self, queue: str) -> bool:
-        """Whether the pump appends to a queue."""
+        """Return whether the pump appends to a queue."""
         return queue in self._part("queues").values()
 
     def _part(self, name: str) -> Json:
-        """Return a part of the state by name; empty if the state is not one that a pump has written."""
+        """Return a part of the state by name; empty if no pump has written the state."""
         try:
             part = self.state.get(name)
         except StoreError:
@@ -87,12 +87,12 @@ class PumpRecord:
 
 
 def pump_of(tx: Transaction, queue: str) -> PumpRecord | None:
-    """Return the pump that appends to a queue."""
+    """Return the pump that appends to a queue; None if there is none."""
     return next((record for record in list_pumps(tx) if record.appends_to(queue)), None)
 
 
 def find_pump(tx: Transaction, name: str) -> PumpRecord | None:
-    """Return a pump or None; a write transaction locks it, since its state is replaced as a whole."""
+    """Return a pump or None. A write transaction locks it, since updates replace its state as a whole."""
     row = tx.one("lock_pump" if tx.write else "find_pump", name=name)
     return None if row is None else _record(row)
 
@@ -102,7 +102,7 @@ def list_pumps(tx: Transaction) -> list[PumpRecord]:
 
 
 def create_pump(tx: Transaction, name: str, position: PumpPosition, state: str) -> None:
-    """Insert a pump that no process runs yet, unless it exists."""
+    """Insert a pump that no process runs yet, unless it exists already."""
     tx.run(
         "insert_pump",
         name=name,
@@ -118,15 +118,15 @@ def acquire_pump(tx: Transaction, record: PumpRecord, owner: str) -> bool:
 
 
 def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, after: PumpPosition) -> bool:
-    """Move a pump's position, which locks the pump until the transaction ends.
+    """Move a pump's position. This locks the pump until the transaction ends.
 
-    Return False if the position is ``after`` already: an attempt with an unknown outcome has appended the
-    rows.
+    Return False if the position is ``after`` already: an earlier attempt with an unknown outcome has appended
+    the rows.
 
     Raises
     ------
     ProducerFencedError
-        When another process runs the pump.
+        If another process runs the pump.
     """
     moved = tx.run(
         "move_pump",
@@ -149,7 +149,7 @@ def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, afte
 
 
 def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
-    """Return a pump; refuse it if another process runs it."""
+    """Return a pump; raise an error if another process runs it."""
     record = find_pump(tx, name)
     if record is None:
         raise pump_removed_error(name)
@@ -159,7 +159,7 @@ def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
 
 
 def send_heartbeat(tx: Transaction, name: str, owner: str) -> bool:
-    """Send a heartbeat; return False if another process runs the pump, or none does."""
+    """Record a heartbeat; return False if another process or none runs the pump."""
     return bool(tx.run("beat_pump", name=name, owner=owner, now=tx.now()))
 
 
@@ -170,7 +170,7 @@ def set_pump_state(tx: Transaction, name: str, owner: str, state: str) -> None:
 
 
 def release_pump(tx: Transaction, name: str, owner: str) -> None:
-    """Let another process run the pump immediately."""
+    """Release a pump, so that another process can run it immediately."""
     tx.run("release_pump", name=name, owner=owner)
 
 
@@ -186,8 +186,8 @@ def pump_removed_error(name: str) -> PumpNotFoundError:
 def pump_fenced_error(name: str) -> ProducerFencedError:
     """Return the error for a process that no longer runs the pump."""
     return ProducerFencedError(
-        f"another process has taken over the pump {name!r}, so this one appends nothing more. Nothing is "
-        "lost or repeated: let it end",
+        f"another process has taken over the pump {name!r}, so this process appends no more rows. No rows "
+        "are lost or repeated: let this process end",
         pump=name,
     )
 

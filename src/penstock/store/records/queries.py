@@ -1,4 +1,4 @@
-"""Streaming queries as they report themselves: one row for each, and its newest progress."""
+"""Reports of streaming queries: one row for each query, and its newest progress."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.store.database import MAX_CLOCK_SKEW, Row, Transaction
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 MICRO_BATCH, CONTINUOUS, PUMP = "micro-batch", "continuous", "pump"
 MAX_PROGRESS_ROWS = 900
-"""The number of progress rows that are kept for a query."""
+"""The number of progress rows that the store keeps for a query."""
 MAX_QUERIES = 1000
-"""The number of queries that are read, newest first."""
+"""The number of queries to read, newest first."""
 HEARTBEAT_SECONDS = 10.0
-"""How often the process of a running query reports, whatever the query does."""
+"""How often the process of a running query reports, in seconds, whatever the query does."""
 RETENTION_SECONDS = 30 * 86_400
-"""How long the records of a query are kept after its last report."""
+"""How long the store keeps a query's records after its last report, in seconds."""
 
 
 @dataclass(frozen=True)
 class QueryRun:
-    """A run of a query, as reported when it begins.
+    """A run of a query, as the query reports it when the run begins.
 
     ``started_at`` is in microseconds since 1970. Unknown values are None, and no value contains secrets.
     """
@@ -42,10 +42,10 @@ class QueryRun:
 class QueryProgress:
     """The progress of a query since its last report; unknown values are None or empty.
 
-    ``latency``, ``duration`` and ``durations`` (by phase) are milliseconds of the newest micro-batch or
-    epoch. ``watermark`` and ``finalized_until``, the time before which the query has all commits of its
-    change feeds, are microseconds since 1970. ``warnings`` are problems of the systems that it reads from,
-    without secrets.
+    ``latency``, ``duration`` and ``durations`` (by phase) are those of the newest micro-batch or epoch, in
+    milliseconds. ``watermark`` and ``finalized_until`` are in microseconds since 1970. The query has all
+    commits of its change feeds before ``finalized_until``. ``warnings`` are problems of the systems that it
+    reads from, without secrets.
     """
 
     batch_id: int
@@ -70,7 +70,7 @@ class QueryError:
 
 
 def begin(tx: Transaction, run: QueryRun) -> None:
-    """Report that a run begins; it replaces the previous run of the query."""
+    """Report that a run begins. It replaces the previous run of the query."""
     now = tx.now()
     tx.run("begin_query", now=now, **asdict(run))
     tx.run("drop_old_queries", before=now - RETENTION_SECONDS * 1_000_000)
@@ -84,7 +84,7 @@ def report(
     source: str | None = None,
     sink: str | None = None,
 ) -> bool:
-    """Report that a run is alive, and its progress if any; return False if a newer run has replaced it.
+    """Report that a run is alive, and any progress; return False if a newer run has replaced it.
 
     Pass ``source`` and ``sink`` if they were not known when the run began.
     """
@@ -130,7 +130,7 @@ def _insert_progress(tx: Transaction, run: QueryRun, progress: QueryProgress, no
 
 
 def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
-    """Report that a run has ended, and by which error."""
+    """Report that a run has ended, and the error that ended it if any."""
     tx.run(
         "end_query",
         now=tx.now(),
@@ -143,13 +143,13 @@ def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
 
 
 def reported_queries(tx: Transaction) -> list[Row]:
-    """The rows of the queries with the newest reports."""
+    """Return the rows of the queries with the newest reports."""
     return tx.all("list_reported_queries", most=MAX_QUERIES)
 
 
 def progress_since(tx: Transaction, since: int, *, upto: int, max_rows_per_query: int) -> list[Row]:
-    """Return the progress rows reported after ``since`` and up to ``upto``, by query and time: at most the
-    ``max_rows_per_query`` newest of each query.
+    """Return the progress rows that were reported after ``since`` and up to ``upto``, ordered by query and
+    time. At most the newest ``max_rows_per_query`` rows of each query are returned.
     """
     return tx.all(
         "progress_since", since=since, upto=upto, skipped=max_rows_per_query - 1, queries=MAX_QUERIES
@@ -157,13 +157,15 @@ def progress_since(tx: Transaction, since: int, *, upto: int, max_rows_per_query
 
 
 def newest_texts(tx: Transaction, since: int, *, upto: int) -> list[Row]:
-    """Return the durations and warnings of each query's newest progress in that time."""
+    """Return the durations and warnings of each query's newest progress after ``since`` and up to
+    ``upto``.
+    """
     return tx.all("newest_progress_texts", since=since, upto=upto, queries=MAX_QUERIES)
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:
-    """Return the number of rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None
-    if the ledger has none of them.
+    """Return the number of rows that a query's micro-batches from ``after`` + 1 to ``upto`` wrote to a sink;
+    None if the ledger has none of these micro-batches.
     """
     row = tx.one("rows_committed", sink=sink, app_id=query_id, after=after, upto=upto)
     return None if row.row_count is None else int(row.row_count)

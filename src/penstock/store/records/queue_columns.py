@@ -1,10 +1,10 @@
-"""The columns of a queue, now and when older rows were written.
+"""The columns of a queue, current and earlier.
 
-A queue is created with some columns. Later, columns may be added at the end, and a column may get a wider
-type. Each of these changes has a random id, and each segment stores the id of the last change that its writer
-knew. That id says how to decode the segment, so stored segments are never rewritten. Since ids are random,
-rows whose writer knew columns of a store that was restored since are recognised: the restored store does not
-have the id, even if other columns, or the same ones, have been added to it in the meantime.
+Users can later add columns at the end of a queue, and give a column a wider type. Each of these changes has a
+random id, and each segment stores the id of the last change that its writer knew. That id says how to decode
+the segment, so stored segments are never rewritten. A restored store lacks the ids of changes that were made
+after the backup, even if the same columns have been added to it again. So Penstock recognises rows whose
+writer knew such columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.json_text import unreadable_record
 FIRST_COLUMNS = 0
 """The id of the columns that a queue was created with."""
 _ID_KEY = b"penstock.columns_id"
-"""The metadata of a change's field that holds its id, as 16 hexadecimal digits."""
+"""The metadata key under which the field of a change has its id, as 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class QueueColumns:
     Parameters
     ----------
     first
-        The columns that it was created with, as an Arrow schema message.
+        The columns that the queue was created with, as an Arrow schema message.
     later
-        The later changes, also as an Arrow schema message: new columns, and earlier columns with wider types.
-        None if there are none.
+        The later changes, also as an Arrow schema message: new columns, and existing columns with wider
+        types. None if there are none.
     """
 
     first: bytes
@@ -44,12 +44,12 @@ class QueueColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns as they are now."""
+        """All current columns, with their current types."""
         return _columns(self.first, self.later, self.id)
 
     @property
     def id(self) -> int:
-        """The id of the columns as they are now."""
+        """The id of the current columns."""
         return self.ids[-1]
 
     @property
@@ -58,7 +58,7 @@ class QueueColumns:
         return _ids(self.later)
 
     def of(self, columns_id: int) -> pa.Schema:
-        """Return the columns with one of the queue's ids."""
+        """Return the columns that belong to one of the queue's ids."""
         return _columns(self.first, self.later, columns_id)
 
     def latest(self, ids: Iterable[int]) -> int:
@@ -66,9 +66,7 @@ class QueueColumns:
         return max(ids, key=self.ids.index)
 
     def id_of(self, schema: pa.Schema) -> int | None:
-        """Return the id of the current or an earlier schema; None if the queue does not have these
-        columns.
-        """
+        """Return the id of a current or earlier schema of the queue; None if it never had these columns."""
         if schema.equals(self.schema):
             return self.id
         return next(
@@ -94,7 +92,7 @@ class QueueColumns:
 
 
 def id_text(columns_id: int) -> bytes:
-    """Return an id as it is stored in a queue's ``added_columns``."""
+    """Return an id as stored in a queue's ``added_columns``."""
     return b"%016x" % columns_id
 
 

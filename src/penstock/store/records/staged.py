@@ -1,5 +1,5 @@
-"""Records of staged segments: one row for all segments that an attempt of a task stages in one transaction,
-which may be thousands.
+"""Records of staged segments. One row holds all segments that a task attempt stages in one transaction, which
+may be thousands.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from penstock.store.int_columns import pack_columns, sort_by_first, unpack_colum
 
 
 class StoredSegments(NamedTuple):
-    """Segments whose payloads are in the store, and which have no row indexes yet.
+    """Segments whose payloads are stored, but which have no row indexes yet.
 
-    Kept column by column, since there may be thousands, and ordered by partition.
+    They are kept as columns, since there may be thousands, and ordered by partition.
     """
 
     partition: Sequence[int]
@@ -29,7 +29,7 @@ _SEGMENT_BYTES = 8 * _SEGMENT_COLUMNS
 
 
 def insert_staged(tx: Transaction, stored: StoredSegments, **attempt: object) -> None:
-    """Insert segments of an attempt; their partitions may be in any order."""
+    """Insert an attempt's segments; their partitions may be in any order."""
     if stored.partition:
         tx.run(
             "insert_staged",
@@ -42,19 +42,19 @@ def insert_staged(tx: Transaction, stored: StoredSegments, **attempt: object) ->
 
 
 def segments_of(rows: Iterable[Row]) -> StoredSegments:
-    """Return the segments of rows, ordered by partition and then by row."""
+    """Return the segments in these rows, ordered by partition and then by row."""
     return StoredSegments(*sort_by_first(_columns(rows)))
 
 
 def payloads_of(rows: Iterable[Row]) -> list[int]:
-    """Return the payload ids of the segments of rows, in order."""
+    """Return the payload ids of the segments in these rows, in order."""
     return _columns(rows)[-1]
 
 
 def delete_staged_payloads(tx: Transaction, rows: Iterable[Row]) -> int:
-    """Delete the payloads of deleted rows, and return how many there were.
+    """Delete the payloads of deleted rows, and return their number.
 
-    The payloads of a damaged row are left, since their ids are not known.
+    The payloads of a damaged row stay, since their ids are unknown.
     """
     payload_ids = sorted(payloads_of(filter(_is_complete, rows)))
     tx.run_many("delete_payload", {"payload_id": payload_ids})

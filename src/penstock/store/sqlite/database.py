@@ -39,13 +39,14 @@ from penstock.store.url import StoreUrl, file_mode, trusts_folder
 
 log = logging.getLogger("penstock.store")
 
-# Small appends favour small pages, since each writes about six to the log; large appends favour large pages.
+# Small appends are faster with small pages, since each writes about six pages to the log. Large appends are
+# faster with large pages.
 _PAGE_SIZE = 16384
-# A commit empties the log when it has this many pages, unless a background thread has emptied it before.
+# A commit checkpoints the log when it has this many pages, unless a background thread has done so earlier.
 _WAL_PAGES = 8192
 _BUSY_MS = 60_000
 _INTEGER_TOO_LARGE = "SQLite INTEGER"
-"""Part of sqlite3's message for a number of more than 64 bits."""
+"""A part of sqlite3's message about a number of more than 64 bits."""
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 
@@ -77,8 +78,8 @@ class SqliteTransaction(Transaction):
         return self._cursor.execute(self._statements[name], parameters).fetchall()
 
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        # Row by row, since SQLite reads a payload with its row; a byte limit in the statement would copy all
-        # payloads.
+        # Fetch row by row, since SQLite reads a payload together with its row. A limit on bytes in the
+        # statement would copy all payloads.
         with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
             to_row = row_constructor(tuple(column[0] for column in cursor.description))
@@ -110,14 +111,14 @@ class SqliteTransaction(Transaction):
         self._cursor.executemany(text, data)
 
     def close(self) -> None:
-        # An open cursor would keep a closed connection and its file locks.
+        # An open cursor would keep a closed connection alive, and with it the file locks.
         self._cursor.close()
 
     def now(self) -> int:
         return time.time_ns() // 1000
 
     def instance(self) -> str:
-        # Differs in each copy on the same disk, and stays the same if the file is renamed.
+        # The inode differs in each copy on the same disk, and stays the same if the file is renamed.
         return str(os.stat(self._path).st_ino)
 
     def write_time(self) -> int:
@@ -134,7 +135,9 @@ def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
 
 
 def _decode_text(data: bytes) -> str:
-    """Decode text, with escapes for invalid UTF-8, so that one damaged name does not hide all others."""
+    """Decode text with escapes for invalid UTF-8, so that one damaged name does not make all others
+    unreadable.
+    """
     return data.decode(errors="backslashreplace")
 
 
@@ -143,15 +146,15 @@ def _owner_lock_folder(path: str) -> Path:
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with its place in the line of writers."""
+    """A connection with its own write lock."""
 
     write_lock: WriteLock
     durable = True
-    """Whether its next commit waits for the disk as the store's ``synchronous`` option says."""
+    """Whether the next commit waits for the disk, as the store's ``synchronous`` option says."""
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Return the identity of a file, whatever its name; None if there is no file."""
+    """Return the device and inode of a file, which do not depend on its name; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -163,7 +166,7 @@ class SqliteDatabase(Database):
     dialect = "sqlite"
 
     def __init__(self, url: StoreUrl) -> None:
-        # Resolved, so that the files next to it have the same names whichever link leads to the store.
+        # Resolve links, so that the files next to the store have the same names whichever link leads to it.
         self.path = os.path.realpath(url.target)
         self.files = StoreFiles(self.path, file_mode(url), trusts_folder(url))
         self._file: tuple[int, int] | None = None
@@ -179,7 +182,7 @@ class SqliteDatabase(Database):
 
     @property
     def _busy_timeout(self) -> float:
-        """How many seconds SQLite itself waits for a lock."""
+        """How long SQLite itself waits for a lock, in seconds."""
         return min(self._lock_timeout, SLOW_SECONDS)
 
     def exists(self) -> bool:
@@ -190,9 +193,9 @@ class SqliteDatabase(Database):
         self.files.check(self.url.target)
         if self.may_create:
             self.files.create_if_missing()
-            # In a folder such as /tmp another user may have been faster.
+            # In a folder such as /tmp, another user may have created the file first.
             self.files.check(self.url.target)
-        # A file that was removed while the store is open is not created again.
+        # Do not create a file again that was removed while the store was open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?mode={mode}",
@@ -211,7 +214,7 @@ class SqliteDatabase(Database):
             connection.execute(f"pragma synchronous = {self._synchronous}")
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
-            # Views and triggers of another user's file may only call functions that SQLite marks as harmless.
+            # Views and triggers in another user's file may call only functions that SQLite marks as harmless.
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
             connection.execute("pragma cache_size = -16384")
@@ -224,7 +227,7 @@ class SqliteDatabase(Database):
 
     def require_same_file(self) -> None:
         """Raise an error if the file was removed or replaced while it was open."""
-        # SQLite keeps using a file that was removed, and its data are lost when the last process closes it.
+        # SQLite keeps using a file that was removed, whose data are lost when the last process closes it.
         if self._file not in (None, file_identity(self.path)):
             raise StoreNotFoundError(
                 f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
@@ -242,7 +245,9 @@ class SqliteDatabase(Database):
             lease.reusable = True
 
     def checkpoint_wal(self) -> None:
-        """Copy the write-ahead log into the file, except what readers use; appends continue meanwhile."""
+        """Copy the write-ahead log into the file, except what readers still use. Appends continue in the
+        meantime.
+        """
         with self.pool.lease() as lease, self.translating():
             lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
             lease.reusable = True
@@ -264,7 +269,7 @@ class SqliteDatabase(Database):
 
     def _begin_write(self, connection: _Connection) -> None:
         if not connection.write_lock.acquire(self._lock_timeout, self._log_wait):
-            raise self._locked_error(f"other writers were ahead of this one for {self._lock_timeout} s")
+            raise self._locked_error(f"this writer waited {self._lock_timeout} s for other writers")
         deadline, logged = time.monotonic() + self._lock_timeout, False
         while not self._try_begin(connection, deadline):
             if not logged:
@@ -272,10 +277,12 @@ class SqliteDatabase(Database):
             logged = True
 
     def _try_begin(self, connection: _Connection, deadline: float) -> bool:
-        """Begin a write transaction; return False if a writer outside the line did not finish in time."""
+        """Begin a write transaction; return False if a writer that does not use the write lock did not finish
+        in time.
+        """
         try:
-            # Not as a read transaction: SQLite does not upgrade a stale snapshot, so it could not wait for
-            # another writer.
+            # Begin as a writer: SQLite does not upgrade a read transaction with a stale snapshot, so such a
+            # transaction could not wait for another writer.
             connection.execute("begin immediate")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
@@ -307,12 +314,12 @@ class SqliteDatabase(Database):
             connection.write_lock.release()
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        # A failed SQLite commit has not happened.
+        # SQLite reports an error only if nothing was committed.
         return error
 
     def _store_error(self, error: Exception) -> PenstockError | None:
         if isinstance(error, OverflowError) and _INTEGER_TOO_LARGE in str(error):
-            # Penstock itself writes no such numbers.
+            # Penstock itself never writes such numbers.
             return unreadable_record("a number", error)
         if not isinstance(error, sqlite3.Error):
             return None
@@ -321,7 +328,7 @@ class SqliteDatabase(Database):
             return self._locked_error(str(error))
         if code == sqlite3.SQLITE_FULL:
             return StoreFullError(
-                f"no space left for {self.url}: free some disk space; nothing of this was written"
+                f"no space left for {self.url}: free some disk space; none of this was written"
             )
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             return StoreReadOnlyError(
@@ -329,8 +336,8 @@ class SqliteDatabase(Database):
             )
         if code == sqlite3.SQLITE_IOERR:
             return StoreError(
-                f"{self.url} could not be read or written: the disk is full, over its quota, or failing; "
-                "nothing of this was written",
+                f"{self.url} could not be read or written: the disk is full, over its quota or failing; "
+                "none of this was written",
                 condition="STORE_ERROR.READ_OR_WRITE",
             )
         if code == sqlite3.SQLITE_CANTOPEN:
@@ -348,7 +355,7 @@ class SqliteDatabase(Database):
     def _locked_error(self, why: str) -> StoreLockedError:
         writer = locks.writing_process(self.path)
         return StoreLockedError(
-            f"{self.url} is locked by another writer: {why}. It is {locks.describe_holder(writer)}",
+            f"{self.url} is locked by another writer: {why}. That writer is {locks.describe_holder(writer)}",
             seconds=self._lock_timeout,
             holders=[] if writer is None else [writer],
         )
@@ -371,7 +378,7 @@ class SqliteDatabase(Database):
         if not connection.in_transaction:
             if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
                 raise InvalidInputError(
-                    "the connection commits each statement by itself: execute BEGIN IMMEDIATE first",
+                    "the connection has no open transaction: execute BEGIN IMMEDIATE first",
                     condition="INVALID_INPUT.NO_TRANSACTION",
                 )
             self._begin_for_caller(connection)
@@ -379,7 +386,7 @@ class SqliteDatabase(Database):
         try:
             yield transaction
         except BaseException:
-            # An error may have rolled back the whole transaction already.
+            # The error may have rolled back the whole transaction already.
             if connection.in_transaction:
                 connection.execute("rollback to penstock")
                 connection.execute("release penstock")
@@ -387,7 +394,9 @@ class SqliteDatabase(Database):
         connection.execute("release penstock")
 
     def _begin_for_caller(self, connection: sqlite3.Connection) -> None:
-        """Wait in line and begin a write transaction; the next writer waits for the caller's commit."""
+        """Wait for the write lock and begin a write transaction. The next writer waits for the caller's
+        commit.
+        """
         write_lock = WriteLock(f"{self.path}-lock", self.files)
         write_lock.acquire(self._lock_timeout, self._log_wait)
         try:
@@ -401,6 +410,6 @@ class SqliteDatabase(Database):
                 quoted: str = schema.replace('"', '""')
                 return f'"{quoted}"'
         raise InvalidInputError(
-            f"the connection has not opened {self.url}: connect to that file, or ATTACH it first",
+            f"the connection does not have {self.url} open: connect to that file, or ATTACH it first",
             condition="INVALID_INPUT.OTHER_DATABASE",
         )

@@ -1,9 +1,9 @@
-"""The files of a SQLite store, which belong to one user unless the store's URL says otherwise.
+"""The files of a SQLite store. They belong to one user unless the store's URL says otherwise.
 
-The files next to the SQLite file (the log and its index, locks, wakeup files) get the mode of the SQLite
-file, as SQLite does for its own. A user who can replace one of them, the folder or a link on the path could
-read the rows or hold a lock. So files that another user could replace are refused: only root and the current
-user are trusted.
+The files next to the SQLite file are the log and its index, locks and wakeup files. They get the mode of the
+SQLite file, as SQLite does with the files that it creates itself. A user who can replace one of them, the
+folder or a link on the path could read the rows or hold a lock. So Penstock trusts only root and the current
+user, and refuses files that any other user could replace.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.folders import make_folder, user_name
 log = logging.getLogger("penstock.store")
 
 OWNER_ONLY = 0o600
-"""The mode of a file that only its owner may read and write."""
+"""The mode of files that only their owner may read and write."""
 _SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 _SIDE_FILE_SUFFIXES = (*_SQLITE_SUFFIXES, "-lock", "-owners")
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""The flags for opening a file next to the SQLite file: never through a link, and without waiting if another
+"""The flags for opening a file next to the SQLite file. They do not follow links, and do not wait if another
 user has put a pipe there.
 """
 _O_PATH = getattr(os, "O_PATH", 0)
@@ -37,10 +37,9 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """The files of one store: the SQLite file ``path``, whose links are resolved, and those next to it.
+    """The files of one store: the SQLite file ``path``, with links resolved, and the files next to it.
 
-    Files are created with ``mode``. With ``trusts_folder``, all users who may write in the folder are
-    trusted.
+    New files get ``mode``. ``trusts_folder`` means that all users who may write in the folder are trusted.
     """
 
     path: str = ""
@@ -49,7 +48,7 @@ class StoreFiles:
 
     def check(self, url_path: str) -> None:
         """Refuse a store whose files another user could replace, and set the mode of the files next to the
-        SQLite file; ``url_path`` is the path in the store's URL.
+        SQLite file. ``url_path`` is the path in the store's URL.
         """
         if not self.trusts_folder:
             self._check_links(url_path)
@@ -59,13 +58,13 @@ class StoreFiles:
         self._warn()
 
     def create_if_missing(self) -> None:
-        """Create an empty SQLite file if there is none; SQLite itself would use the umask."""
+        """Create an empty SQLite file if there is none. SQLite itself would use the umask."""
         folder, name = os.path.split(self.path)
         with suppress(OSError):
             if os.path.lexists(self.path):
                 return
-            # Close it before it gets its name: closing it later would release the locks of other connections
-            # in this process.
+            # Close the file before it gets its final name: closing it later would release the locks of other
+            # connections in this process.
             file, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
             try:
                 os.fchmod(file, self.mode)
@@ -80,14 +79,14 @@ class StoreFiles:
         except FileExistsError:
             return
         except OSError:
-            # A file system without links.
+            # The file system has no links.
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
             os.fchmod(file, self.mode)
             os.close(file)
 
     def open_side_file(self, path: str) -> int:
-        """Open a file next to the SQLite file for reading, which is enough for a lock. Create it if needed,
-        and refuse it if another user created it.
+        """Open a file next to the SQLite file, and create it if needed. It is opened for reading, which is
+        enough for a lock. Refuse a file that another user created.
         """
         permissions = self._side_file_permissions()
         try:
@@ -145,8 +144,8 @@ class StoreFiles:
         if not _is_trusted(status.st_uid):
             raise StoreUnsafeError(
                 f"the folder {folder} of the store {self.path} belongs to {user_name(status.st_uid)}, who "
-                "could replace its files: keep it in a folder of this process's user, or write trust=folder "
-                "in its URL if that user may",
+                "could replace the store's files: keep the store in a folder of this process's user, or add "
+                "trust=folder to its URL if you trust that user",
                 condition="STORE_UNSAFE.FOLDER_OWNER",
                 folder=folder,
                 owner=user_name(status.st_uid),
@@ -154,9 +153,9 @@ class StoreFiles:
         if not status.st_mode & stat.S_ISVTX and _others_can_write(status):
             mode = _octal_mode(status.st_mode)
             raise StoreUnsafeError(
-                f"others may write in the folder {folder} (mode {mode}), and so replace the files of the "
-                f"store {self.path}: run `chmod go-w {folder}`, or write trust=folder in its URL if all of "
-                "them may",
+                f"other users may write in the folder {folder} (mode {mode}), so they could replace the "
+                f"files of the store {self.path}: run `chmod go-w {folder}`, or add trust=folder to the "
+                "store's URL if you trust them all",
                 condition="STORE_UNSAFE.FOLDER_WRITABLE",
                 folder=folder,
                 mode=mode,
@@ -174,8 +173,8 @@ class StoreFiles:
     def _apply(self, permissions: _Permissions, file: _FileHandle) -> None:
         """Give a file the rights of the SQLite file.
 
-        Where other users may write in the folder, only an empty file is changed: others may have renamed or
-        linked an unrelated file of this user to this name.
+        If other users may write in the folder, only an empty file is changed: they may have renamed or linked
+        an unrelated file of this user to this name.
         """
         if not self.trusts_folder or not file.status.st_size:
             permissions.apply(file)
@@ -184,16 +183,18 @@ class StoreFiles:
         if self.trusts_folder or _is_trusted(status.st_uid):
             return
         raise StoreUnsafeError(
-            f"the file {path} of a store belongs to {user_name(status.st_uid)}, who could hold its locks or "
-            "change its rows: use a store of this process's user, run as that one, or allow it with "
-            "trust=folder in the URL",
+            f"the file {path} of a store belongs to {user_name(status.st_uid)}, who could hold the store's "
+            "locks or change its rows: use a store of this process's user, run this process as that user, "
+            "or add trust=folder to the URL if you trust that user",
             condition="STORE_UNSAFE.FILE_OWNER",
             file=path,
             owner=user_name(status.st_uid),
         )
 
     def _warn(self) -> None:
-        """Warn once if others may read or write the SQLite file; its mode stays, as it may be intended."""
+        """Warn once if other users may read or write the SQLite file. The mode stays, since it may be
+        intended.
+        """
         try:
             status = os.stat(self.path)
         except OSError:
@@ -216,10 +217,12 @@ class StoreFiles:
 
 @dataclass(frozen=True)
 class _FileHandle:
-    """A handle of a checked file. It stays on that file even if another user replaces the path by a link."""
+    """A handle of a checked file. It refers to the same file even if another user replaces the path with a
+    link.
+    """
 
     target: int | str
-    """What ``chmod`` and ``chown`` are called with: a descriptor, the name of a descriptor, or the path."""
+    """The argument for ``chmod`` and ``chown``: a descriptor, the name of a descriptor, or the path."""
     status: os.stat_result
 
     def chmod(self, mode: int) -> None:
@@ -237,10 +240,11 @@ def _file_handle(path: str) -> Iterator[_FileHandle]:
     if not _O_PATH:
         yield _FileHandle(path, os.lstat(path))
         return
-    # Closing another kind of descriptor would release the locks that SQLite has on the file in this process.
+    # Use O_PATH: closing any other kind of descriptor would release the locks that SQLite has on the file in
+    # this process.
     file = os.open(path, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # The mode of a descriptor of this kind can only be changed by this name.
+        # Only through this name can the mode be changed for this kind of descriptor.
         yield _FileHandle(f"/proc/self/fd/{file}", os.fstat(file))
     finally:
         os.close(file)
@@ -248,22 +252,24 @@ def _file_handle(path: str) -> Iterator[_FileHandle]:
 
 @dataclass(frozen=True)
 class _Permissions:
-    """The mode and the owner of a file; only root applies the owner."""
+    """The mode and the owner of a file. Only root can apply the owner."""
 
     mode: int
     owner: int | None
     group: int | None
 
     def for_folder(self) -> _Permissions:
-        """Return the rights of a folder with such files: users who may read the files may list the folder."""
+        """Return the permissions of a folder with such files. Users who may read the files may list the
+        folder.
+        """
         return _Permissions(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
 
     def prepare(self, folder: int) -> None:
-        """Apply the rights to a folder that this process has just made."""
+        """Apply the permissions to a folder that this process has just created."""
         self.apply(_FileHandle(folder, os.fstat(folder)))
 
     def apply(self, file: _FileHandle) -> None:
-        """Apply the rights to a file that belongs to this process's user and has no other name."""
+        """Apply the permissions to a file that belongs to this process's user and has no other name."""
         status = file.status
         if status.st_uid != os.geteuid() or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
             return
@@ -274,12 +280,12 @@ class _Permissions:
             and self.owner is not None
             and (status.st_uid, status.st_gid) != (self.owner, self.group)
         ):
-            # As SQLite does: a file owned by root would lock out the store's user.
+            # Change the owner, as SQLite does: a file owned by root would lock out the store's user.
             file.chown(self.owner, -1 if self.group is None else self.group)
 
 
 def _links_on_path(path: str) -> Iterator[str]:
-    """The symbolic links on the path to a file, including the file."""
+    """Yield the symbolic links on the path to a file, including the file itself."""
     pending, resolved, links_left = path.split("/")[::-1], "/", _MAX_LINKS
     while pending and links_left:
         part = pending.pop()
@@ -311,7 +317,7 @@ def _others_can_write(folder: os.stat_result) -> bool:
 
 
 def is_own_group(gid: int) -> bool:
-    """Whether a group is root's, or has only this process's user."""
+    """Return whether a group is root's, or has this process's user as its only member."""
     import grp
     import pwd
 
@@ -330,7 +336,7 @@ def _octal_mode(mode: int) -> str:
 
 def _open_or_create(path: str, mode: int) -> int:
     try:
-        # Without O_CREAT first: some systems refuse it for another user's file in a folder such as /tmp.
+        # First try without O_CREAT: some systems refuse it for another user's file in a folder such as /tmp.
         return os.open(path, READ_FLAGS)
     except FileNotFoundError:
         return os.open(path, READ_FLAGS | os.O_CREAT, mode)
@@ -339,8 +345,8 @@ def _open_or_create(path: str, mode: int) -> int:
 def _unsafe_link(path: str, link: str) -> StoreUnsafeError:
     owner = user_name(os.lstat(link).st_uid)
     return StoreUnsafeError(
-        f"the path to the store's file {path} has the symbolic link {link} of {owner}, which could lead "
-        "elsewhere at any time: write the path of the file itself in the URL, or remove the link",
+        f"the path to the store's file {path} has the symbolic link {link} of {owner}, who could change it "
+        "at any time: write the path of the file itself in the URL, or remove the link",
         condition="STORE_UNSAFE.SYMLINK",
         file=path,
         link=link,

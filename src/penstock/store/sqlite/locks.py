@@ -1,8 +1,9 @@
-"""Locks on files next to a SQLite file: the queue of writers, and the owners of consumers.
+"""Locks on files next to a SQLite file: the write lock, and the locks of consumers' owners.
 
 A SQLite writer that has to wait retries at intervals of up to a tenth of a second. A process that writes in a
-loop leaves the file free for only a fraction of a millisecond, so some of several such writers would wait for
-minutes. The kernel gives a file lock to the process that has waited longest, as soon as it is free.
+loop leaves the file unlocked for only a fraction of a millisecond. So if several processes did that, some
+would wait for minutes. The kernel, in contrast, gives a file lock to the process that has waited longest, as
+soon as the lock is free.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from penstock.store.sqlite.files import READ_FLAGS, StoreFiles
 
 _LOCKS = Path("/proc/locks")
 _WRITE_BYTE = 120
-"""The byte of a SQLite file's index (``-shm``) that a writer locks."""
-# A transaction is usually short, so a few retries cost less than a waiting thread.
+"""The offset of the byte that a writer locks in a SQLite file's index (``-shm``)."""
+# Transactions are usually short, so a few retries cost less than a waiting thread.
 _RETRY_PAUSES = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
 # A process that checks whether an owner lock is free holds it for an instant.
 _OWNER_TRIES, _OWNER_PAUSE = 5, 0.01
 SLOW_SECONDS = 5.0
-"""How long a writer waits before it logs a warning."""
+"""How long a writer waits before it logs a warning, in seconds."""
 
 
 def writing_process(path: str) -> int | None:
-    """Return the process that is writing to a SQLite file, or is next in line; None if not known."""
+    """Return the process that is writing to a SQLite file or will write next; None if it is unknown."""
     with suppress(OSError, ValueError):
         locks = [line.split() for line in _LOCKS.read_text().splitlines()]
         return _lock_holder(locks, f"{path}-shm", "POSIX") or _lock_holder(locks, f"{path}-lock", "FLOCK")
@@ -41,14 +42,14 @@ def writing_process(path: str) -> int | None:
 
 
 def _lock_holder(locks: list[list[str]], path: str, kind: str) -> int | None:
-    """Return the process that holds the exclusive lock on a file, or None."""
+    """Return the process that holds the exclusive lock on a file; None if there is none."""
     try:
         inode = str(os.stat(path).st_ino)
     except OSError:
         return None
     for lock in locks:
-        # The fields: number, kind, ADVISORY, READ or WRITE, process, file, first and last byte. A waiting
-        # process has an arrow before the kind.
+        # The fields are number, kind, ADVISORY, READ or WRITE, process, file, first byte and last byte. A
+        # waiting process has an arrow before the kind.
         if len(lock) != 8 or (lock[1], lock[3]) != (kind, "WRITE") or lock[5].split(":")[-1] != inode:
             continue
         if kind == "FLOCK" or int(lock[6]) <= _WRITE_BYTE <= int(lock[7]):
@@ -57,7 +58,7 @@ def _lock_holder(locks: list[list[str]], path: str, kind: str) -> int | None:
 
 
 def describe_holder(process: int | None) -> str:
-    """Describe a process that holds a lock, and what to do about it."""
+    """Return text about a process that holds a lock, and what to do about it."""
     if process is None:
         return "another process: wait until it ends its transaction, or end it"
     if process == os.getpid():
@@ -76,7 +77,7 @@ def _process_state(process: int) -> str:
 
 
 class WriteLock(Forkable):
-    """One connection's place in the line of writers; the lock file is created on first use."""
+    """The lock that one connection takes before it writes. The lock file is created on first use."""
 
     def __init__(self, path: str, files: StoreFiles) -> None:
         self._path = path
@@ -85,13 +86,13 @@ class WriteLock(Forkable):
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        # If the parent died, its lock would stay held by this copy of the open file.
+        # If the parent died, this copy of the open file would keep its lock.
         self.close()
 
     def acquire(self, seconds: float, on_slow: Callable[[], None]) -> bool:
         """Wait for the lock; return False if that takes longer than ``seconds``.
 
-        ``on_slow`` is called once if the wait is longer than usual.
+        If the wait is longer than usual, ``on_slow`` is called once.
         """
         import fcntl
 
@@ -99,7 +100,7 @@ class WriteLock(Forkable):
             try:
                 self._file = self._files.open_side_file(self._path)
             except OSError:
-                # Rely on SQLite's own lock; usually SQLite cannot write there either.
+                # Rely on SQLite's own lock. Usually SQLite cannot write there either.
                 return True
         for pause in _RETRY_PAUSES:
             try:
@@ -116,7 +117,7 @@ class WriteLock(Forkable):
         acquired = threading.Event()
 
         def wait() -> None:
-            # The kernel has no time limit for this wait, so a thread waits.
+            # The kernel has no time limit for this wait, so wait in a thread.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
                 acquired.set()
@@ -124,7 +125,7 @@ class WriteLock(Forkable):
         try:
             threading.Thread(target=wait, name="penstock-write-lock", daemon=True).start()
         except RuntimeError:
-            # No thread can be started when the program ends: wait without a limit.
+            # While the program ends, no thread can be started: wait without a limit.
             wait()
         if acquired.wait(min(seconds, SLOW_SECONDS)):
             return True
@@ -132,12 +133,12 @@ class WriteLock(Forkable):
             on_slow()
             if acquired.wait(seconds - SLOW_SECONDS):
                 return True
-        # The file is closed under the waiting thread, so the lock is released as soon as it is granted.
+        # This closes the file under the waiting thread, so the lock is released as soon as it is granted.
         self.close()
         return False
 
     def release(self) -> None:
-        """Let the next writer in; does nothing without the lock."""
+        """Release the lock for the next writer. This does nothing if the lock is not held."""
         import fcntl
 
         if self._file is not None:
@@ -157,7 +158,7 @@ def lock_path(folder: Path, name: str) -> Path:
 
 
 def is_file_locked(path: Path) -> bool:
-    """Whether any process holds the lock on a file."""
+    """Return whether any process holds the lock on a file."""
     import fcntl
 
     try:
@@ -223,7 +224,7 @@ class FileOwnerLock(OwnerLock):
         return self._file is None and is_file_locked(self._path)
 
     def after_fork_in_child(self) -> None:
-        # The parent's lock lasts until the last copy of the descriptor is closed.
+        # The parent's lock would last until the last copy of the descriptor is closed.
         self.release()
 
     def __del__(self) -> None:

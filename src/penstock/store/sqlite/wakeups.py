@@ -1,8 +1,8 @@
-"""Wake the watchers of a SQLite store, with inotify and wakeup files.
+"""Wake the watchers of a SQLite store through inotify and wakeup files.
 
 A wakeup file is a small file next to the SQLite file, one for each queue that is watched. Opening it for
-reading and closing it is an event that wakes the watchers of that queue and few others, and needs no write
-permission. Writes to the SQLite file itself would wake all watchers at each commit, before the commit is
+reading and closing it is an event that wakes the watchers of that queue and few others. This needs no write
+permission. Writes to the SQLite file itself would wake all watchers at each commit, even before the commit is
 visible. Python has no module for inotify, so this module calls the C library.
 """
 
@@ -25,14 +25,14 @@ _FILE_CREATED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
 _MAX_WAKEUP_FILES = 64
-"""The largest number of wakeup files of a store; if there are more queues, they share them."""
+"""The largest number of wakeup files of a store. If there are more queues, several share a file."""
 
 
 class FileEvents:
-    """Events of files in one folder, including files that are created or recreated later.
+    """Receives events about files in one folder, including files that are created or recreated later.
 
-    ``kind`` is ``MODIFIED`` or ``CLOSED_AFTER_READING``. An OSError means that the system has no inotify,
-    that its limit is reached, or that the folder does not exist.
+    ``kind`` is ``MODIFIED`` or ``CLOSED_AFTER_READING``. The constructor raises an OSError if the system has
+    no inotify, if inotify's limit is reached, or if the folder does not exist.
     """
 
     def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:
@@ -49,7 +49,7 @@ class FileEvents:
         if self._file < 0:
             raise _os_error()
         try:
-            # For other files in the folder, only their creation is an event.
+            # The creation of any file in the folder is an event too.
             self._folder_watch = self._watch(os.fsencode(folder), _FILE_CREATED)
         except OSError:
             self.close()
@@ -57,11 +57,11 @@ class FileEvents:
         self._watch_files()
 
     def fileno(self) -> int:
-        """The file that can be read when there are events."""
+        """Return the file descriptor that becomes readable when there are events."""
         return self._file
 
     def has_events(self) -> bool:
-        """Whether there were events since the last call."""
+        """Return whether there were events since the last call."""
         any_events = any_created = False
         while data := self._read_events():
             position = 0
@@ -111,14 +111,16 @@ def _os_error() -> OSError:
 
 
 def wake(path: str, queue_ids: Iterable[int]) -> None:
-    """Wake the watchers of queues of the SQLite file ``path``; almost free if there never were any."""
+    """Wake the watchers of queues of the SQLite file ``path``. This costs almost nothing if there never were
+    any.
+    """
     for queue_id in queue_ids:
         with suppress(OSError):
             os.close(os.open(wakeup_file(path, queue_id), READ_FLAGS))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
-    """Listen to a queue's wakeup file, which is created if needed; None if that is not possible, or if the
+    """Listen to a queue's wakeup file, and create it if needed. Return None if that is impossible, or if the
     file belongs to another user.
     """
     folder, name = os.path.split(wakeup_file(path, queue_id))

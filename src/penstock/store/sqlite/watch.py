@@ -1,4 +1,4 @@
-"""Watch a queue of a SQLite store, by its wakeup file or by writes to the store's files."""
+"""Watch a queue of a SQLite store through its wakeup file or through writes to the store's files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from penstock.store.sqlite.database import SqliteDatabase
 
 CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.02, 0.1
-"""Seconds between two checks of the queue; the longer pause applies when nothing was appended for a while."""
+"""The shortest and the longest pause between two checks of the queue, in seconds. The longest pause applies
+when nothing has been appended for a while.
+"""
 IGNORE_WRITES_SECONDS = 0.02
-"""Seconds after a wakeup for which writes to the files do not wake."""
+"""For how long after a wakeup writes to the files do not wake the watch, in seconds."""
 RECENT_SECONDS = 1.0
-# A commit becomes visible a moment after it was written, or later if the disk is slow.
+# A commit becomes visible a moment after it is written, or later if the disk is slow.
 SHORT_PAUSE, SHORT_PAUSES = 0.001, 0.03
 _BUSY_MS = 100
 
@@ -29,9 +31,10 @@ _BUSY_MS = 100
 class SqliteWatch(Watch):
     """Checks the queue when its wakeup file is opened, as Penstock's writers do after a commit.
 
-    Other writers do not open it, so a watch also checks after writes to the store's files: soon at first, and
-    after longer and longer pauses while the writes append nothing to this queue, since a busy file is written
-    all the time. Without events for writes, it checks again soon after each change.
+    Other writers do not open the wakeup file, so the watch also checks after writes to the store's files. The
+    first check comes soon. As long as the writes append nothing to this queue, the pauses grow longer, since
+    a busy file is written to all the time. If the file system has no events for writes, the watch checks
+    again soon after each change.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class SqliteWatch(Watch):
         self._wakeups = wakeups.listen(database.path, queue.queue_id, database.files)
         self._writes = write_events(database.path)
         self._write_events_work = self._writes is not None
-        """Whether there was an event for the last change; not every file system has them."""
+        """Whether the last change caused an event. Some file systems have no events."""
         self._is_first_check = True
         self._notified = self._written = False
         self._last_event = -RECENT_SECONDS
@@ -63,7 +66,7 @@ class SqliteWatch(Watch):
         return [events.fileno() for events in sources if events is not None]
 
     def _read(self, woken: bool) -> list[tuple[int, int, int]] | None:
-        # Events are read before the queue, so that later ones wake again.
+        # Read the events before the queue, so that later events wake the watch again.
         self._notified = self._wakeups is not None and woken and self._wakeups.has_events()
         self._written = self._writes is not None and not self._notified and self._writes.has_events()
         self._database.require_same_file()

@@ -1,4 +1,4 @@
-"""Merging small segments: fewer of them, and the same rows, times and appends."""
+"""Compaction of small segments reduces their number, and keeps rows, timestamps and append ids."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:
 
 
 def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
-    """The append and the time of every row."""
+    """Return the append id and the timestamp of each row."""
     found: list[tuple[int, int]] = []
     segments = {segment.start_index: segment for segment in _segments(queue)}
     end = queue.info().partitions[0].next_index
@@ -48,7 +48,7 @@ def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
+def test_compaction_keeps_rows_appends_and_timestamps(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(20):
         queue.append(rows(*[n] * (n % 4 + 1)))
@@ -69,7 +69,7 @@ def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
     assert queue.compact() == 0
 
 
-def test_a_part_of_a_merged_segment_keeps_its_append_numbers_and_times(store: penstock.Store) -> None:
+def test_a_part_of_a_compacted_segment_keeps_its_append_ids_and_timestamps(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(5):
         queue.append(rows(n, n, n))
@@ -96,7 +96,7 @@ def test_runs_can_be_sliced_joined_and_searched() -> None:
     assert Runs.from_bytes(runs.to_buffer(), 7).batch.equals(runs.batch)
 
 
-def test_segments_are_merged_in_the_background_of_appends(store: penstock.Store) -> None:
+def test_segments_are_compacted_in_the_background_after_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(4 * COMPACTION_FAN_IN):
         queue.append(rows(n))
@@ -109,7 +109,7 @@ def test_segments_are_merged_in_the_background_of_appends(store: penstock.Store)
 def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    """The policy alone, without a store: appends of mixed sizes for a long time."""
+    """This tests the policy alone, without a store, on a long series of appends of mixed sizes."""
     from dataclasses import dataclass
 
     @dataclass
@@ -137,7 +137,7 @@ def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
     assert rewritten < 6 * end
 
 
-def test_a_merge_respects_the_size_limit_of_segments(
+def test_compaction_respects_the_size_limit_of_segments(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (compact, segmenting):
@@ -151,10 +151,10 @@ def test_a_merge_respects_the_size_limit_of_segments(
     assert numbers(queue.read(0, 0)) == [n for n in range(12) for _ in range(3)]
 
 
-def test_a_merge_stays_within_its_memory_limit(
+def test_compaction_stays_within_its_memory_limit(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that compress well would otherwise make segments that no reader can hold."""
+    """Otherwise rows that compress well would become segments that do not fit into a reader's memory."""
     monkeypatch.setattr(compact, "SEGMENT_RAW_BYTES", 50_000)
     queue = store.create_queue("q", SCHEMA)
     for n in range(20):
@@ -164,8 +164,8 @@ def test_a_merge_stays_within_its_memory_limit(
     assert numbers(queue.read(0, 0)) == list(range(20))
 
 
-def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
-    """Others trimmed or merged between the read and the replacement."""
+def test_a_compaction_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
+    """Other processes have trimmed or compacted between the read and the replacement."""
     queue = store.create_queue("q", SCHEMA)
     for n in range(10):
         queue.append(rows(n))
@@ -189,10 +189,10 @@ def test_a_replacement_of_segments_that_comes_too_late_changes_nothing(store: pe
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
 
 
-def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_ones(
+def test_segments_of_a_restored_backup_are_not_replaced_by_a_compaction_of_earlier_ones(
     store: penstock.Store,
 ) -> None:
-    """After a restore, new payloads get ids that other payloads had before."""
+    """After a restore, new payloads get ids that other payloads had before the restore."""
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
@@ -204,7 +204,7 @@ def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_on
     assert len(_segments(queue)) == 4
 
 
-def test_concurrent_merges_merge_everything_once(store: penstock.Store) -> None:
+def test_concurrent_compactions_compact_every_segment_once(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(200):
         queue.append(rows(n))
@@ -221,7 +221,7 @@ def test_concurrent_merges_merge_everything_once(store: penstock.Store) -> None:
     assert numbers(queue.read(0, 0)) == list(range(200))
 
 
-def test_a_reader_sees_every_row_once_while_others_merge_append_and_trim(
+def test_a_reader_sees_every_row_once_while_others_compact_append_and_trim(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "PAGE_SEGMENTS", 2)
@@ -242,7 +242,7 @@ def test_a_reader_sees_every_row_once_while_others_merge_append_and_trim(
     assert expected == 100
 
 
-def test_concurrent_reads_and_merges_in_threads_agree(store: penstock.Store) -> None:
+def test_concurrent_reads_and_compactions_in_threads_agree(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(*range(10)))
     stop = threading.Event()
