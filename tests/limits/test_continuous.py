@@ -34,7 +34,7 @@ def test_a_query_ends_with_exactly_its_rows_and_continues_with_a_higher_limit(
     assert lower.status["message"].endswith("its limit of 9 rows is lower than the 30 rows that have passed")
     assert feed.progress() == "30 of 30"
     unlimited = feed.stream("id % 2 = 0").write(penstock.QueueSink("out", url=store_url))
-    with pytest.raises(CheckpointMismatchError, match=r"with limit\(30\) before, and now has no limit"):
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(30\) before, but now has no limit"):
         unlimited.start(checkpoint=tmp_path / "ck", trigger=CONTINUOUS)
 
 

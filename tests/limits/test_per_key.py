@@ -165,7 +165,7 @@ def test_an_overall_limit_is_refused_if_keys_were_counted(
     ):
         stream.write(penstock.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)
     unlimited = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
-    with pytest.raises(CheckpointMismatchError, match=r"with limit\(1, per=\['k'\]\) before, and now has no"):
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(1, per=\['k'\]\) before, but now has no"):
         unlimited.write(penstock.QueueSink("out", url=store_url)).start(
             checkpoint=tmp_path / "ck", trigger=NOW
         )

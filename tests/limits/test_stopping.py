@@ -187,7 +187,7 @@ def test_invalid_limits_are_refused(spark: SparkSession, store_url: str, tmp_pat
         stream.limit(1).limit(2)
     inside = stream.transform(lambda df: df.limit(3)).limit(1).write(penstock.QueueSink("out", url=store_url))
     with pytest.raises(
-        InvalidInputError, match=r"SEVERAL_LIMITS\].*a pipeline has one limit, and this one's plan has 2"
+        InvalidInputError, match=r"SEVERAL_LIMITS\].*a pipeline has one limit, but the plan of this one has 2"
     ):
         inside.start(checkpoint=tmp_path / "ck")
 

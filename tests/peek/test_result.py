@@ -76,7 +76,7 @@ def test_many_rows_are_truncated_and_counted(spark: SparkSession) -> None:
     rows = taken(spark, pa.table({"id": list(range(1_234))}), 2_000, complete=False)
     lines = str(rows).splitlines()
     assert len(lines) == 54
-    assert lines[-2:] == ["(… 1,184 more)", "(1,234 rows of 2,000: no more came within 1.25 s)"]
+    assert lines[-2:] == ["(… 1,184 more)", "(1,234 rows of 2,000: there were no more within 1.25 s)"]
     assert rows._repr_html_().count("<tr>") == 51
 
 

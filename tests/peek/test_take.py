@@ -243,7 +243,7 @@ def test_at_the_timeout_the_rows_so_far_are_returned_and_marked_incomplete(
     fill(make_queue(store), range(3))
     rows = penstock.take(stream(spark, store_url), 5, timeout=3)
     assert (ids(rows), rows.complete) == ([0, 1, 2], False)
-    assert "3 rows of 5: no more came within 3" in rows.note
+    assert "3 rows of 5: there were no more within 3" in rows.note
     assert rows.note in caplog.text
     nothing = penstock.take(stream(spark, store_url, startingOffsets="latest"), 5, timeout=0.1)
     assert (len(nothing), nothing.to_arrow().schema.names) == (0, ["id", "name"])

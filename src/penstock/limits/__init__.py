@@ -1,4 +1,4 @@
-"""Limits on the rows of a stream or of each key, and the number of rows that have passed a limit."""
+"""Limits on the rows of a stream or of each key, and their progress."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # Hidden, so that type checkers report unknown names.
+    # Hide this from type checkers, so that they report unknown names.
     __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,7 +1,7 @@
-"""The first rows of each key, of a stream or of a batch.
+"""The first rows of each key, in a stream or a batch.
 
-The shuffle distributes keys over 64 places by their hash. A stateful call therefore processes many keys
-together, and its state is one table of keys, without a call or a Python object for each key.
+The shuffle distributes keys over 64 places by their hash. So each stateful call processes many keys together,
+and keeps one table of keys as its state. There is no call and no Python object per key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COUNT, _LAST = "count", "last"
 ORDER = "__penstock_order"
 PACKED = pa.schema([*shuffle_batches.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
 PLACES = 64
-"""Must not change, since stored state depends on the place of each key."""
+"""The number of places. It must not change, since stored state depends on the place of each key."""
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000_000, 128 << 20
 _BATCH_ROWS = 65_536
 _STATE = StructType([StructField("seen", BinaryType())])
@@ -61,7 +61,7 @@ class KeyLimit:
     rows: int
     per: tuple[str, ...]
     forget_ms: int | None = None
-    """Milliseconds after a key's last row after which its count is dropped."""
+    """How long after a key's last row its count is dropped, in milliseconds."""
 
     @classmethod
     def of(cls, rows: int, per: Sequence[str], ttl: str | None) -> KeyLimit:
@@ -89,7 +89,7 @@ class KeyLimit:
         return counted.mapInArrow(unpack, frame.schema)
 
     def kinds(self, frame: DataFrame) -> tuple[str, ...]:
-        """Return the kinds of a DataFrame's key columns, as the hash distinguishes them."""
+        """Return the kinds of a DataFrame's key columns, as far as the hash distinguishes them."""
         return tuple(_hash_kind(frame.schema[position].dataType) for position in self._key(frame))
 
     def _key(self, frame: DataFrame) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class KeyLimit:
 
 
 def _hash_kind(kind: DataType) -> str:
-    """Return a text for a type that stays the same if the column is widened, as the hashes do."""
+    """Return text for a type. Like the hashes, it stays the same if the column is widened."""
     if isinstance(kind, DecimalType):
         return f"decimal with scale {kind.scale}"
     if isinstance(kind, IntegralType):
@@ -122,10 +122,10 @@ def _hash_kind(kind: DataType) -> str:
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = None) -> DataFrame:
-    """Return the first rows of each key in a batch or a stream; the same rows for both if each key is in one
+    """Return the first rows of each key in a batch or a stream. Both give the same rows if each key is in one
     partition.
 
-    Rows are ordered by the input's partitions, and within them by their order in the partition; in a stream,
+    Rows are ordered by the input's partitions, and then by their order within the partition. In a stream,
     earlier micro-batches come first. A stream keeps the count of each key in Spark's state store, and needs
     output mode append.
 
@@ -134,21 +134,21 @@ def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = N
     df
         A static or streaming DataFrame.
     n
-        The number of rows of each key that pass.
+        The number of rows to return for each key.
     per
-        The key columns: numbers, strings, binary values, booleans, dates or times. Null is a key like any
-        other.
+        The names of the key columns: numbers, strings, binary values, booleans, dates or times. Null is a key
+        like any other.
     ttl
-        In a stream, how long after a key's last row its count is dropped, such as ``"1 hour"``, by the
-        clock of the micro-batches; its next row then counts as the first. None keeps counts for ever. A
-        batch ignores it.
+        How long after a key's last row a stream drops its count, such as ``"1 hour"``, by the clock of the
+        micro-batches. The key's next row then counts as its first. None keeps counts for ever. A batch
+        ignores this parameter.
 
     Raises
     ------
     InvalidInputError
         When a column does not exist, or an argument has the wrong type.
     UnsupportedTypeError
-        When a key column has a type without a hash.
+        When a key column has a type that cannot be hashed.
     """
     require("df", df, DataFrame, "a DataFrame")
     return KeyLimit.of(n, per, ttl)(df)
@@ -169,7 +169,9 @@ def _ttl_milliseconds(text: object) -> int | None:
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """The keys seen so far, with the number of rows that passed and the last row's time in milliseconds."""
+    """The keys seen so far, each with the number of rows that passed and the time of its last row in
+    milliseconds.
+    """
 
     table: pa.Table
 
@@ -182,7 +184,7 @@ class KeyCounts:
     def from_bytes(cls, data: bytes) -> KeyCounts:
         try:
             table = read_stored_table(data)
-            # Columns without values could claim any number of rows.
+            # Columns without values could claim to have any number of rows.
             count_columns = [(field.name, field.type) for field in list(table.schema)[-2:]]
             if count_columns != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:
                 raise ValueError("its columns do not fit counted keys")
@@ -198,8 +200,8 @@ class KeyCounts:
         return _ipc_bytes(self.table)
 
     def since(self, cutoff: int, now: int) -> KeyCounts:
-        """Return the counts of keys that had a row at ``cutoff`` or later; keys counted before times were
-        recorded count as seen ``now``.
+        """Return the counts of keys that had a row at ``cutoff`` or later. Keys that were counted before
+        times were recorded count as seen ``now``.
         """
         last = self.table[_LAST].to_numpy()
         last = np.where(last == 0, now, last)
@@ -229,13 +231,13 @@ class KeyCounts:
         return passes, KeyCounts(pa.table(columns, schema=_counts_schema(all_keys)))
 
     def _with(self, keys: list[pa.Array]) -> list[pa.Array]:
-        """Return the counted keys followed by new ones, in the wider of their types."""
+        """Return the counted keys followed by new keys, in the wider of their types."""
         counted = self.table.columns[:-2]
         old_types, new_types = [column.type for column in counted], [column.type for column in keys]
         types = [_wider(*pair) for pair in zip(old_types, new_types, strict=False)]
         if len(old_types) != len(new_types) or None in types:
             raise CheckpointMismatchError(
-                f"the limit has counted rows by a key of the type {_type_list(old_types)}, and now the "
+                f"the limit has counted rows by a key of the type {_type_list(old_types)}, but now the "
                 f"key's type is {_type_list(new_types)}: cast the key columns to their previous types, or "
                 "start with a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.LIMIT_PER",
@@ -254,7 +256,7 @@ def _counts_schema(keys: Sequence[pa.Array]) -> pa.Schema:
 
 
 def _wider(before: pa.DataType, now: pa.DataType) -> pa.DataType | None:
-    """Return the wider of two types if a column was widened and hashes stay the same; otherwise None."""
+    """Return the wider of two types if hashes stay the same between them; otherwise None."""
     if before == now:
         return now
     if pat.is_decimal(before) and pat.is_decimal(now):
@@ -275,7 +277,7 @@ def key_arrays(table: pa.Table, key: tuple[int, ...]) -> list[pa.Array]:
 
 @dataclass(frozen=True)
 class PackRows:
-    """Drop rows that cannot be among the first of their keys, and pack the others for the shuffle."""
+    """Drops rows that cannot be among the first of their keys, and packs the others for the shuffle."""
 
     key: tuple[int, ...]
     """The positions of the key columns."""
@@ -311,7 +313,7 @@ def first_rows_of_keys(table: pa.Table, key: tuple[int, ...], rows: int) -> pa.T
 
 @dataclass(frozen=True)
 class CountInState:
-    """Return the rows of a place that are among the first of their keys over all micro-batches."""
+    """Returns those rows of a place that are among the first of their keys over all micro-batches."""
 
     key: tuple[int, ...]
     rows: int
@@ -320,7 +322,7 @@ class CountInState:
     def __call__(
         self, place: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
-        # Read each frame completely before the next one: they are views of one buffer.
+        # Read each frame completely before the next one, since all are views of one buffer.
         packed = [pair for frame in frames for pair in zip(frame[ORDER], frame[ROWS], strict=True)]
         if not packed:
             return
@@ -329,7 +331,7 @@ class CountInState:
         counts = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.empty(keys)
         now = 0
         if self.forget_ms is not None:
-            # The time of the micro-batch, which stays the same when it is repeated.
+            # The time of the micro-batch stays the same if the micro-batch is repeated.
             now = state.getCurrentProcessingTimeMs()
             counts = counts.since(now - self.forget_ms, now)
         passes, new_counts = counts.take(keys, self.rows, now)
@@ -342,7 +344,7 @@ class CountInState:
 
 @dataclass(frozen=True)
 class FirstRowsOfBatch:
-    """Return the rows of a batch that are among the first of their keys."""
+    """Returns those rows of a batch that are among the first of their keys."""
 
     key: tuple[int, ...]
     rows: int

@@ -1,4 +1,4 @@
-"""The number of rows that have passed a limit, read from a query's checkpoint."""
+"""The progress of a limit, read from a query's checkpoint."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.spark.state_reader import has_state_ids, load_state, spark_reason
 
 @dataclass(frozen=True)
 class LimitProgress:
-    """How many rows of a limit have passed; as text, ``37 of 100``."""
+    """How many of a limit's rows have passed. Its text form is ``37 of 100``."""
 
     passed: int
     limit: int
 
     @property
     def remaining(self) -> int:
-        """How many more rows will pass."""
+        """The number of rows that can still pass."""
         return max(self.limit - self.passed, 0)
 
     @property
@@ -37,27 +37,27 @@ class LimitProgress:
         return f"{self.passed:,} of {self.limit:,}"
 
     def to_dict(self) -> Json:
-        """Return plain values, for JSON."""
+        """Return the progress as plain values for JSON."""
         return {"passed": self.passed, "limit": self.limit}
 
 
 def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | None = None) -> LimitProgress:
-    """Return how many rows have passed the limit of a query, at its last committed micro-batch.
+    """Return how many rows had passed the limit of a query at the end of its last committed micro-batch.
 
     Parameters
     ----------
     checkpoint
-        The query's checkpoint; the query may be running.
+        The location of the query's checkpoint. The query may be running.
     spark
-        A session, which is needed if the state is not in Spark's default state store; the active one when
-        None.
+        A session; by default, the active one. It is needed only if the state is not in Spark's default state
+        store.
 
     Raises
     ------
     CheckpointNotFoundError
         When the path has no checkpoint.
     NotFoundError
-        When the checkpoint has no limit, or has a limit per key, which counts each key separately.
+        When the checkpoint has no limit, or a limit per key, which counts each key separately.
     StateRefusedError
         When the state cannot be read.
     """
@@ -88,7 +88,7 @@ def _no_limit_error(checkpoint: Checkpoint) -> NotFoundError:
 
 
 def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
-    """Return the rows that had passed at the end of a micro-batch; 0 before the first one."""
+    """Return the number of rows that had passed at the end of a micro-batch; 0 before the first one."""
     if batch_id is None:
         return 0
     try:
@@ -114,7 +114,7 @@ def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: i
 
 
 def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) -> int:
-    """Read the count with Spark's own data source, which knows every state store."""
+    """Read the count with Spark's own data source, which can read every state store."""
     state = load_state(
         spark,
         checkpoint,

@@ -1,4 +1,4 @@
-"""Store limits in a query's checkpoint, where Spark stores the counts of rows but not the limits."""
+"""Store limits in a query's checkpoint. Spark stores the counts of rows there, but not the limits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class KeyRecord:
     rows: int
     forget_ms: int | None
     kinds: tuple[str, ...] = ()
-    """The kinds of the key columns, as the hash that decides where keys are counted distinguishes them; empty
-    if unknown.
+    """The kinds of the key columns, as far as the hash distinguishes them that decides where a key is
+    counted. Empty if unknown.
     """
 
     def __str__(self) -> str:
@@ -36,12 +36,16 @@ class KeyRecord:
 
 
 def read_record(checkpoint: Checkpoint) -> int | None:
-    """Return the limit on all rows in a checkpoint; None if its query has run without one, or never."""
+    """Return the limit on all rows in a checkpoint; None if its query has run without one or has never
+    run.
+    """
     return _read(checkpoint, LIMIT_RECORD, lambda content: int(content["rows"]))
 
 
 def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
-    """Return the limit for each key in a checkpoint; None if its query has run without one, or never."""
+    """Return the limit for each key in a checkpoint; None if its query has run without one or has never
+    run.
+    """
     return _read(
         checkpoint,
         _KEY_RECORD,
@@ -60,7 +64,9 @@ def store_record(checkpoint: Checkpoint, rows: int) -> None:
 
 
 def store_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
-    """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it."""
+    """Store a limit for each key in the checkpoint. Call this before any micro-batch that counts rows for
+    it.
+    """
     before, planned = read_key_record(checkpoint), checkpoint.last_planned()
     if planned is not None and before is None:
         limit = read_record(checkpoint)
@@ -95,8 +101,8 @@ def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, current: KeyRec
     if before.kinds and current.kinds and before.kinds != current.kinds:
         counted, given = ", ".join(before.kinds), ", ".join(current.kinds)
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)} as {counted}, and "
-            f"would count them from the start as {given}: cast them as before, or {NEW_CHECKPOINT}",
+            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)} as {counted}. As "
+            f"{given}, their count would start again: cast them as before, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
             checkpoint=checkpoint.shown,
             before=list(before.kinds),
@@ -107,10 +113,12 @@ def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, current: KeyRec
 def limit_changed_error(
     checkpoint: Checkpoint, planned: int, before: object, now: object
 ) -> CommitRefusedError:
-    """Return the error for a limit that changes while a micro-batch of the old one is not committed."""
+    """Return the error for a limit that changes while a micro-batch with the old limit is not committed
+    yet.
+    """
     old_limit, new_limit = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
     return CommitRefusedError(
-        f"micro-batch {planned} was started with {old_limit} and not committed; with {new_limit} it could "
+        f"micro-batch {planned} was started with {old_limit} but not committed. With {new_limit} it could "
         f"have other rows than the sink: start the query once with {old_limit} to finish it, then with "
         f"{new_limit}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
@@ -133,7 +141,7 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
 
 
 def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
-    """Write a file; readers see the old content or the new."""
+    """Write a file atomically: readers see either the old content or the new."""
     path = f"{checkpoint.root}/{name}"
     try:
         checkpoint.files.create_dir(path.rpartition("/")[0], recursive=True)
@@ -142,8 +150,8 @@ def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
         checkpoint.files.move(f"{path}.new", path)
     except Exception as error:
         raise CommitRefusedError(
-            f"a limit is stored in the checkpoint, and {checkpoint.shown!r} cannot be written from this "
-            f"Python ({type(error).__name__}): check the address and the credentials",
+            f"a limit is stored in the checkpoint, but this Python process cannot write to "
+            f"{checkpoint.shown!r} ({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=checkpoint.shown,
         ) from error

@@ -1,4 +1,4 @@
-"""A limit on the rows of a stream, as a transformation that reports how many rows passed."""
+"""A limit on the rows of a stream: a transformation that reports how many rows have passed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.spark.internals.plan_text import Node, plan_tree
 
 STOP, KEEP = "stop", "keep"
 MAX_LIMIT_ROWS = 2**31 - 1
-"""Spark's limits are 32-bit numbers."""
+"""The largest limit. Spark's limits are 32-bit numbers."""
 
 _METRIC = "penstock limit"
 _AGGREGATES = {"Aggregate", "Distinct"}
@@ -23,7 +23,7 @@ _AGGREGATES = {"Aggregate", "Distinct"}
 
 @dataclass(frozen=True)
 class RowLimit:
-    """Spark's own limit, which counts in the state store over the whole life of a query in append mode."""
+    """Spark's own limit. In append mode it counts rows in the state store over the whole life of a query."""
 
     rows: int
     on_limit: str = STOP
@@ -43,7 +43,7 @@ class RowLimit:
 
 
 def check_rows(rows: object) -> None:
-    """Refuse a limit that is not a number of rows."""
+    """Refuse a limit that is not a valid number of rows."""
     if type(rows) is not int or not 1 <= rows <= MAX_LIMIT_ROWS:
         raise InvalidOptionError(
             f"a limit is a whole number from 1 to {MAX_LIMIT_ROWS:,}, not {in_quotes(rows)}",
@@ -55,16 +55,16 @@ def check_rows(rows: object) -> None:
 def rows_passed_in(progress: StreamingQueryProgress) -> int:
     """Return how many rows passed the limit in a micro-batch, according to its progress."""
     row = progress.observedMetrics.get(_METRIC)
-    # By position: a Row that comes over Spark Connect has no names.
+    # Access it by position: a Row that comes over Spark Connect has no names.
     return 0 if row is None else int(row[0])
 
 
 def is_one_to_one(frame: DataFrame) -> bool:
-    """Return whether each row that a query reads reaches its limit as one row."""
+    """Return whether each row that a query reads is exactly one row when it reaches the limit."""
     limits = [node for node in plan_tree(frame).walk() if node.name == "GlobalLimit" and node.streaming]
     if len(limits) != 1:
         raise InvalidInputError(
-            f"a pipeline has one limit, and this one's plan has {len(limits)}: "
+            f"a pipeline has one limit, but the plan of this one has {len(limits)}: "
             "remove df.limit(n) from its transformations",
             condition="INVALID_INPUT.SEVERAL_LIMITS",
         )
@@ -72,10 +72,10 @@ def is_one_to_one(frame: DataFrame) -> bool:
 
 
 def is_per_micro_batch(frame: DataFrame) -> bool:
-    """Return whether, in output mode complete, Spark limits each micro-batch's result instead of the
-    stream's rows.
+    """Return whether Spark, in output mode complete, limits each micro-batch's result instead of the stream's
+    rows.
 
-    Spark counts over all micro-batches unless an aggregation is below the limit.
+    Spark counts over all micro-batches unless there is an aggregation before the limit.
     """
     metrics_nodes: list[Node] = [
         node for node in plan_tree(frame).walk() if node.name == "CollectMetrics" and _METRIC in node.text

@@ -1,4 +1,4 @@
-"""A row limit while its query runs in micro-batches: where it resumes, how many rows the source may read, and
+"""A row limit of a query in micro-batches: where the limit resumes, how many rows the source may read, and
 when the query ends.
 """
 
@@ -38,23 +38,23 @@ log = logging.getLogger("penstock.limits")
 
 _POLL_SECONDS = 0.05
 _UNREADABLE = ("COMMIT_REFUSED.CHECKPOINT_DAMAGED", "COMMIT_REFUSED.CHECKPOINT_UNREACHABLE")
-"""The conditions of a checkpoint that cannot be read or written."""
+"""The conditions of errors about a checkpoint that cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class LimitState:
-    """The rows that have passed a limit when its query starts."""
+    """The state of a limit when its query starts."""
 
     passed: int
-    """The rows that had passed at the end of the last committed micro-batch."""
+    """The number of rows that had passed at the end of the last committed micro-batch."""
     last: int | None
-    """The last committed micro-batch."""
+    """The number of the last committed micro-batch; None if there is none."""
     planned: int | None
-    """The last micro-batch that was started, committed or not."""
+    """The number of the last micro-batch that was started, committed or not; None if there is none."""
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a micro-batch was started and not committed."""
+        """Whether a micro-batch was started but not committed."""
         return self.planned != self.last
 
 
@@ -73,7 +73,9 @@ class LimitRun:
         return cls(limit, checkpoint, _read_limit_state(spark, checkpoint, limit.rows))
 
     def reason_to_end(self, name: str | None) -> str | None:
-        """Return why the query need not start; None if it must start, at least to finish a micro-batch."""
+        """Return why the query does not have to start; None if it must start, at least to finish a
+        micro-batch.
+        """
         rows, passed = self.limit.rows, self.resumed.passed
         if self.limit.on_limit != STOP or passed < rows or self.resumed.is_unfinished:
             return None
@@ -91,13 +93,13 @@ class LimitRun:
         return f"query {query!r} ends immediately: {reason}"
 
     def trigger_arguments(self, arguments: Mapping[str, str | bool]) -> Mapping[str, str | bool]:
-        """Return the trigger's arguments; once all rows have passed, only an unfinished micro-batch runs."""
+        """Return the trigger's arguments. If all rows have passed, only an unfinished micro-batch runs."""
         is_reached = self.limit.on_limit == STOP and self.resumed.passed >= self.limit.rows
         return {"once": True} if is_reached else arguments
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
-        """Return options that make a queue source read only as many rows as the limit leaves; empty for other
-        sources.
+        """Return options that make a queue source read only as many rows as the limit still allows; none for
+        other sources.
         """
         exact = is_one_to_one(frame)
         if self.limit.on_limit != STOP or not of_a_queue:
@@ -105,7 +107,7 @@ class LimitRun:
         return remaining_quota(self.checkpoint, self.resumed, self.limit.rows, exact=exact).options()
 
     def watch(self, query: LimitedQuery) -> None:
-        """Start a thread that stops the query when all rows have passed."""
+        """Start a thread that stops the query once all rows have passed."""
         if self.limit.on_limit == STOP:
             watch = _LimitWatch(query, self)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
@@ -117,15 +119,15 @@ def _read_limit_state(spark: SparkSession, checkpoint: Checkpoint, rows: int) ->
         stored_limit = read_record(checkpoint)
     except Exception as error:
         raise CommitRefusedError(
-            f"a limit counts in the checkpoint, and {checkpoint.shown!r} cannot be read from this Python "
-            f"({type(error).__name__}): check the address and the credentials",
+            f"a limit keeps its count in the checkpoint, but this Python process cannot read "
+            f"{checkpoint.shown!r} ({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=checkpoint.shown,
         ) from error
     if last is not None and checkpoint.limit_passed(last) is not None:
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} was counted by the continuous trigger, and Spark's own count "
-            f"does not include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
+            f"the continuous trigger has counted the rows of the limit at {checkpoint.shown!r}, and Spark's "
+            f"own count does not include them: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER",
             checkpoint=checkpoint.shown,
         )
@@ -145,7 +147,9 @@ def _read_limit_state(spark: SparkSession, checkpoint: Checkpoint, rows: int) ->
 
 
 def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
-    """Return how many rows a limit leaves to read; ``exact`` if every row that is read passes."""
+    """Return how many more rows a limit allows the source to read. Pass ``exact`` if every row that is read
+    passes.
+    """
     rows_left, counted_end = (
         (rows - resumed.passed, _counted_end(checkpoint, resumed)) if exact else (None, None)
     )
@@ -153,13 +157,13 @@ def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, e
 
 
 def _counted_end(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | None:
-    """Return the end of the last committed micro-batch, or else the start of the first one."""
+    """Return the end of the last committed micro-batch; if there is none, the start of the first one."""
     if resumed.last is None and resumed.planned is None:
         return None
     offsets = [QueueOffset.of(value) for value in checkpoint.offsets(resumed.last or 0)]
     if len(offsets) != 1 or offsets[0] is None:
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has counted the rows of another source for its limit, and "
+            f"the query at {checkpoint.shown!r} has counted the rows of another source for its limit, but "
             f"now reads a queue: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             checkpoint=checkpoint.shown,
@@ -168,7 +172,7 @@ def _counted_end(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...]
 
 
 def store_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
-    """Store a limit for each key of a DataFrame in the checkpoint, if the driver can reach it."""
+    """Store a limit for each key of a DataFrame in the checkpoint, if the driver can reach the checkpoint."""
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms, limit.kinds(counted))
     try:
         store_key_record(Checkpoint(location), record, exact=is_case_sensitive(counted.sparkSession))
@@ -189,26 +193,28 @@ def store_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
 
 
 def require_no_limit(location: str) -> None:
-    """Refuse to run a query without its former limit, since rows would pass uncounted."""
+    """Refuse to run a query without the limit that it had before, since rows would pass without being
+    counted.
+    """
     try:
         checkpoint = Checkpoint(location)
         rows, key_limit = read_record(checkpoint), read_key_record(checkpoint)
         has_run = (rows is not None or key_limit is not None) and checkpoint.last_planned() is not None
     except Exception:
-        # A query without a limit does not need to read its checkpoint here.
+        # A query without a limit does not have to read its checkpoint here.
         return
     if has_run:
         limit = key_limit if rows is None else f"limit({rows})"
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run with {limit} before, and now has no limit: pass it "
-            f"again, or {NEW_CHECKPOINT}",
+            f"the query at {checkpoint.shown!r} has run with {limit} before, but now has no limit: pass the "
+            f"limit again, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=checkpoint.shown,
         )
 
 
 class LimitedQuery(Protocol):
-    """The part of a running query that the thread that stops it uses."""
+    """The part of a running query's interface that the thread needs to stop it."""
 
     @property
     def id(self) -> str: ...
@@ -229,9 +235,9 @@ class LimitedQuery(Protocol):
 
 
 class _LimitWatch:
-    """Counts the rows after each micro-batch, and stops the query at its limit.
+    """Counts the rows that have passed after each micro-batch, and stops the query at its limit.
 
-    If the state cannot be read, the rows in the progress of this run are added to those of earlier runs.
+    If the state cannot be read, it adds up the rows in this run's progress reports and those of earlier runs.
     """
 
     def __init__(self, query: LimitedQuery, run: LimitRun) -> None:
@@ -243,7 +249,7 @@ class _LimitWatch:
         try:
             self._watch()
         except (JvmError, ConnectionError) as error:
-            # Spark has ended, and the query has ended with it.
+            # Spark has ended, and with it the query.
             log.debug(
                 "the row limit is no longer watched: %s",
                 type(error).__name__,
@@ -266,7 +272,9 @@ class _LimitWatch:
             time.sleep(_POLL_SECONDS)
 
     def _passed(self, new: Sequence[StreamingQueryProgress]) -> int:
-        """Return how many rows have passed, from the state, which counts recomputed rows once."""
+        """Return how many rows have passed, according to the state, which counts recomputed rows only
+        once.
+        """
         self._observed_rows += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
@@ -286,5 +294,7 @@ class _LimitWatch:
 
 
 def _has_run(progress: StreamingQueryProgress) -> bool:
-    """Whether the micro-batch of a progress has run; an idle query reports the next one early."""
+    """Return whether the micro-batch of a progress report has run. An idle query reports the next one
+    early.
+    """
     return "addBatch" in progress.durationMs

@@ -1,3 +1,3 @@
-"""Looking at a stream: its first rows, or a sample of them, while nothing is consumed and nothing stays
-behind.
+"""Look at the first rows of a stream, or a sample of its rows, without consuming any and without leaving
+files behind.
 """

@@ -1,9 +1,10 @@
-"""Penstock's own streaming reads without side effects: no consumer moves or is owned, no slot advances.
+"""Penstock's own streaming reads, without side effects: no consumer moves or gets an owner, and no slot
+advances.
 
-This process reads the first rows and transforms them chunk by chunk, which avoids the start of a streaming
-query: its process for the source, its checkpoint and the planning of micro-batches. If these rows do not
-yield enough, Spark's executors read more: of a queue, an estimated number of rows at a time; of a change
-feed, all as a stream.
+This process reads the first rows and transforms them chunk by chunk. That avoids what starting a streaming
+query takes: a process for the source, a checkpoint and the planning of micro-batches. If these rows do not
+yield enough, Spark's executors read more. From a queue they read an estimated number of rows at a time. A
+change feed they read as a stream.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ _READ = "StreamingRelationV2"
 
 
 class RowScope(IntEnum):
-    """The input rows that an output row of a plan may depend on."""
+    """The input rows on which an output row of a plan may depend."""
 
     ROW = 1
     """One row."""
     MICRO_BATCH = 2
     """The rows of one micro-batch."""
     STREAM = 3
-    """All earlier rows, which Spark keeps as state; or unknown."""
+    """All earlier rows, which Spark keeps as state. Also used if the scope is unknown."""
 
 
 def row_scope(frame: DataFrame) -> RowScope:
-    """Return the scope of a plan over one streaming read; STREAM if it has several."""
+    """Return the scope of a plan over one streaming read; STREAM if the plan has several reads."""
     names = [node.name for node in plan_tree(frame).walk()]
     operators = [traits_of(name) for name in names if name != _READ]
     if names.count(_READ) != 1 or not all(map(_is_local, operators)):
@@ -69,7 +70,7 @@ def may_keep_state(frame: DataFrame) -> bool:
 
 
 def _is_local(operator: Trait) -> bool:
-    """Return whether an operator's output rows depend on one micro-batch at most."""
+    """Return whether an operator's output rows depend on at most one micro-batch."""
     return bool(operator & (Trait.PER_ROW | Trait.PER_BATCH))
 
 
@@ -81,7 +82,7 @@ Offset: TypeAlias = Json
 
 
 class Reader(Protocol):
-    """The methods of Penstock's two streaming readers that are called here."""
+    """Those methods of Penstock's two streaming readers that this module calls."""
 
     def initialOffset(self) -> Offset: ...
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset: ...
@@ -96,12 +97,12 @@ class PenstockRead:
     spark: SparkSession
     format: str
     options: Mapping[str, str] = field(repr=False)
-    """With names in lower case, without a consumer."""
+    """The options, with names in lower case and without the consumer."""
     schema: StructType
 
     @classmethod
     def of(cls, spark: SparkSession, read: StreamingRead) -> PenstockRead | None:
-        """Return the read of a plan's leaf; None if it is of another source."""
+        """Return the read of a plan's leaf; None if it reads another source."""
         if read.format == QUEUE:
             return cls(spark, QUEUE, _without_consumer(spark, read.options), read.schema)
         if read.format == CHANGES:
@@ -110,16 +111,20 @@ class PenstockRead:
 
     @property
     def has_whole_commits(self) -> bool:
-        """Whether micro-batches hold whole commits, which transformations may rely on."""
+        """Whether micro-batches consist of whole commits, which transformations may rely on."""
         return self.format == CHANGES
 
     @property
     def can_resume(self) -> bool:
-        """Whether a stream can start at an offset: the bounds of a range are both versions, or both times."""
+        """Whether a stream can start at an offset. The bounds of a range must be both versions or both
+        times.
+        """
         return "endingtimestamp" not in self.options
 
     def reader(self, rows: int | None) -> Reader:
-        """Return a reader for this process, with ranges of ``rows`` rows (of a feed, in whole commits)."""
+        """Return a reader for this process, whose ranges have ``rows`` rows. Ranges of a feed consist of
+        whole commits.
+        """
         if self.format == CHANGES:
             feed_options = read_options(self.options, STREAM, "streaming read of changes")
             most = min(filter(None, (rows, feed_options.max_rows)), default=None)
@@ -136,7 +141,9 @@ class PenstockRead:
         return QueueStreamReader(options, queue, columns)
 
     def stream(self, after: Offset | None = None, *, rows: int | None = None) -> DataFrame:
-        """Return the read for a streaming query, of a feed after an offset; ``rows`` is a default limit."""
+        """Return the read for a streaming query. A feed is read after the offset ``after``, and ``rows`` is a
+        default limit.
+        """
         options = dict(self.options)
         if after is not None:
             options = {name: value for name, value in options.items() if name not in _STARTS}
@@ -148,7 +155,7 @@ class PenstockRead:
     def rows_between(self, reader: Reader, start: Offset, end: Offset) -> DataFrame:
         """Return the rows of a range as a static DataFrame.
 
-        It has none of a data source's planning, which takes Spark a Python process and 50 ms.
+        It avoids the planning of a data source, for which Spark starts a Python process and takes 50 ms.
         """
         read = _ReadRanges(reader, reader.partitions(start, end))
         count = len(read.tasks)
@@ -157,7 +164,7 @@ class PenstockRead:
 
 @dataclass(frozen=True)
 class _ReadRanges:
-    """Function for ``mapInArrow`` over the numbers of tasks."""
+    """Function for ``mapInArrow`` that reads the ranges of tasks, by the tasks' numbers."""
 
     reader: Reader
     tasks: Sequence[InputPartition]
@@ -177,7 +184,7 @@ def _without_consumer(spark: SparkSession, options: Mapping[str, str]) -> dict[s
         return complete
     check_reach(parsed.url, spark.conf.get("spark.master", None))
     offsets = open_store(parsed.url, verify=True).consumer(parsed.consumer).offsets(parsed.queue)
-    # startingOffsets prevents that the session's default consumer is used instead.
+    # startingOffsets keeps Spark from using the session's default consumer instead.
     del complete["consumer"]
     return {**complete, "startingoffsets": json.dumps(offsets)}
 
@@ -186,18 +193,18 @@ _FIRST_ROWS = 1_000
 _GROWTH = 8
 _MOST_AT_ONCE = 131_072
 _MOST = 150_000
-"""Rows that this process reads before it leaves the rest to Spark's executors."""
+"""The number of rows that this process reads before it leaves the rest to Spark's executors."""
 _ESTIMATE_ROWS = 1_000
-"""Rows to read before the number of further rows is estimated."""
+"""The number of rows to read before estimating how many more are needed."""
 _MARGIN = 1.25
-"""How many times the estimate to read at once."""
+"""The factor by which to read more than the estimate."""
 _CANCEL_SECONDS, _WAIT_SECONDS = 0.2, 3_600.0
 _RANGE_ROWS = 20_000
-"""Rows of a range of whole commits, which goes through the transformations at once."""
+"""The number of rows in a range of whole commits, which is transformed in one piece."""
 
 
 class LocalRead:
-    """A read of the first rows of a streaming DataFrame over one read of Penstock's own."""
+    """A read of the first rows of a streaming DataFrame, over a single read of a Penstock source."""
 
     def __init__(self, frame: DataFrame, own: PenstockRead, rows: RowCollector, deadline: Deadline) -> None:
         self._frame = frame
@@ -208,7 +215,9 @@ class LocalRead:
         self._read = self._passed = 0
 
     def collect(self) -> DataFrame | None:
-        """Read until all rows are collected or time is over; return what Spark has to read instead."""
+        """Read until all rows are collected or the deadline has passed; return what Spark has to read
+        instead.
+        """
         reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
         start = reader.initialOffset()
         while not self._is_done:
@@ -247,7 +256,7 @@ class LocalRead:
         return True
 
     def _estimate(self) -> int:
-        """Return how many rows should yield the missing ones."""
+        """Estimate how many rows to read to get the missing ones."""
         return int(_MARGIN * self._rows.missing * self._read / max(self._passed, 1))
 
     def _read_by_spark(self, start: Offset) -> Offset:
@@ -262,24 +271,26 @@ class LocalRead:
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         if not self._whole:
             yield from _sized(batches, min(max(_FIRST_ROWS, self._rows.missing), _MOST_AT_ONCE))
-        # One row more than this process transforms shows that there are too many.
+        # Read one row more than this process may transform, which shows that there are too many.
         elif whole := list(first_rows(batches, _MOST + 1) if self._own.can_resume else batches):
             yield pa.Table.from_batches(whole)
 
     def _transform(self, read: DataFrame) -> None:
-        """Apply the transformations to rows that were read, and collect the first of the result."""
+        """Apply the transformations to rows that were read, and collect the first rows of the result."""
         before = self._rows.rows
         with _cancelled_at(self._deadline, self._frame.sparkSession):
             self._rows.add(self._over(read).limit(self._rows.missing).toArrow())
         self._passed += self._rows.rows - before
 
     def _over(self, read: DataFrame) -> DataFrame:
-        """Return the DataFrame over another read."""
+        """Return the DataFrame with another read in place of the original one."""
         return replace_reads(self._frame, lambda _: read)
 
 
 def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """Yield tables of ``size`` rows, each larger than the one before, which did not yield enough."""
+    """Yield tables of ``size`` rows at first, and of more each time, since the previous ones did not yield
+    enough.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -297,11 +308,11 @@ def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
 
 @contextmanager
 def _cancelled_at(deadline: Deadline, spark: SparkSession) -> Iterator[None]:
-    """Cancel Spark's jobs of the block at the deadline, without an error."""
+    """Cancel the block's Spark jobs at the deadline, without an error."""
     tag, is_done = f"penstock-take-{uuid4().hex}", threading.Event()
 
     def cancel() -> None:
-        # Repeatedly, because a job that has not started yet is not cancelled.
+        # Cancel repeatedly, because this does not cancel jobs that have not started yet.
         while not is_done.wait(max(deadline.at_most(_WAIT_SECONDS), _CANCEL_SECONDS)):
             if deadline.is_over:
                 spark.sparkContext.cancelJobsWithTag(tag)

@@ -1,4 +1,6 @@
-"""What taking and sampling share: a collector of rows, a deadline, and a temporary streaming query."""
+"""Shared parts of ``take`` and ``take_sample``: a collector of rows, a deadline, and a temporary streaming
+query.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 
 class RowCollector:
-    """Collector of the first ``wanted`` rows; a query adds rows from a thread of its own."""
+    """Collector of the first ``wanted`` rows. A query adds rows from a separate thread."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -58,13 +60,13 @@ class RowCollector:
             self.enough.set()
 
     def keep_first(self, tables: int) -> None:
-        """Discard all tables after the first ones: their rows are read again, if time is left."""
+        """Discard all tables after the first ``tables``, whose rows will be read again if there is time."""
         self._discarded = self.collected
         self.tables = self.tables[:tables]
 
     @property
     def collected(self) -> list[pa.Table]:
-        """The rows at the end: with the discarded ones, if fewer were read again."""
+        """Return the collected rows, including the discarded ones if fewer rows were read again."""
         return self.tables if self.rows >= _rows(self._discarded) else self._discarded
 
 
@@ -74,11 +76,11 @@ def _rows(tables: list[pa.Table]) -> int:
 
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 _MAX_SECONDS = 1e9
-"""30 years: locks and events do not take much larger numbers."""
+"""About 30 years, since locks and events do not accept much larger numbers."""
 
 
 class Deadline:
-    """A time limit that starts now; None is no limit."""
+    """A time limit that starts now; None means no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._began = time.monotonic()
@@ -99,11 +101,13 @@ class Deadline:
         return self.left == 0.0
 
     def at_most(self, seconds: float) -> float:
-        """Return ``seconds``, or the time that is left if it is shorter."""
+        """Return ``seconds``, or the remaining time if that is shorter."""
         return seconds if self.left is None else min(seconds, self.left)
 
     def pause(self) -> None:
-        """Wait before the next attempt: a moment at first, longer each time."""
+        """Wait before the next attempt. The first pause is short, and each one is longer than the previous
+        one.
+        """
         time.sleep(self.at_most(self._pause))
         self._pause = min(self._pause * 1.5, _MAX_PAUSE)
 
@@ -112,23 +116,25 @@ class Deadline:
 
 
 def with_numbered_columns(batch: DataFrame) -> DataFrame:
-    """Rename columns to their numbers, since two may have one name."""
+    """Rename columns to their numbers, since two columns may have the same name."""
     return batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
 
 
 def with_any_column(frame: DataFrame) -> DataFrame:
-    """Return a DataFrame whose rows can be counted in Arrow: tables without columns lose their rows."""
+    """Return a DataFrame with at least one column. Arrow tables without columns lose the number of their
+    rows.
+    """
     return frame if frame.columns else frame.select(lit(True).alias("row"))
 
 
 OnBatch = Callable[[DataFrame, int], None]
-"""Called by Spark, from a thread of its own, with each micro-batch and its number."""
+"""Spark calls it from a separate thread, with each micro-batch and its number."""
 _MODE = "append"
 _POLL_SECONDS = 0.05
 
 
 def require_append(frame: DataFrame) -> None:
-    """Refuse a query that Spark does not start in append mode."""
+    """Refuse a query that Spark would not start in append mode."""
     report = check(frame)[_MODE]
     if report.allowed:
         return
@@ -136,8 +142,8 @@ def require_append(frame: DataFrame) -> None:
     fix = f" Fix: {first.fix}." if first.fix else ""
     raise refusal(
         report,
-        "rows are taken from a streaming query in output mode append, which is not allowed for this one: "
-        f"{first.message}.{fix}",
+        "take and take_sample run a streaming query in output mode append, which Spark does not allow for "
+        f"this DataFrame: {first.message}.{fix}",
     )
 
 
@@ -150,8 +156,8 @@ def run_query(
     available_now: bool,
     enough: threading.Event | None = None,
 ) -> None:
-    """Run a query in append mode until it ends, the deadline is over or ``enough`` is set; then remove it and
-    its temporary checkpoint. Raise its error, unless ``enough`` is set.
+    """Run a query in append mode until it ends, the deadline passes or ``enough`` is set. Then stop it, and
+    remove its temporary checkpoint. Raise the query's error, unless ``enough`` is set.
     """
     spark, name = frame.sparkSession, f"penstock_take_{uuid4().hex[:12]}"
     enough = enough or threading.Event()
@@ -163,7 +169,7 @@ def run_query(
         try:
             on_batch(batch, number)
         except Exception as error:
-            # Spark interrupts the micro-batch in which a query is stopped.
+            # Stopping a query interrupts its current micro-batch.
             if not stopping.is_set():
                 errors.append(original_error(error))
             raise
@@ -174,12 +180,12 @@ def run_query(
             writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
         )
         start = writer.foreachBatch(on_batch_keeping_errors).start
-        # An interrupt does not reach Spark while it starts a query, and makes this thread's connection to
-        # the JVM unusable for a while. So another thread starts the query, and stops it once it has
+        # An interrupt does not reach Spark while Spark starts a query, and it makes this thread's connection
+        # to the JVM unusable for a while. So another thread starts the query, and stops it once it has
         # started.
         with ThreadPoolExecutor(1, "penstock-take") as worker:
-            # Start the thread first: an interrupt during its start would add a second thread, which stops
-            # nothing.
+            # Start the thread before the query: after an interrupt during its start, the executor would use a
+            # second thread, which stops no query.
             worker.submit(int).result()
             try:
                 with no_data_batches(spark):
@@ -205,7 +211,7 @@ def _stop(queries: list[StreamingQuery]) -> None:
 
 @contextmanager
 def restore_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt where the connection to the JVM has turned it into an error of its own."""
+    """Raise KeyboardInterrupt if the connection to the JVM has turned it into another error."""
     try:
         yield
     except JvmError as error:

@@ -1,4 +1,6 @@
-"""The rows of ``take`` and ``take_sample``, as a list, an Arrow table, a DataFrame, text or HTML."""
+"""The result of ``take`` and ``take_sample``: rows as a sequence, an Arrow table, a DataFrame, text or
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class TextTable:
-    """The first rows as cells of text."""
+    """The first rows of a table, as cells of text."""
 
     schema: pa.Schema
     heads: tuple[str, ...]
@@ -37,7 +39,7 @@ class TextTable:
 
     @classmethod
     def of(cls, table: pa.Table, note: str, time_zone: str) -> TextTable:
-        """Format a table, with its instants in a time zone."""
+        """Format a table, with its instants in the given time zone."""
         more = table.num_rows - SHOWN_ROWS
         shown = _in_zone(table.slice(0, SHOWN_ROWS), time_zone)
         return cls(
@@ -75,11 +77,11 @@ def _cell(text: str) -> str:
 
 
 def _in_zone(table: pa.Table, time_zone: str) -> pa.Table:
-    """Return the same instants in a time zone, or in their own if Arrow does not know it."""
+    """Convert instants to a time zone, or keep their own if Arrow does not know it."""
     fields = [field.with_type(_zoned(field.type, time_zone)) for field in table.schema]
     try:
         local = table.cast(pa.schema(fields))
-        # Arrow looks zones up when a value is converted.
+        # Arrow looks up a time zone only when it converts a value.
         list(rows_as_text(local))
     except (pa.ArrowException, KeyError, ValueError):
         return table
@@ -102,20 +104,20 @@ def _is_number(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TakeResult(Sequence[Row]):
-    """Rows of a stream: a sequence of Rows, which ``print`` and notebooks show as a table.
+    """Rows of a stream, as a sequence of Rows. ``print`` and notebooks show them as a table.
 
     Parameters
     ----------
     schema
         The schema of the DataFrame.
     asked
-        The number of rows that was asked for.
+        The requested number of rows.
     complete
-        False if the timeout passed before so many rows came.
+        False if the timeout passed before there were that many rows.
     seconds
-        How many seconds it took.
+        How long it took, in seconds.
     seen
-        The number of rows that a sample was drawn from; None for the first rows.
+        The number of rows that the sample was drawn from; None for the first rows.
     """
 
     schema: StructType
@@ -138,7 +140,9 @@ class TakeResult(Sequence[Row]):
         complete: bool,
         seen: int | None = None,
     ) -> TakeResult:
-        """Return the result of a DataFrame from tables with its columns, or with others if it has none."""
+        """Return the result of a DataFrame, from tables with its columns. If it has no columns, the tables
+        may have others.
+        """
         spark = df.sparkSession
         table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
         table = table if df.columns else table.select([])
@@ -179,10 +183,10 @@ class TakeResult(Sequence[Row]):
 
     @property
     def note(self) -> str:
-        """The number of rows, and whether they are all or a sample, in a line."""
+        """One line with the number of rows, and whether these are all rows or a sample."""
         rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
         if not self.complete:
-            return f"{rows} of {self.asked:,}: no more came within {self.seconds:.3g} s"
+            return f"{rows} of {self.asked:,}: there were no more within {self.seconds:.3g} s"
         return rows if self.seen is None else f"{rows}, a sample of {self.seen:,}"
 
     def __repr__(self) -> str:

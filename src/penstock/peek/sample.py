@@ -1,10 +1,10 @@
-"""``take_sample``: a uniform sample without replacement of a stream's rows, drawn by tasks and merged.
+"""``take_sample``: draw a uniform sample without replacement from a stream's rows.
 
-Each row gets a random key, and the rows with the smallest keys are kept. As all rows have the same weight,
-this is the reservoir of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
-Processing Letters 97(5), 2006, algorithm A-Res. The rows with the smallest keys of all are among those of
-each part (Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007), so each task draws its
-own sample, and the samples are merged.
+Each row gets a random key, and the sample is the rows with the smallest keys. This is algorithm A-Res of
+Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97(5),
+2006, with equal weights for all rows. The rows with the smallest keys of all are among the rows with the
+smallest keys of each part (Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007). So each
+task draws its own sample, and the samples are merged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from penstock.spark.internals.python_workers import check_workers
 
 Keys = NDArray[np.float64]
 _SLACK = 2
-"""A reservoir is reduced when it holds this many times the rows of the sample."""
+"""A reservoir is reduced when it has this many times the number of rows in the sample."""
 
 
 class Reservoir:
-    """Holder of the ``rows`` rows with the smallest keys among all rows added."""
+    """Reservoir: keeps the ``rows`` rows with the smallest keys among all rows added."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -56,7 +56,7 @@ class Reservoir:
         places = np.flatnonzero(keys < self._bound)
         if not places.size:
             return
-        # A copy, so that the whole batch is not kept in memory.
+        # Copy the rows, so that the whole batch does not stay in memory.
         self._parts.append((table.take(pa.array(places)), keys[places]))
         self._held += int(places.size)
         if self._held >= _SLACK * self._rows:
@@ -85,7 +85,9 @@ class Reservoir:
 _KEY, _SEEN = "key", "seen"
 _BATCH_ROWS = 10_000
 _MICRO_BATCH_ROWS = 1_000_000
-"""The most rows of a micro-batch of a timed run, in which an incomplete micro-batch does not count."""
+"""The most rows in a micro-batch of a timed run. It is limited because an incomplete micro-batch does not
+count.
+"""
 
 
 def take_sample(
@@ -96,31 +98,31 @@ def take_sample(
     seed: int | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> TakeResult:
-    """Draw a uniform sample without replacement from the rows that come out of a streaming DataFrame.
+    """Draw a uniform sample without replacement from the rows of a streaming DataFrame.
 
-    Each task keeps the rows with the smallest random keys, and their rows are merged (see
-    :mod:`penstock.peek.sample`), so that at most ``n`` rows leave each task. As with :func:`take`, nothing is
-    consumed and nothing is left behind. The query runs in output mode append.
+    Each task keeps the rows with the smallest random keys, so at most ``n`` rows leave each task, and the
+    tasks' samples are merged (see :mod:`penstock.peek.sample`). As with :func:`take`, no rows are consumed
+    and no files are left behind. The query runs in output mode append.
 
     Parameters
     ----------
     df
         A streaming DataFrame of a classic session.
     n
-        How many rows, from 1; all rows if the stream has fewer.
+        The size of the sample, from 1. The result has all rows if the stream has fewer.
     seconds
-        Draw from the rows of so many seconds, in whole micro-batches; by default, from what the stream
-        holds now.
+        Draw from the rows that arrive within this many seconds, in whole micro-batches. By default, draw from
+        the rows that the stream has now.
     seed
-        A number from 0 with which the same tasks draw the same sample again.
+        A whole number from 0. With the same seed, the same tasks draw the same sample again.
     folder
-        The directory or URL of the query's temporary checkpoint, by default this machine's folder for
-        temporary files; see :func:`take`.
+        The directory or URL for the query's temporary checkpoint; by default, this machine's folder for
+        temporary files. See :func:`take`.
 
     Returns
     -------
     TakeResult
-        The rows in random order; ``seen`` is the number of rows that they were drawn from.
+        The rows in random order. ``seen`` is the number of rows that they were drawn from.
 
     Raises
     ------
@@ -152,7 +154,9 @@ def take_sample(
 
 
 def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
-    """Return each task's rows and their keys, and in its first row the number of rows that it has read."""
+    """Return the sampled rows of each task with their keys. The first row of each task also has the number of
+    rows that the task has read.
+    """
     numbered = with_numbered_columns(batch)
     schema = StructType(
         [*numbered.schema.fields, StructField(_KEY, DoubleType()), StructField(_SEEN, LongType())]
@@ -170,7 +174,7 @@ def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
 def draw_from(
     batches: Iterator[pa.RecordBatch], rows: int, random: np.random.Generator
 ) -> Iterator[pa.RecordBatch]:
-    """Return a task's sample, with keys from ``random``."""
+    """Yield a task's sample, with keys from ``random``."""
     reservoir, seen = Reservoir(rows), 0
     for batch in batches:
         seen += batch.num_rows

@@ -1,4 +1,4 @@
-"""``penstock.take``: the first rows of a stream, then stop."""
+"""``penstock.take``: collect the first rows of a stream, then stop."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from penstock.spark.internals.sessions import is_classic
 log = logging.getLogger("penstock.peek")
 
 _MICRO_BATCH_ROWS = 200_000
-"""The most rows of a micro-batch of a query that keeps state, which returns rows at the end of each micro-
-batch only.
+"""The most rows in a micro-batch of a query that keeps state. Such a query returns rows only at the end of
+each micro-batch.
 """
 
 
 def take(
     df: DataFrame, n: int, *, timeout: float | None = 60.0, folder: str | os.PathLike[str] | None = None
 ) -> TakeResult:
-    """Collect the first rows that come out of a streaming DataFrame, and stop.
+    """Collect the first rows of a streaming DataFrame, and stop.
 
-    Nothing is consumed and nothing is left behind: a queue is read from its consumer's offset, but the
-    consumer is neither moved nor owned; nothing is acknowledged to a change feed; the query and its
-    checkpoint are removed, even after an error or an interrupt.
+    No rows are consumed and no files are left behind. A queue is read from its consumer's offset, but the
+    consumer does not move or get an owner. Change feeds receive no acknowledgement. The query is stopped and
+    its checkpoint removed, even after an error or an interrupt.
 
     If the DataFrame transforms one queue or change feed row by row or batch by batch (filters, projections,
-    functions on Arrow batches), the first rows are read without a query. Everything else runs as a
+    functions on Arrow batches), its first rows are read without a query. Any other DataFrame runs as a
     streaming query in output mode append.
 
     Parameters
@@ -55,11 +55,11 @@ def take(
     df
         A streaming DataFrame of a classic session.
     n
-        How many rows, from 1 to 2,147,483,647.
+        The number of rows, from 1 to 2,147,483,647.
     timeout
-        Seconds after which the rows so far are returned, with ``complete`` False; None waits for ever.
+        After this many seconds, return the rows so far, with ``complete`` set to False. None waits for ever.
     folder
-        The directory or URL of the query's temporary checkpoint. The default, this machine's folder for
+        The directory or URL for the query's temporary checkpoint. The default, this machine's folder for
         temporary files, does not work for a query that keeps state on a cluster.
 
     Returns
@@ -72,7 +72,7 @@ def take(
     InvalidInputError
         When an argument is invalid.
     OutputModeRefusedError
-        With the report, when Spark would not start the query in append mode.
+        When Spark would not start the query in append mode. The error has the report.
     Exception
         The query's own error.
     """
@@ -102,13 +102,13 @@ def take(
 
 
 def check_arguments(df: object, n: object) -> None:
-    """Refuse objects that rows cannot be taken from, and invalid numbers of rows."""
+    """Refuse objects other than streaming DataFrames of a classic session, and invalid numbers of rows."""
     if not isinstance(df, DataFrame):
         raise refusal("df", df, "a streaming DataFrame; of a penstock.stream(…), pass its .to_df()")
     if not is_classic(df):
         raise InvalidInputError(
-            "taking rows needs a classic Spark session, and this DataFrame is Spark Connect's: write "
-            "df.limit(n) to the sink 'memory', and stop the query yourself",
+            "take and take_sample need a classic Spark session, but this DataFrame is from Spark Connect: "
+            "write df.limit(n) to the sink 'memory', and stop the query yourself",
             condition="TAKE_NEEDS_CLASSIC",
         )
     if not df.isStreaming:
@@ -135,7 +135,7 @@ def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
 
 
 def single_penstock_read(df: DataFrame) -> PenstockRead | None:
-    """Return the only read of a plan that can be run chunk by chunk; None for any other plan."""
+    """Return the read of a plan that has only one and can run chunk by chunk; None for any other plan."""
     if row_scope(df) is RowScope.STREAM:
         return None
     reads = streaming_reads(df) or []
@@ -143,7 +143,9 @@ def single_penstock_read(df: DataFrame) -> PenstockRead | None:
 
 
 def check_query(df: DataFrame, folder: str | None) -> bool:
-    """Return whether a query may keep state; refuse one that cannot run in append mode or in this folder."""
+    """Return whether a query may keep state. Refuse a query that cannot run in append mode or with this
+    folder.
+    """
     if not may_keep_state(df):
         return False
     require_append(df)
@@ -152,7 +154,7 @@ def check_query(df: DataFrame, folder: str | None) -> bool:
 
 
 def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
-    """Return the same stream with reads of Penstock's sources that change nothing."""
+    """Return the same stream with reads of Penstock's sources that have no side effects."""
     spark = df.sparkSession
 
     def stand_in(read: StreamingRead) -> DataFrame | None:
@@ -175,7 +177,9 @@ def _take_by_query(
 
 
 def first_of_each_task(batch: DataFrame, rows: int) -> DataFrame:
-    """Return the first rows of each task, which reads all of its rows because it commits state at the end."""
+    """Return the first rows of each task. The task reads all of its rows, because it commits its state at the
+    end.
+    """
     numbered = with_numbered_columns(batch)
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Read the content of a streaming query's checkpoint without starting the query."""
+"""Read what a streaming query's checkpoint contains, without starting the query."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # Hidden, so that type checkers report unknown names.
+    # Hide this from type checkers, so that they report unknown names.
     __getattr__ = lazy_names(__name__, _HOMES)

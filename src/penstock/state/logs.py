@@ -1,8 +1,9 @@
-"""The files and logs of a checkpoint: which batches are planned and committed, and with which offsets.
+"""The files and logs of a checkpoint: planned and committed batches, and their offsets.
 
-The files are listed once, read one by one, and never written. ``metadata`` has the query's id. ``offsets/N``
-is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write the same files, but
-only Spark's micro-batches include its settings (Spark 4.2 and 4.3).
+This module lists the files once, reads them one by one, and never writes any. ``metadata`` has the query's
+id. ``offsets/N`` is written before batch N runs, and ``commits/N`` after the sink's commit. Spark's
+micro-batches and continuous queries write the same files, but only the former include Spark's settings (Spark
+4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ _LOG_NAMES = {"metadata", "offsets", "commits"}
 
 
 class CheckpointFiles:
-    """The files in a checkpoint at one moment."""
+    """A snapshot of the files in a checkpoint."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         path = path_text("checkpoint", location)
         self.shown = redact_location(path)
-        # Spark's working directory may be different.
+        # Make the path absolute, since Spark's working directory may be different.
         self.location = path if _SCHEME.match(path) else os.path.abspath(path)
         try:
             self.checkpoint = Checkpoint(self.location)
             kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
             self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
-            # Without the cause, which may contain a password or a signature.
+            # Leave out the cause, which may contain a password or a signature.
             raise self._unreachable_error(error) from None
         self._require_checkpoint(kind)
 
     def files_below(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
-        """Return the files below a folder that are not hidden, with their paths relative to it."""
+        """Yield the files below a folder, except hidden ones, with their paths relative to the folder."""
         for path, info in self._infos.items():
             if path.startswith(f"{folder}/") and info.is_file and not info.base_name.startswith("."):
                 yield path.removeprefix(f"{folder}/"), info
 
     def numbers(self, folder: str) -> tuple[int, ...]:
-        """Return the numeric file names in a folder, ascending."""
+        """Return the file names in a folder that are numbers, in ascending order."""
         return tuple(sorted(int(name) for name, _ in self.files_below(folder) if is_batch_number(name)))
 
     def written_at(self, name: str) -> datetime | None:
@@ -97,16 +98,16 @@ class CheckpointFiles:
         stated_reason = error.parameters.get("reason") if isinstance(error, CommitRefusedError) else None
         reason = stated_reason or redacted_cause(error, self.location)
         return StateRefusedError(
-            f"the checkpoint at {self.shown!r} cannot be reached from this Python "
-            f"({reason}): check the address and the credentials; pyarrow and "
-            "fsspec know most file systems (pip install fsspec)",
+            f"this Python process cannot reach the checkpoint at {self.shown!r} "
+            f"({reason}): check the address and the credentials. pyarrow and "
+            "fsspec can read most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
             checkpoint=self.shown,
         )
 
 
 def may_exist(location: str) -> bool:
-    """Whether a path exists, or its existence cannot be checked."""
+    """Return whether a path exists; True if that cannot be checked."""
     try:
         checkpoint = Checkpoint(location)
         return bool(checkpoint.files.get_file_info(checkpoint.root).type != fs.FileType.NotFound)
@@ -115,7 +116,7 @@ def may_exist(location: str) -> bool:
 
 
 def plain_fields(record: object, *names: str) -> Json:
-    """Return fields and properties for JSON, with times as text and objects as their ``to_dict()``."""
+    """Return fields and properties as JSON values: times as text, and objects as their ``to_dict()``."""
     return {name: _plain_value(getattr(record, name)) for name in names}
 
 
@@ -132,16 +133,18 @@ MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 
 @dataclass(frozen=True)
 class Source:
-    """One source's offset in a batch."""
+    """The offset of one source in a batch."""
 
     position: int
-    """The source's place in the query, from 0."""
+    """The source's position in the query, from 0."""
     name: str | None
-    """The source's name, if the log has names (its format 2)."""
+    """The source's name, if the log has names (format 2 of the log)."""
     offset: JsonValue
-    """The logged offset, JSON or text; None if the source had none yet."""
+    """The logged offset, as JSON or text; None if the source had no offset yet."""
     repeated: bool = False
-    """Whether the previous batch had the same offset, so that this batch reads nothing from the source."""
+    """Whether the offset is the same as in the previous batch, so that this batch reads nothing from the
+    source.
+    """
 
     @property
     def queue(self) -> QueueOffset | None:
@@ -155,7 +158,9 @@ class Source:
 
     @property
     def feed(self) -> tuple[str, JsonValue, JsonValue] | None:
-        """The feed, and the offsets between which the batch reads it; None for another kind of source."""
+        """The change feed, and the offsets between which the batch reads it; None for another kind of
+        source.
+        """
         if not isinstance(self.offset, dict) or not self.offset.keys() >= {"feed", "from", "to"}:
             return None
         end = self.offset["to"]
@@ -163,7 +168,7 @@ class Source:
 
     @property
     def starts(self) -> int | None:
-        """How often the query was started; None unless the source is the counter of starts."""
+        """How often the query has been started; None unless the source is the counter of starts."""
         if not isinstance(self.offset, dict) or self.offset.keys() != {RUNS_KEY}:
             return None
         starts = self.offset[RUNS_KEY]
@@ -195,22 +200,24 @@ class Batch:
 
     id: int
     committed: bool = False
-    """Whether it is in the commit log."""
+    """Whether the batch is in the commit log."""
     engine: str | None = None
     """``micro-batch`` or ``continuous``; None if the files do not show it."""
     planned_at: datetime | None = None
-    """When its offsets were logged, by the driver's clock, in UTC."""
+    """When the batch's offsets were logged, by the driver's clock, in UTC."""
     committed_at: datetime | None = None
-    """When the entry of the commit log was written, by the file's time."""
+    """When the batch's entry in the commit log was written, by the file's time."""
     watermark: datetime | None = None
-    """The watermark that it ran with; None if there was none yet."""
+    """The watermark during the batch; None if there was none yet."""
     next_watermark: datetime | None = None
     """The watermark of the next batch, from the commit log."""
     sources: tuple[Source, ...] = ()
     state_ids: bool = False
-    """Whether the commit log names the files of the state (format 2 of Spark's state checkpoints)."""
+    """Whether the commit log has the ids of the state's files (format 2 of Spark's state checkpoints)."""
     rows: int | None = None
-    """Rows that it reads from queues; None if it has another source, or if the files do not show it."""
+    """The number of rows that the batch reads from queues. None if it has another source, or if the files do
+    not show it.
+    """
 
     def to_dict(self) -> Json:
         """Return all fields as plain values, for JSON."""
@@ -220,20 +227,22 @@ class Batch:
 
 @dataclass(frozen=True)
 class Logs:
-    """The content of the logs."""
+    """The content of the offset log and the commit log."""
 
     query_id: str | None
     batches: tuple[int, ...]
-    """The committed batches whose offsets are logged too, ascending: those whose state Spark can read."""
+    """The committed batches whose offsets are still logged, in ascending order. Spark can read the state of
+    these batches.
+    """
     committed: Batch | None
     """The last batch in the commit log."""
     planned: Batch | None
-    """The last batch in the offset log, if it is not committed."""
+    """The last batch in the offset log if it is not committed; otherwise None."""
     unknown: tuple[str, ...]
 
 
 def read_logs(files: CheckpointFiles) -> Logs:
-    """Read the logs of a checkpoint, as far as they exist."""
+    """Read those logs of a checkpoint that exist."""
     unknown: list[str] = []
     offsets, commits = files.numbers("offsets"), files.numbers("commits")
     committed = _committed(files, commits[-1], unknown) if commits else None
@@ -263,7 +272,7 @@ def _planned(files: CheckpointFiles, number: int, unknown: list[str]) -> Batch:
         return Batch(number)
     return Batch(
         number,
-        # An epoch has no settings except the progress of a limit.
+        # The only setting that an epoch has is the progress of a limit.
         engine=MICRO_BATCH if metadata.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
         planned_at=_instant(metadata.get("batchTimestampMs"), f"the time of batch {number}", unknown),
         watermark=_instant(metadata.get("batchWatermarkMs"), f"the watermark of batch {number}", unknown),
@@ -273,7 +282,7 @@ def _planned(files: CheckpointFiles, number: int, unknown: list[str]) -> Batch:
 
 
 def _offsets_before(files: CheckpointFiles, number: int) -> list[JsonValue] | None:
-    """Return the offsets of the previous batch; None if Spark has removed them or they cannot be used."""
+    """Return the offsets of the previous batch; None if Spark has removed them or they are unusable."""
     if not number:
         return []
     try:
@@ -307,7 +316,7 @@ def _committed(files: CheckpointFiles, number: int, unknown: list[str]) -> Batch
 
 
 def _metadata(text: str) -> Json:
-    """Parse the metadata line, which Spark's own continuous engine leaves empty."""
+    """Parse the metadata line of a log file. Spark's own continuous engine leaves it empty."""
     version, *lines = text.split("\n")
     if not version.startswith("v") or not lines:
         raise ValueError("it ends within its first line")
@@ -340,7 +349,7 @@ def _instant(milliseconds: object, what: str, unknown: list[str]) -> datetime | 
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError):
-        # A row with a wrong event time can move the watermark that far.
+        # A single row with a wrong event time can move the watermark that far.
         unknown.append(f"{what}: {milliseconds:,} ms since 1970, which is past the year 9999")
         return None
 

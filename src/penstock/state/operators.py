@@ -1,10 +1,10 @@
-"""Stateful operators of a checkpoint: their files, their parts, and the options to read them with Spark.
+"""Stateful operators of a checkpoint: their files, their parts, and the options with which Spark reads them.
 
-Files are ``state/<operator>/<partition>/[<store>/]<version>.<kind>``, where version N is the state after
-batch N - 1; snapshots of RocksDB share files in ``SSTs/``. An operator's metadata is in
-``_metadata/metadata`` or ``_metadata/v2/<batch>``. A stream-stream join keeps its sides in four stores
-(formats 1 and 2) or in one (formats 3 and 4), and is read by side; a transformWithState is read by variable;
-any other operator has one part, which is its store (Spark 4.2 and 4.3).
+The files are ``state/<operator>/<partition>/[<store>/]<version>.<kind>``. Version N is the state after batch
+N - 1. Snapshots of RocksDB share files in ``SSTs/``. An operator's metadata is in ``_metadata/metadata`` or
+``_metadata/v2/<batch>``. A stream-stream join keeps its two sides in four stores (formats 1 and 2) or in one
+(formats 3 and 4), and each side is a part. For a transformWithState, each variable is a part. Any other
+operator has one part, which is its store (Spark 4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enab
 
 @dataclass(frozen=True)
 class StatePart:
-    """Rows of one schema: all of an operator's state, a side of a join, or a variable of a
+    """A part of an operator's state, with one schema: all of the state, a side of a join, or a variable of a
     transformWithState.
     """
 
     name: str
-    """The ``part`` of ``penstock.state.read``."""
+    """The name to pass as ``part`` to ``penstock.state.read``."""
     kind: str | None = None
-    """ValueState, ListState or MapState, for a variable."""
+    """``ValueState``, ``ListState`` or ``MapState`` for a variable; otherwise None."""
     keys: str | None = None
-    """The columns of the key with their types; None if they were not read or are unknown."""
+    """The columns of the key with their types; None if they are unknown or were not read."""
     values: str | None = None
     rows: int | None = None
-    """Rows as of the last committed batch; a list counts as one."""
+    """The number of rows after the last committed batch. A list counts as one row."""
     updated: int | None = None
     """Rows that the last committed batch wrote."""
     removed: int | None = None
@@ -56,18 +56,20 @@ class StatePart:
 
 @dataclass(frozen=True)
 class StateStore:
-    """The files of one state store of an operator, over all partitions."""
+    """The files of one state store of an operator, in all partitions."""
 
     name: str
     kind: str | None
-    """``hdfs`` or ``rocksdb``, by the files' names; None if there are no files."""
+    """``hdfs`` or ``rocksdb``, according to the files' names; None if there are no files."""
     partitions: int
     bytes: int
-    """The size of all files, including those of older batches, without checksums and leftovers of crashes."""
+    """The size of all files in bytes, including files of older batches, without checksums and leftovers of
+    crashes.
+    """
     newest_snapshot: int | None
-    """The batch of the newest file with the whole state of a partition."""
+    """The batch of the newest file that has the whole state of a partition."""
     newest_delta: int | None
-    """The batch of the newest file with the changes of one batch."""
+    """The batch of the newest file that has the changes of one batch."""
     written_at: datetime | None
     """When the newer of these two files was written, by the file's time."""
     batches_with_changes: frozenset[int] = frozenset()
@@ -85,11 +87,11 @@ class StateOperator:
 
     id: int
     name: str | None
-    """Spark's name for it, such as ``stateStoreSave``; None if the files do not have it."""
+    """Spark's name for the operator, such as ``stateStoreSave``; None if the files do not have it."""
     stores: tuple[StateStore, ...]
     parts: tuple[StatePart, ...] = ()
     rows: int | None = None
-    """Rows in state as Spark's progress counts them, as of the last committed batch."""
+    """The number of rows in state after the last committed batch, counted as in Spark's progress."""
     updated: int | None = None
     """Rows that the last committed batch wrote."""
     removed: int | None = None
@@ -101,17 +103,17 @@ class StateOperator:
 
     @property
     def partitions(self) -> int:
-        """Partitions that have state."""
+        """The number of partitions that have state."""
         return max((store.partitions for store in self.stores), default=0)
 
     @property
     def bytes(self) -> int:
-        """Bytes on disk, of all stores and all retained batches."""
+        """The size on disk of all stores and all retained batches, in bytes."""
         return sum(store.bytes for store in self.stores)
 
     @property
     def newest_batch(self) -> int | None:
-        """The batch of the newest file of the state, which may not be committed."""
+        """The batch of the state's newest file. It may not be committed."""
         newest = (batch for store in self.stores for batch in (store.newest_snapshot, store.newest_delta))
         return max((batch for batch in newest if batch is not None), default=None)
 
@@ -130,13 +132,13 @@ class StateOperator:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options that read a part."""
+    """The options with which Spark reads a part."""
 
     store: str
-    """The name of the state store with its files."""
+    """The name of the state store that has the part's files."""
     rows: Mapping[str, str]
     changes: Mapping[str, str] | None = None
-    """The options that read the part's changes; None if Spark cannot read them."""
+    """The options with which Spark reads the part's changes; None if Spark cannot read them."""
 
 
 def parts_of(name: str | None, properties: Json, stores: Iterable[str]) -> tuple[StatePart, ...]:
@@ -146,7 +148,7 @@ def parts_of(name: str | None, properties: Json, stores: Iterable[str]) -> tuple
             variable["stateName"]: variable.get("stateVariableType")
             for variable in properties.get("stateVariables", [])
         }
-        # The names of Spark's own variables, such as the timers', begin with a dollar sign.
+        # The names of Spark's own variables, such as that of the timers, begin with a dollar sign.
         variables = [StatePart(name, kind) for name, kind in kinds.items() if not name.startswith("$")]
         has_timers = properties.get("timeMode", "NoTime") != "NoTime"
         return (*variables, StatePart(TIMERS)) if has_timers else tuple(variables)
@@ -160,7 +162,7 @@ def has_variables(operator: str | None) -> bool:
 
 
 def is_timers(part: StatePart) -> bool:
-    """Whether a part is the timers, which Spark does not count as rows of the operator."""
+    """Return whether a part is the timers, which Spark does not count as rows of the operator."""
     return part.name == TIMERS and part.kind is None
 
 
@@ -182,7 +184,9 @@ def read_options(operator: StateOperator, part: StatePart) -> ReadOptions:
 
 
 def why_no_changes(operator: StateOperator, options: ReadOptions, batch: int) -> str | None:
-    """Return why the rows that a batch wrote and removed are unknown; None if the files have them."""
+    """Return why the numbers of rows that a batch wrote and removed are unknown; None if the files show
+    them.
+    """
     if options.changes is None:
         return "Spark cannot read the changes of a join that keeps both sides in one store"
     stores = [store for store in operator.stores if store.name == options.store]
@@ -203,13 +207,13 @@ _SNAPSHOTS = {"snapshot", "zip"}
 
 @dataclass(frozen=True)
 class Layout:
-    """The content of a checkpoint as its files show it, before Spark reads any of it."""
+    """The content of a checkpoint, as far as its files show it without Spark."""
 
     files: CheckpointFiles
     logs: Logs
     operators: tuple[StateOperator, ...]
     schema_paths: Mapping[int, tuple[str, ...]]
-    """By operator, the schema files that Spark opens by an absolute path."""
+    """The schema files that Spark opens by an absolute path, by operator."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ class _File:
     info: fs.FileInfo
     batch: int = -1
     kind: str = ""
-    """The suffix of its name; empty for a file that snapshots share, which belongs to no batch."""
+    """The suffix of the file's name. Empty for a file that snapshots share, which belongs to no batch."""
 
 
 def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
@@ -242,7 +246,7 @@ def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
 def _operator(
     files: CheckpointFiles, logs: Logs, number: int, state_files: Mapping[str, Sequence[_File]]
 ) -> tuple[StateOperator, tuple[str, ...]]:
-    """Describe an operator by its files and its metadata as of the last committed batch; also return the
+    """Describe an operator from its files and its metadata after the last committed batch. Also return the
     paths of its schemas.
     """
     stores = tuple(_store(store, its_files) for store, its_files in sorted(state_files.items()))

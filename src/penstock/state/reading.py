@@ -1,4 +1,4 @@
-"""``state.read`` and the counts of ``state.show``: state through Spark's state data source."""
+"""``state.read`` and the counts of ``state.show``, read with Spark's state data source."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def read(
     operator
         The operator's id; ``show`` lists them.
     part
-        Which of its parts, for an operator with several: ``left`` or ``right`` of a stream-stream join, a
+        The part to read, for an operator with several: ``left`` or ``right`` of a stream-stream join, a
         variable of a transformWithState, or its ``timers``.
     batch
-        The batch after which the state is read; by default the last committed one.
+        Read the state as it was after this batch; by default, after the last committed batch.
 
     Returns
     -------
     DataFrame
-        Columns ``key``, ``value`` and ``partition_id``, as in Spark's data source ``statestore``; for
-        variables the columns of their kind, with a row for each element of a list or map. It is lazy, and
-        fails if a running query cleans up the batch before the DataFrame is used.
+        Columns ``key``, ``value`` and ``partition_id``, as in Spark's data source ``statestore``. Variables
+        have the columns of their kind, with a row for each element of a list or map. The DataFrame is lazy.
+        It fails if a running query cleans up the batch before the DataFrame is used.
 
     Raises
     ------
     CheckpointNotFoundError
         When there is no checkpoint.
     StateRefusedError
-        When there is no such state, or it cannot be read.
+        When the state does not exist or cannot be read.
     """
     layout = read_layout(checkpoint)
     stateful = _operator(layout, operator)
@@ -82,7 +82,7 @@ def first_rows_of_state(
     batch: int | None,
     rows: int,
 ) -> pa.Table:
-    """Read the first rows of a state; raise StateRefusedError also if its files turn out to be damaged."""
+    """Read the first rows of a state. Raise StateRefusedError if its files turn out to be damaged, too."""
     frame = read(spark, checkpoint, operator, part=part, batch=batch)
     try:
         return frame.limit(rows).toArrow()
@@ -148,13 +148,13 @@ def _part(operator: StateOperator, name: str | None) -> StatePart:
 
 
 def _require_schemas(layout: Layout, operator: StateOperator) -> None:
-    """Refuse a checkpoint that was moved if Spark opens its schemas by an absolute path."""
+    """Refuse a checkpoint that was moved, if Spark opens its schemas by an absolute path."""
     for path in layout.schema_paths.get(operator.id, ()):
         if not may_exist(path):
             raise StateRefusedError(
                 "the checkpoint was written elsewhere, and Spark opens the schemas of operator "
-                f"{operator.id} by the absolute path {path}: copy it back there, or read it where the query "
-                "runs",
+                f"{operator.id} by the absolute path {path}: copy the checkpoint back there, or read it "
+                "where the query runs",
                 condition="STATE_REFUSED.MOVED",
                 operator=operator.id,
                 path=path,
@@ -202,14 +202,14 @@ class _Count:
     of_changes: bool = False
     schema: StructType | None = None
     rows: int | None = None
-    """All rows or changes."""
+    """The number of rows or changes; None if it is unknown."""
     removals: int = 0
     error: str | None = None
     """Why the rows could not be counted."""
 
 
 def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOperator, ...]:
-    """Return the operators with columns and row counts, as of the end of a batch."""
+    """Return the operators with columns and row counts at the end of a batch."""
     counts = [
         count
         for operator in layout.operators
@@ -254,7 +254,7 @@ def _count_in_one_job(frames: Sequence[tuple[_Count, DataFrame]]) -> None:
         if len(frames) == 1:
             frames[0][0].error = spark_reason(error)
             return
-        # One by one, to find which of them failed.
+        # Count them one by one, to find out which of them failed.
         for pair in frames:
             _count_in_one_job([pair])
 
@@ -293,13 +293,13 @@ def _with_count(part: StatePart, count: _Count) -> StatePart:
         return part
     if not count.of_changes:
         return replace(part, rows=count.rows)
-    # A join also rewrites a row when the row is matched or moved into a gap.
+    # A join also rewrites a row when it matches the row or moves it into a gap.
     updated = None if count.operator.name == JOIN else count.rows - count.removals
     return replace(part, updated=updated, removed=count.removals)
 
 
 def _columns(columns: Iterable[StructField]) -> str:
-    """Format columns with their types; a struct is replaced by its fields."""
+    """Format columns with their types, with the fields of a struct in its place."""
     structs = (column.dataType if isinstance(column.dataType, StructType) else [column] for column in columns)
     return ", ".join(
         f"{field.name} {field.dataType.simpleString()}" for struct in structs for field in struct
@@ -307,7 +307,7 @@ def _columns(columns: Iterable[StructField]) -> str:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Sum counts; None when there are none, or some are unknown."""
+    """Return the sum of counts; None if there are no counts or some are unknown."""
     values = list(counts)
     return sum(count for count in values if count is not None) if values and None not in values else None
 

@@ -1,4 +1,6 @@
-"""``state.show``: reads a checkpoint without starting its query, for ``print``, notebooks and JSON."""
+"""``state.show``: read a checkpoint without starting its query, and show it with ``print``, in notebooks and
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _NUMBERS = {"rows", "updated", "removed", "partitions", "partition", "bytes", "s
 
 @dataclass(frozen=True)
 class Block:
-    """A heading with name and text pairs, or with a table."""
+    """A heading with pairs of name and text, or with a table."""
 
     title: str
     pairs: tuple[tuple[str, str], ...] = ()
@@ -39,7 +41,7 @@ class Block:
 
     @property
     def right(self) -> frozenset[int]:
-        """The positions of numeric columns, which are aligned to the right."""
+        """The positions of numeric columns, which are right-aligned."""
         return frozenset(position for position, title in enumerate(self.titles) if title in _NUMBERS)
 
     def __str__(self) -> str:
@@ -48,7 +50,7 @@ class Block:
 
 
 def offsets_block(batch: Batch) -> Block:
-    """Return the offsets of a batch or epoch, by source."""
+    """Return the offsets of a batch or epoch as a block, by source."""
     kind = "epoch" if batch.engine == CONTINUOUS else "batch"
     title = f"offsets of {kind} {batch.id}" + ("" if batch.committed else ", not committed")
     lines = tuple(line for source in batch.sources for line in _source_lines(source))
@@ -77,7 +79,7 @@ def _offset_text(offset: object) -> str:
 
 
 def operator_blocks(operator: StateOperator) -> Iterator[Block]:
-    """Return an operator's parts, and its stores."""
+    """Yield the blocks of an operator's parts and of its stores."""
     parts = tuple(
         (
             part.name,
@@ -121,16 +123,16 @@ def instant_text(instant: datetime | None) -> str:
 
 
 def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> CheckpointState:
-    """Show what a streaming query's checkpoint holds: batches, watermarks, offsets and stateful operators.
+    """Show what a streaming query's checkpoint contains: batches, watermarks, offsets and stateful operators.
 
-    Nothing is started and nothing is written. The checkpoint may be that of micro-batches or of a continuous
-    query, complete or left by a crash, and the query may be running.
+    This starts no query and writes nothing. The checkpoint may be from micro-batches or from a continuous
+    query. A crash may have left it incomplete, and the query may be running.
 
     Parameters
     ----------
     spark
-        A session. Spark reads all of the state in one job, to show its columns and its rows as of the last
-        committed batch. With None these are left out: files are only listed, and small ones are read.
+        A session. Spark reads the whole state in one job, to show its columns and row counts after the last
+        committed batch. With None these are left out, and Penstock only lists the files and reads small ones.
     checkpoint
         The query's ``checkpointLocation``: a path, or the URL of a file system that Python and Spark both
         reach.
@@ -140,7 +142,7 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
     CheckpointNotFoundError
         When there is no checkpoint.
     StateRefusedError
-        When it cannot be reached.
+        When the checkpoint cannot be reached.
     """
     layout = read_layout(checkpoint)
     operators, uncounted = _with_row_counts(spark, layout)
@@ -163,7 +165,7 @@ def _limit(
     try:
         if read_record(files.checkpoint) is None:
             return None, ()
-        # Imported here because it imports Spark, which queries without a limit do not need.
+        # Import this only here because it imports Spark, which queries without a limit do not need.
         from penstock.limits.progress import limit_progress
 
         return limit_progress(files.location, spark=spark), ()
@@ -188,17 +190,17 @@ def _with_row_counts(
 
 @dataclass(frozen=True, repr=False)
 class CheckpointState:
-    """The content of a streaming query's checkpoint; ``print`` and a notebook show it as text."""
+    """The content of a streaming query's checkpoint. ``print`` and notebooks show it as text."""
 
     location: str
     """The location, without secrets."""
     query_id: str | None
-    """The query's id, the same over all runs; None if the file with the id is missing."""
+    """The query's id, which is the same in all runs; None if the file with the id is missing."""
     committed: Batch | None
     """The last committed batch."""
     planned: Batch | None
-    """A later batch that is planned and not committed: it is in flight, or the query ended during it and
-    repeats it.
+    """A later batch that is planned but not committed. Either it is in flight, or the query ended during it
+    and will repeat it.
     """
     operators: tuple[StateOperator, ...] = ()
     limit: LimitProgress | None = None
@@ -208,7 +210,9 @@ class CheckpointState:
 
     @property
     def engine(self) -> str | None:
-        """The engine of the last batch, ``micro-batch`` or ``continuous``; None if files do not show it."""
+        """The engine of the last batch: ``micro-batch`` or ``continuous``. None if the files do not show
+        it.
+        """
         last = self.planned or self.committed
         return None if last is None else last.engine
 
@@ -225,14 +229,14 @@ class CheckpointState:
 
     @property
     def watermark(self) -> datetime | None:
-        """The watermark of the planned batch, or else of the next one."""
+        """The watermark of the planned batch; if there is none, that of the next batch."""
         if self.planned is not None:
             return self.planned.watermark
         return None if self.committed is None else self.committed.next_watermark
 
     def to_dict(self) -> Json:
-        """Return all fields for JSON, with times as text in UTC. Keys are never renamed or removed; new keys
-        may be added.
+        """Return all fields as JSON values, with times as text in UTC. Future versions may add keys, but will
+        not rename or remove any.
         """
         query = ("location", "query_id", "engine", "last_planned", "last_committed", "watermark")
         return plain_fields(self, *query, "committed", "planned", "limit", "operators", "unknown")
@@ -250,7 +254,7 @@ class CheckpointState:
 
 
 def blocks(state: CheckpointState) -> Iterator[Block]:
-    """Return a checkpoint's content for display."""
+    """Yield the blocks that show a checkpoint's content."""
     yield Block(f"checkpoint {state.location}", tuple(_summary(state)))
     for batch in (state.committed, state.planned):
         if batch is not None and batch.sources:

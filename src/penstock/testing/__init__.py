@@ -1,5 +1,5 @@
-"""Helpers for tests of streaming queries: add rows, look at the output of each micro-batch, and crash the
-query at critical points.
+"""Helpers for tests of streaming queries: add rows, check the output of each micro-batch, and crash the query
+at critical points.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # Hidden, so that type checkers report unknown names.
+    # Hide this from type checkers, so that they report unknown names.
     __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The pytest plugin, with fixtures for stores, streams and a session; pytest loads it if Penstock is
+"""Pytest plugin with fixtures for stores, streams and a Spark session. pytest loads it if Penstock is
 installed.
 """
 
@@ -27,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="URL",
         default=os.environ.get(_VARIABLE),
         help="A PostgreSQL database on which tests with a store also run, each in its own schema. "
-        f"[default: the variable {_VARIABLE}, which keeps a password out of the command line]",
+        f"[default: the environment variable {_VARIABLE}, which keeps a password out of the command line]",
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests with a store once for each database."""
+    """Run each test that uses a store once for each database."""
     if "penstock_store_url" in metafunc.fixturenames:
         databases = ["sqlite", *(["postgresql"] if metafunc.config.getoption(_OPTION) else [])]
         metafunc.parametrize("penstock_store_url", databases, indirect=True)
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the URL of a store that does not exist yet, for this test only."""
+    """Return the URL of a store, for this test only. The store does not exist yet."""
     from penstock.testing.stores import temporary_store_url
 
     database = request.config.getoption(_OPTION) if request.param == "postgresql" else None
@@ -59,8 +59,8 @@ def penstock_store(penstock_store_url: str) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def penstock_spark() -> Iterator[SparkSession]:
-    """Return a Spark session for all tests: the active one, or a new one with two threads, which stops after
-    the tests.
+    """Return a Spark session for all tests: the active session, or a new one with two threads that stops
+    after the tests.
     """
     from pyspark.sql import SparkSession
 
@@ -81,7 +81,7 @@ _SMALL = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
 
 @pytest.fixture
 def penstock_stream(penstock_spark: SparkSession) -> Iterator[Callable[[str], MemoryStream]]:
-    """Return a function that creates a `MemoryStream`, such as ``penstock_stream("id long")``; the stream is
+    """Return a function that creates a `MemoryStream`, as in ``penstock_stream("id long")``. The stream is
     removed after the test.
     """
     from penstock.testing.streams import MemoryStream

@@ -15,18 +15,18 @@ from penstock.store.url import parse_url
 
 @contextmanager
 def temporary_store_url(database: str | None = None) -> Iterator[str]:
-    """Yield the URL of a store that does not exist yet, and remove the store after the block.
+    """Yield the URL of a store that does not exist yet. Remove the store after the block.
 
     Parameters
     ----------
     database
-        A PostgreSQL database, in which the store gets its own schema; by default, a SQLite file in a
-        temporary directory.
+        The URL of a PostgreSQL database, in which the store gets its own schema. By default, the store is a
+        SQLite file in a temporary directory.
 
     Raises
     ------
     InvalidUrlError
-        When the URL is not the URL of a PostgreSQL database.
+        When the URL is not that of a PostgreSQL database.
     MissingDependencyError
         When psycopg is not installed.
     """
@@ -44,7 +44,7 @@ def temporary_store_url(database: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def temporary_store(database: str | None = None) -> Iterator[Store]:
-    """Yield a new, open store, and remove it after the block; the parameters are those of
+    """Yield a new, open store. Remove it after the block. The parameters are those of
     `temporary_store_url`.
     """
     with temporary_store_url(database) as url, connect(url, create=True) as store:
@@ -65,8 +65,8 @@ def with_schema(database: str, schema: str) -> str:
 
 
 def drop_schema(database: str, schema: str) -> None:
-    """Drop a schema, and terminate sessions that lock it, since a test may have left a transaction open or a
-    thread running.
+    """Drop a schema, and terminate sessions that lock it: a test may have left a transaction open or a thread
+    running.
     """
     from psycopg import errors, sql
 

@@ -1,5 +1,5 @@
-"""Streams to which a test adds rows, queries over them and their output in each micro-batch; crashes of the
-queries, and replays of micro-batches as after a crash.
+"""Streams to which tests add rows, and queries over them: the output of each micro-batch, crashes at chosen
+points, and replays of micro-batches as after a crash.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from penstock.spark.session import register
 
 
 def replay_last_batch(checkpoint: str | Path) -> int:
-    """Remove Spark's commit of the last micro-batch from a checkpoint, so that the query repeats it when it
-    next starts.
+    """Remove Spark's commit of the last micro-batch from a checkpoint, so that the query's next start repeats
+    the micro-batch.
 
-    A checkpoint has this state when a process dies between the sink's commit and Spark's (the entry in
-    ``commits``; Spark 4.2, 4.3).
+    A checkpoint is in this state if the process died between the sink's commit and Spark's own, which is the
+    entry in ``commits`` (Spark 4.2, 4.3).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     Raises
     ------
     InvalidInputError
-        When no micro-batch is committed, or a later one has started, which would be repeated instead.
+        When no micro-batch is committed, or a later one has started, which the query would repeat instead.
     """
     opened = Checkpoint(str(checkpoint))
     last, planned = opened.last_commit(), opened.last_planned()
@@ -58,8 +58,8 @@ def replay_last_batch(checkpoint: str | Path) -> int:
         )
     if planned != last:
         raise InvalidInputError(
-            f"micro-batch {planned} of the checkpoint {opened.shown!r} is started and not committed, so "
-            f"the query's next start repeats it and not {last}: start the query once before",
+            f"micro-batch {planned} of the checkpoint {opened.shown!r} has started but is not committed, so "
+            f"the query's next start would repeat it and not {last}: first start the query once",
             condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
     for name in (str(last), f".{last}.crc"):
@@ -77,21 +77,21 @@ _armed: dict[str, int | None] = {}
 
 
 class Crash(Exception):
-    """The error with which a query under test fails at the requested point."""
+    """The error with which a query fails at the point that `crash_at` requested."""
 
 
 @contextmanager
 def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
-    """Make queries of ``run`` fail in a micro-batch, as if their process died there.
+    """Make queries that `run` started fail in a micro-batch, as if their process died there.
 
-    The query's next ``process_all_available()`` raises `Crash`. Start it again over the same checkpoint,
-    and Spark repeats the micro-batch, which is in its offset log and not in its commit log.
+    The query's next ``process_all_available()`` raises `Crash`. If you start it again over the same
+    checkpoint, Spark repeats the micro-batch, which is in the offset log but not in the commit log.
 
     Parameters
     ----------
     point
-        ``before_sink``: the sink does not have the micro-batch. ``after_sink``: the sink has it, but Spark
-        has not committed it.
+        ``before_sink``: the sink does not have the micro-batch yet. ``after_sink``: the sink has the
+        micro-batch, but Spark has not committed it.
     batch
         The number of the micro-batch, from 0; by default, the next one.
 
@@ -125,21 +125,21 @@ class MemoryStream:
     """A streaming DataFrame to which a test adds rows, like Spark's ``MemoryStream`` in Scala, which
     PySpark lacks.
 
-    The rows are in a queue of a temporary SQLite store, so that any trigger can read them, a query can be
-    restarted over its checkpoint, and several queries can read the same stream. `close`, or a ``with``
-    block, removes them.
+    The rows are in a queue of a temporary SQLite store. So any trigger can read them, you can restart a query
+    over its checkpoint, and several queries can read the same stream. `close`, or a ``with`` block, removes
+    the rows.
 
     Parameters
     ----------
     spark
-        A classic session; Penstock's data source is registered in it.
+        A classic session, in which Penstock's data source gets registered.
     schema
-        The columns: Spark's DDL, a StructType or an Arrow schema.
+        The columns: a DDL string of Spark, a StructType or an Arrow schema.
 
     Raises
     ------
     InvalidInputError
-        When the schema has another type.
+        When the schema is of any other type.
     """
 
     def __init__(self, spark: SparkSession, schema: str | StructType | pa.Schema) -> None:
@@ -160,7 +160,7 @@ class MemoryStream:
         self.close()
 
     def to_df(self) -> DataFrame:
-        """Return a streaming DataFrame that starts from the first row; each query needs its own."""
+        """Return a streaming DataFrame that starts at the first row. Each query needs its own."""
         consumer = f"test-{uuid.uuid4()}"
         self._store.create_consumer(consumer).register(_QUEUE)
         return (
@@ -168,17 +168,17 @@ class MemoryStream:
         )
 
     def add_data(self, rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]) -> Self:
-        """Add rows, which are all read in the same micro-batch.
+        """Add rows, which the query reads in a single micro-batch.
 
         Parameters
         ----------
         rows
-            An Arrow table, a pandas DataFrame, or a mapping for each row; missing columns are NULL.
+            An Arrow table, a pandas DataFrame, or a mapping for each row. Missing columns are NULL.
 
         Raises
         ------
         SchemaMismatchError
-            When the rows do not fit the schema; none are added.
+            When the rows do not fit the schema. No rows are added.
         """
         self._queue.append(to_table(rows, self._queue.schema))
         return self
@@ -191,7 +191,7 @@ class MemoryStream:
         checkpoint: str | Path | None = None,
         sink: Sink | None = None,
     ) -> StreamTest:
-        """Start a query over this stream; for the parameters, and for several streams, see `run`."""
+        """Start a query over this stream. For the parameters, and for several streams, see `run`."""
         frame = self.to_df()
         return run(
             frame if transform is None else transform(frame),
@@ -201,7 +201,7 @@ class MemoryStream:
         )
 
     def close(self) -> None:
-        """Remove the rows; stop queries over them first."""
+        """Remove the rows. Stop queries over them first."""
         self._resources.close()
 
 
@@ -222,19 +222,20 @@ def run(
     checkpoint: str | Path | None = None,
     sink: Sink | None = None,
 ) -> StreamTest:
-    """Start a query over streams of a test, and collect its output.
+    """Start a query over a test's streams, and collect its output.
 
     Parameters
     ----------
     frame
-        The function under test, applied to `MemoryStream.to_df` of one or several streams.
+        A streaming DataFrame: the result of the function under test for `MemoryStream.to_df` of one or
+        several streams.
     output_mode
         ``append``, ``update`` or ``complete``.
     checkpoint
-        A directory that is kept, so that the query can be restarted; by default, a temporary one.
+        A directory that is kept, so that you can restart the query; by default, a temporary one.
     sink
-        A function of a micro-batch's rows and its number, as for ``foreachBatch``, to test together with the
-        query.
+        A function to test together with the query. It takes a micro-batch's rows and its number, as for
+        ``foreachBatch``.
 
     Raises
     ------
@@ -245,7 +246,7 @@ def run(
 
 
 class StreamTest:
-    """A running query, from `run` or `MemoryStream.start`; a ``with`` block stops it."""
+    """A running query, from `run` or `MemoryStream.start`. A ``with`` block stops it."""
 
     __test__ = False
 
@@ -272,7 +273,7 @@ class StreamTest:
         self.stop()
 
     def process_all_available(self) -> Self:
-        """Wait until all added rows are processed, with the micro-batches without data that follow.
+        """Wait until all added rows are processed, including the micro-batches without data that follow.
 
         Raises
         ------
@@ -289,9 +290,9 @@ class StreamTest:
         return self
 
     def emitted(self) -> list[list[dict[str, Any]]]:
-        """Return a list of rows, as dicts, for each micro-batch that emitted rows or had data.
+        """Return one list of rows, as dicts, for each micro-batch that emitted rows or had data.
 
-        A repeated micro-batch is returned once, as if the sink had replaced its rows.
+        A repeated micro-batch appears only once, as if the sink had replaced its rows.
         """
         with_data = {progress.batchId for progress in self.query.recentProgress if progress.numInputRows}
         return [
@@ -301,7 +302,7 @@ class StreamTest:
         ]
 
     def stop(self) -> None:
-        """Stop the query; `emitted` still returns its output."""
+        """Stop the query. `emitted` still returns its output."""
         self.query.stop()
         self._remove_checkpoint()
 
