@@ -28,7 +28,7 @@ def test_a_query_ends_with_exactly_its_rows_and_continues_with_a_higher_limit(
     feed.add(20, 20).run(30, "id % 2 = 0", trigger=CONTINUOUS)
     assert sum(map(len, feed.taken().values())) == 30
     assert feed.progress() == "30 of 30"
-    with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*counted by the continuous trigger"):
+    with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*the continuous trigger has counted"):
         feed.start(40, "id % 2 = 0")
     lower = feed.run(9, "id % 2 = 0", trigger=CONTINUOUS)
     assert lower.status["message"].endswith("its limit of 9 rows is lower than the 30 rows that have passed")

@@ -57,7 +57,7 @@ def test_columns_of_another_type_are_refused_once_rows_have_been_counted(tmp_pat
     begin(tmp_path)
     store_key_record(checkpoint, numbers, exact=False)
     store_key_record(checkpoint, numbers, exact=False)
-    with pytest.raises(CheckpointMismatchError, match=r"as integer, and would .* as string") as refused:
+    with pytest.raises(CheckpointMismatchError, match=r"as integer\. As string, their count") as refused:
         store_key_record(checkpoint, replace(LIMIT, kinds=("string",)), exact=False)
     assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
 

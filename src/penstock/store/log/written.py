@@ -124,7 +124,7 @@ def store_task_segments(tx: Transaction, tasks: Sequence[TaskSegments], index: S
     inline = index.select(in_task_data).segments(tasks)
     insert_payloads(tx, list(zip(compress(ids, in_task_data), inline, strict=True)))
     insert_objects(tx, [new_object for task_segments in tasks for new_object in task_segments.objects])
-    in_object = [not task_segments for task_segments in in_task_data]
+    in_object = [not is_inline for is_inline in in_task_data]
     stored = index.select(in_object)
     object_payload_ids = [*compress(ids, in_object)]
     insert_object_places(

@@ -1,4 +1,4 @@
--- Statements that are the same for both databases. `penstock.` stands for the store's schema, `:name` for a parameter.
+-- Statements that are the same for both databases. `penstock.` stands for the store's schema, and `:name` for a parameter.
 
 -- name: read_store
 select uuid, version, payloads from penstock.store;
@@ -427,8 +427,8 @@ update penstock.registration set plan_epoch = null where consumer_id = :consumer
 update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: new_generation
--- Higher than any generation before, also after the clock was set back, and after the store was restored from an older backup while
--- another store knows later generations.
+-- A generation above all earlier ones, even if the clock was set back, or if the store was restored from an older backup and another store
+-- has seen later generations.
 update penstock.store set last_generation = case when last_generation < :now then :now else last_generation + 1 end
 where last_generation < 4611686018427387904
 returning last_generation;
@@ -650,7 +650,7 @@ order by sink, app_id;
 select count(*) as commits, coalesce(sum(cast(row_count as double precision)), 0) as row_count
 from penstock.ledger where task = -1;
 
--- Holds the row's lock until the commit; touches nothing if another generation is the newest.
+-- Holds the row's lock until the commit; changes nothing if another generation is the newest.
 -- name: lock_marked_source
 update penstock.marked_source set app_id = :app_id where source = :source and generation = :generation;
 
@@ -736,7 +736,7 @@ where query_id = :query_id and (
 -- name: drop_old_queries
 delete from penstock.query where reported_at < :before;
 
--- The monitor page reads cut texts, since programs with write access can write long ones.
+-- The monitor page reads truncated texts, since programs with write access can write long ones.
 -- name: list_reported_queries
 select
     substr(query_id, 1, 65) as query_id, substr(run_id, 1, 64) as run_id, substr(name, 1, 300) as name,

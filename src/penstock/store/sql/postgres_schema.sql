@@ -38,9 +38,9 @@ create table penstock.key_home (
     primary key (queue_id, partitions)
 );
 
--- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row, and last_clock the time of the
--- newest append that was dated by the clock: later appends are dated a little after the row before, since the clock has not advanced.
+-- The row lock of a partition orders its appends. total is the queue's number of partitions, repeated here so that an append that holds
+-- the lock sees that the queue has grown. last_timestamp is the timestamp of the newest row. last_clock is the timestamp of the newest append
+-- that got it from the clock. Later appends got timestamps just after the previous row, since the clock had not advanced.
 -- Half of each page is left free, so that an update finds room next to the old row, and no index has to be changed.
 create table penstock.partition (
     queue_id       bigint not null references penstock.queue on delete cascade,
@@ -139,8 +139,8 @@ create table penstock.segment (
     check (bytes >= 0)
 );
 
--- Where a partition ended at a time, while its newest row was dated ahead of the clock: the rows below next_index were appended by
--- observed_at. A record counts while last_clock is the partition's.
+-- Where a partition ended at a time, while the timestamp of its newest row was ahead of the clock: the rows below next_index were appended
+-- by observed_at. A record is valid while its last_clock is that of the partition.
 create table penstock.observed_end (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
@@ -227,7 +227,7 @@ create table penstock.producer (
     check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 
--- Pumps, which bring the changes of a server's log into queues. owner is the process that runs the pump. version is the last commit
+-- Pumps, which append the changes of a server's log to queues. owner is the process that runs the pump. version is the last commit
 -- whose rows are all appended. part_version is the next commit, of which part_rows rows are appended.
 create table penstock.pump (
     name         text collate "C" not null primary key,
