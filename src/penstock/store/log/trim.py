@@ -1,11 +1,11 @@
 """Trimming: delete old rows of a partition, as far as its retention and consumers allow.
 
 The timestamps of a partition's rows never decrease. If the clock was far ahead during one append, all later
-rows get timestamps that are at least as far ahead, and timestamps no longer show how old the rows are.
-Retention therefore records from time to time where the partition ends (``observed_end``). Rows before that
-end are known to have been appended by then. A record is valid only until an append gets its timestamp from
-the clock again. So a record that was made while the clock was wrong, as on a machine that boots in 1970, is
-ignored once the clock is right again.
+rows get timestamps that are even later. Timestamps then no longer show how old rows are. Retention therefore
+records from time to time where the partition ends (``observed_end``). Rows before that end are known to have
+been appended by then. A record is valid only until an append gets its timestamp from the clock again. So a
+record that was made while the clock was wrong, as on a machine that boots in 1970, is ignored once the clock
+is right again.
 """
 
 from __future__ import annotations
