@@ -306,6 +306,29 @@ def test_a_failed_expression_is_reported_without_the_frames_of_the_jvm(
 
 
 @one_store
+def test_an_error_of_a_users_sink_function_says_where_it_was_raised(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its cause, although that is an error of Penstock, and without frames of Penstock."""
+    monkeypatch.setattr(execution, "_RESTARTS", 0)
+
+    def look_up_prices(rows: pa.RecordBatch) -> None:
+        try:
+            raise SchemaMismatchError("no column price")
+        except SchemaMismatchError as cause:
+            raise KeyError("price") from cause
+
+    query = copy.start(sink=penstock.FunctionSink(look_up_prices))
+    copy.add()
+    with pytest.raises(ContinuousFailedError, match=r"failed:\nbuiltins\.KeyError: 'price'\n") as raised:
+        query.awaitTermination(PATIENCE)
+    lines = str(raised.value).splitlines()
+    assert any("test_queries.py" in line and "in look_up_prices" in line for line in lines)
+    assert "penstock.errors.SchemaMismatchError: [SCHEMA_MISMATCH] no column price" in lines
+    assert not any("src/penstock" in line for line in lines)
+
+
+@one_store
 def test_rows_that_no_run_can_read_end_the_query_at_once(
     copy: Copy, caplog: pytest.LogCaptureFixture
 ) -> None:

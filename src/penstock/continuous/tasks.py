@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from traceback import format_exception
+from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +29,7 @@ from penstock.continuous.channel import (
     with_whole_batches,
 )
 from penstock.continuous.connectors.protocol import ReaderFactory, SinkWriter, SourceReader, WriterFactory
-from penstock.errors import ContinuousFailedError
+from penstock.errors import ContinuousFailedError, PenstockError
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.spark.error_boundary import iterate_in_worker
@@ -357,9 +359,24 @@ class WriteLoop:
 
 
 def _failure_text(task: int, error: Exception) -> str:
-    """Return a message with the error's class at the start of a line, as in a traceback."""
+    """Return a message with the error's class at the start of its second line.
+
+    The traceback of an error in a user's function follows, from the function on.
+    """
     kind = type(error)
-    return f"the writer of task {task} failed:\n{kind.__module__}.{kind.__qualname__}: {error}"
+    text = f"the writer of task {task} failed:\n{kind.__module__}.{kind.__qualname__}: {error}"
+    if isinstance(error, PenstockError):
+        return text
+    frames = error.__traceback__
+    while frames is not None and _is_internal(frames):
+        frames = frames.tb_next
+    if frames is None:
+        return text
+    return f"{text}\n{''.join(format_exception(error.with_traceback(frames)))}".rstrip()
+
+
+def _is_internal(frame: TracebackType) -> bool:
+    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == "penstock"
 
 
 def _real(batch: pa.RecordBatch, kinds: bytes, start: int, end: int) -> pa.RecordBatch:

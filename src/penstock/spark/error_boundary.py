@@ -128,8 +128,13 @@ def _cause(report: str) -> str:
 
 
 def _reported_error(error: Exception) -> PenstockError | None:
-    """Return the last Penstock error in Spark's report."""
-    matches = _PENSTOCK_ERROR.findall(_report(error))
+    """Return the last Penstock error in Spark's report, or the one that the writer of a continuous query
+    reports, which is in the first two lines: a traceback may follow, with earlier errors.
+    """
+    report = _report(error)
+    if isinstance(error, ContinuousFailedError):
+        report = "\n".join(report.splitlines()[:2])
+    matches = _PENSTOCK_ERROR.findall(report)
     if not matches:
         return None
     name, condition, message = matches[-1]
