@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
+from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError, StoreUnavailableError
+from penstock.objects import storage
 from penstock.objects.bundle import read_index
 from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning, payloads, reading
@@ -260,6 +262,53 @@ def test_the_error_names_a_missing_object_and_its_rows(
     (checked,) = store.check_objects()
     assert checked.missing == [str(first.relative_to(folder))]
     assert checked.damaged == []
+
+
+@pytest.mark.parametrize("mount_point", [True, False])
+def test_rows_are_not_written_beside_a_disk_that_is_not_mounted(
+    store: penstock.Store,
+    queue: penstock.Queue,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mount_point: bool,
+) -> None:
+    """Other machines could not read them, and this one could not once its disk is mounted again."""
+    monkeypatch.setattr(storage, "RETRY_SECONDS", 0.1)
+    queue.append(large(1), 0)
+    away = folder.rename(folder.with_name("away"))
+    if mount_point:
+        folder.mkdir()
+    for refused in (
+        lambda: queue.append(large(2), 0),
+        lambda: queue.read(0, 0),
+        lambda: store.create_queue("other", SCHEMA, payloads=folder),
+        store.clean_up_objects,
+    ):
+        with pytest.raises(StoreUnavailableError, match="mount its disk") as gone:
+            refused()
+        assert gone.value.condition == "STORE_UNAVAILABLE.OBJECTS_FOLDER"
+    (checked,) = store.check_objects()
+    assert "mount its disk" in str(checked.error)
+    queue.append(small(3), 0)
+    assert objects(folder) == []
+    if mount_point:
+        folder.rmdir()
+    away.rename(folder)
+    queue.append(large(4), 0)
+    assert everything(queue) == {0: [1, 3, 4], 1: []}
+
+
+def test_a_folder_that_is_lost_for_good_is_made_again_on_demand(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    queue.append(large(1), 0)
+    shutil.rmtree(folder)
+    store.clean_up_objects(take_over=True)
+    queue.append(large(2), 1)
+    assert numbers(queue.read(1, 0)) == [2]
+    with pytest.raises(StoreError) as missing:
+        queue.read(0, 0)
+    assert missing.value.condition == "STORE_ERROR.OBJECT_MISSING"
 
 
 @pytest.mark.parametrize("how", ["changed", "cut off"])

@@ -31,7 +31,7 @@ class SimStorage(ObjectStorage):
         super().__init__(url)
         self._bucket = bucket
 
-    def _put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def _put(self, name: str, parts: Sequence[Buffer], existing: str | None) -> None:
         self._asked("put", name)
         # The data, whatever its owner does with the memory later.
         self._bucket.objects[name] = (b"".join(parts), self._bucket.world.now)

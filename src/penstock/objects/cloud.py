@@ -49,7 +49,7 @@ class CloudStorage(ObjectStorage):
                 retry_config={"max_retries": 1},
             )
 
-    def _put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def _put(self, name: str, parts: Sequence[Buffer], existing: str | None) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         with self._translating(name):
             # The parts of an incomplete multipart upload cost money and are not shown in listings.

@@ -12,7 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreUnsafeError
+from penstock.errors import (
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+    StoreUnsafeError,
+)
 from penstock.folders import FOLDER, make_folder, user_name
 from penstock.objects.location import local_folder
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
@@ -60,11 +66,24 @@ class LocalStorage(ObjectStorage):
                 owner=user_name(owner),
             )
 
-    def _put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def require_folder(self, folder: str) -> None:
+        if not os.path.lexists(self._folder / folder):
+            raise StoreUnavailableError(
+                f"the folder {self._folder / folder}, which has rows of this store, does not exist on this "
+                "machine: mount its disk, or move it back. If it is lost for good, `penstock store clean-up "
+                "--take-over` creates it again, without its rows",
+                condition="STORE_UNAVAILABLE.OBJECTS_FOLDER",
+                storage=self.url,
+            )
+
+    def _put(self, name: str, parts: Sequence[Buffer], existing: str | None) -> None:
         *folder_names, file = name.split("/")
         unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED_SUFFIX}"
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
+                if existing is not None:
+                    # If its disk is not mounted, the folder would be created on the machine's own disk.
+                    self.require_folder(existing)
                 self._put_file(folder_names, file, unfinished, parts)
             except FileNotFoundError as error:
                 # Another process removed an empty folder in the meantime.

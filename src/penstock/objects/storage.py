@@ -50,9 +50,12 @@ class ObjectStorage(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write an object durably and atomically: readers see all of it or nothing."""
-        self._with_retries(lambda: self._put(name, parts), f"writing {name}")
+    def put(self, name: str, parts: Sequence[Buffer], *, existing: str | None = None) -> None:
+        """Write an object durably and atomically: readers see all of it or nothing.
+
+        ``existing`` is the first folder of ``name`` if it has to exist, as for :meth:`require_folder`.
+        """
+        self._with_retries(lambda: self._put(name, parts, existing), f"writing {name}")
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """Return ranges of an object, pairs of a first byte and a length of at least 1.
@@ -78,6 +81,14 @@ class ObjectStorage(ABC):
             chunk = remaining[start : start + _MAX_DELETES]
             self._with_retries(partial(self._delete, chunk), f"deleting {chunk[0]} and {len(chunk) - 1} more")
 
+    def require_folder(self, folder: str) -> None:  # noqa: B027 - buckets have no folders
+        """Refuse a location on a disk without this folder: the disk is not mounted, or the folder was moved.
+
+        Raises
+        ------
+        StoreUnavailableError
+        """
+
     def check(self, folder: str) -> None:
         """Check with a test object that writing, reading, listing and deleting work, without retries.
 
@@ -87,14 +98,14 @@ class ObjectStorage(ABC):
         """
         data = secrets.token_bytes(16)
         name = f"{folder}/{data.hex()}"
-        self._put(name, [data])
+        self._put(name, [data], None)
         read = self._read(name, [(0, len(data))])
         if read != [data] or name not in [listed_object.name for listed_object in self._listed(f"{folder}/")]:
             raise self.unavailable("an object that was just written does not exist")
         self._delete([name])
 
     @abstractmethod
-    def _put(self, name: str, parts: Sequence[Buffer]) -> None: ...
+    def _put(self, name: str, parts: Sequence[Buffer], existing: str | None) -> None: ...
 
     @abstractmethod
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]: ...

@@ -67,6 +67,7 @@ class _Listings:
             raise self._unavailable_locations[folder.location]
         try:
             storage = self._database.storages.at(stored_location(folder.location))
+            storage.require_folder(self._database.uuid)
             return {listed.name: listed for listed in folder.list_stored(storage)}
         except StoreUnavailableError as error:
             self._unavailable_locations[folder.location] = error

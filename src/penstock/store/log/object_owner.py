@@ -61,7 +61,8 @@ class DeletionBounds:
 
 
 def claim(database: Database, storage: ObjectStorage) -> None:
-    """Record at a location that it belongs to this database. Call it before the store refers to the location.
+    """Check that a location is usable, and record there that it belongs to this database. Call it before the
+    store refers to the location.
 
     Raises
     ------
@@ -70,11 +71,14 @@ def claim(database: Database, storage: ObjectStorage) -> None:
         it can take it over later.
     """
 
-    def read(tx: Transaction) -> str:
+    def read(tx: Transaction) -> tuple[str, bool]:
         require_own_location(tx, database.uuid, storage.url)
-        return tx.instance()
+        return tx.instance(), tx.one("find_location", payloads=storage.url).instance is not None
 
-    instance = database.run(read, write=False)
+    instance, is_known = database.run(read, write=False)
+    if is_known:
+        storage.require_folder(database.uuid)
+    storage.check(f"{database.uuid}/check")
     markers = LocationMarkers.read_from(database, storage)
     if not markers.owning_databases():
         markers.write_database(instance)
@@ -154,6 +158,7 @@ def _require_uncontested(
     """
     markers, records = _read_markers(database, storage)
     if not markers.owning_databases():
+        storage.require_folder(database.uuid)
         raise owner_unknown_error(storage.url)
     if markers.belongs_to_another(instance) or markers.is_contested(records):
         database.run(

@@ -129,7 +129,8 @@ def write_segments_to_objects(
         new_object = NewObject(
             secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at
         )
-        storage.put(object_name(store_uuid, queue_id, new_object.object_id, new_object.suffix), parts)
+        name = object_name(store_uuid, queue_id, new_object.object_id, new_object.suffix)
+        storage.put(name, parts, existing=store_uuid)
         for segment, place in zip(group, places, strict=True):
             segment.move_to_object(StoredPayload(new_object, place))
 
@@ -281,6 +282,7 @@ def with_payloads(
         except StoreError as error:
             if error.condition == "STORE_ERROR.OBJECT_MISSING":
                 database.run(lambda tx: require_same_store(tx, database.uuid), write=False)
+                storage.require_folder(database.uuid)
             last = [row for other, row in group if other == partition][-1]
             raise unreadable(queue, partition, first.start_index, last.end_index, error) from error
         return [(row.payload_id, each) for row, each in zip(rows, data, strict=True)]
