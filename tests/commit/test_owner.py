@@ -59,14 +59,15 @@ def test_an_owner_from_before_a_restore_is_fenced_even_if_its_epoch_is_assigned_
     forget = "update penstock.registration set epoch = 0, owner = null"
     run_sql(database, forget)
 
-    def require_fenced() -> None:
+    def require_fenced(condition: str, message: str) -> None:
         for call in (lambda: first.observe(offset), lambda: first.plan(offset), first.require):
-            with pytest.raises(OwnerFencedError, match="another query took over consumer 'billing'"):
+            with pytest.raises(OwnerFencedError, match=message) as fenced:
                 call()
+            assert fenced.value.condition == condition
 
-    require_fenced()
+    require_fenced("OWNER_FENCED.STORE_RESTORED", "restored from an older backup while this query ran")
     assert pair.own().epoch == first.epoch
-    require_fenced()
+    require_fenced("OWNER_FENCED", "another query took over consumer 'billing'")
 
 
 def test_taking_over_closes_the_open_plan(pair: Pair) -> None:

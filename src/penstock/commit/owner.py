@@ -252,6 +252,17 @@ def require_owned(tx: Transaction, registration: Registration, end: QueueOffset)
 def require_owner(registration: Registration, epoch: int, identity: str | None, generation: int) -> None:
     """Check that a query owns the consumer, and that no seek has moved it."""
     consumer, queue = registration.consumer, registration.queue
+    if registration.epoch < epoch and registration.generation <= generation:
+        raise OwnerFencedError(
+            f"the store was restored from an older backup while this query ran: consumer {consumer!r} on "
+            f"queue {queue!r} has owner epoch {registration.epoch} there, and this query has {epoch}. "
+            "Restore the checkpoint of the same time, and start the query again",
+            condition="OWNER_FENCED.STORE_RESTORED",
+            consumer=consumer,
+            queue=queue,
+            epoch=epoch,
+            current=registration.epoch,
+        )
     if (registration.epoch, registration.owner) != (epoch, identity):
         raise OwnerFencedError(
             f"another query took over consumer {consumer!r} on queue {queue!r} (its owner epoch is "
