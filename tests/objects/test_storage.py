@@ -234,13 +234,21 @@ def test_a_missing_bucket_and_wrong_credentials_are_told_apart_from_failures(
     assert "hidden" not in str(denied.value)
 
 
-def test_requests_are_not_sent_without_tls_unless_the_environment_allows_it(
+def test_requests_without_tls_are_refused_at_once_unless_the_environment_allows_them(
     bucket: ObjectProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     bucket.requests.clear()
-    with pytest.raises(StoreUnavailableError):
-        OpenedStorages().at("s3://rows/a").check("b")
+    storage = OpenedStorages().at("s3://rows/a")
+    for refused in (
+        lambda: storage.check("b"),
+        lambda: storage.put("b", [b"1"]),
+        lambda: storage.read("b", [(0, 1)]),
+        lambda: storage.listed("b/"),
+    ):
+        with pytest.raises(StoreError, match="AWS_ALLOW_HTTP=true") as caught:
+            refused()
+        assert caught.value.condition == "STORE_ERROR.OBJECT_SETTINGS"
     assert bucket.requests == []
 
 

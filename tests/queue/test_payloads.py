@@ -13,7 +13,13 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError, StoreUnavailableError
+from penstock.errors import (
+    CommitRefusedError,
+    InvalidUrlError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 from penstock.objects import storage
 from penstock.objects.bundle import read_index
 from penstock.objects.local import LocalStorage
@@ -262,6 +268,22 @@ def test_the_error_names_a_missing_object_and_its_rows(
     (checked,) = store.check_objects()
     assert checked.missing == [str(first.relative_to(folder))]
     assert checked.damaged == []
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailableError, StoreReadOnlyError])
+def test_a_storage_that_cannot_be_read_is_named_with_the_rows(
+    queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+) -> None:
+    """And the error is of the same class as for an append, so that a program may try again."""
+    queue.append(large(1), 0)
+
+    def fails(*_: object) -> None:
+        raise kind("it does not answer")
+
+    monkeypatch.setattr(storage, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(LocalStorage, "_read", fails)
+    with pytest.raises(kind, match=r"partition 0, rows \[0, 1\): it does not answer"):
+        queue.read(0, 0)
 
 
 @pytest.mark.parametrize("mount_point", [True, False])

@@ -145,7 +145,8 @@ class CloudStorage(ObjectStorage):
     def _unusable_settings(self, reason: str) -> StoreError:
         return StoreError(
             f"the object storage {self.url} cannot be used with the settings of this process: {reason}. "
-            "Check the variables AWS_…, GOOGLE_… or AZURE_… in its environment, and the location",
+            "Check the variables AWS_…, GOOGLE_… or AZURE_… in its environment, and the location; an "
+            "endpoint without TLS needs AWS_ALLOW_HTTP=true",
             condition="STORE_ERROR.OBJECT_SETTINGS",
             storage=self.url,
         )
@@ -167,8 +168,10 @@ def _allows_http() -> bool:
 
 def _is_settings_error(error: Exception) -> bool:
     """Return whether an error is about the settings, so that retrying cannot help."""
-    name = type(error).__name__
-    return name in ("UnknownConfigurationKeyError", "ConfigError") or "Generic Config error" in str(error)
+    name, text = type(error).__name__, str(error)
+    # A request that cannot be built, as for an endpoint without TLS unless that is allowed.
+    texts = ("Generic Config error", "HTTP error: builder error")
+    return name in ("UnknownConfigurationKeyError", "ConfigError") or any(each in text for each in texts)
 
 
 def _reason(error: Exception) -> str:

@@ -147,8 +147,8 @@ class ObjectStorage(ABC):
     def damaged(self, name: str, problem: str) -> StoreError:
         """Return the error for an object that differs from what was written."""
         return StoreError(
-            f"the object {name} in {self.url} {problem}: it was changed there, or is damaged. Restore it; "
-            "`penstock store check` lists what is damaged",
+            f"the object {name} in {self.url} {problem}: it was changed there, or is damaged. Restore it. "
+            "`penstock store check` lists those with another size, but does not read objects",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=self.url,
             object=name,

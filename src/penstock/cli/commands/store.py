@@ -98,8 +98,8 @@ def clean_up(
 def check(run: Run) -> None:
     """Check that the objects in object storage match the store.
 
-    Only for queues that were created with --payloads. Exits with 1 if an object is missing or damaged, or
-    cannot be compared.
+    Only for queues that were created with --payloads. Exits with 1 if an object is missing or has another
+    size than was written, or cannot be compared. Objects are not read.
     """
     with run.connect() as store:
         checked = store.check_objects()

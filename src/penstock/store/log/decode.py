@@ -211,8 +211,11 @@ def is_about_rows(error: PenstockError) -> bool:
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:
-    """Add the queue, the partition and the rows [start, end) to the error of a segment."""
-    return StoreError(
+    """Add the queue, the partition and the rows [start, end) to the error of a segment.
+
+    The error keeps its class, since the storage of the rows may only be unavailable.
+    """
+    return type(error)(
         f"queue {queue.name!r}, partition {partition}, rows [{start}, {end}): {error.message}",
         condition=error.condition,
         **{
