@@ -69,9 +69,9 @@ def test_an_object_is_not_recorded_in_a_store_that_has_replaced_its_own(
 ) -> None:
     put = LocalStorage.put
 
-    def late(*arguments: Any) -> object:
+    def late(*arguments: Any, **named: Any) -> object:
         run_sql(store.database, f"update penstock.store set uuid = '{uuid.uuid4()}'")
-        return put(*arguments)
+        return put(*arguments, **named)
 
     monkeypatch.setattr(LocalStorage, "put", late)
     with pytest.raises(StoreNotFoundError, match="another store has taken its place"):
