@@ -14,7 +14,7 @@ import penstock
 from penstock import Retention
 from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.protocol import commit_batch, record_batch
-from penstock.continuous.connectors.ledger import Commits
+from penstock.continuous.connectors.ledger import LedgerCommits
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -460,9 +460,9 @@ def test_only_an_exactly_once_record_identifies_the_rows_of_a_micro_batch(
         pair.commit(batch)
     else:
         record_batch(pair.into.database, batch.key, batch.origin, 7, new_sink=False)
-    commits = Commits(store_url, batch.origin, "app", rebind=False, new_sink=False)
+    commits = LedgerCommits(store_url, batch.origin, "app", rebind=False, new_sink=False)
     newest = commits.newest(batch.key.sink)
-    assert (newest.number, newest.identified) == (0, exactly_once)
+    assert (newest.number, newest.identifies_rows) == (0, exactly_once)
 
 
 def test_a_commit_with_an_unknown_outcome_is_retried_and_happens_once(

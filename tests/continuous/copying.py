@@ -173,7 +173,9 @@ class Copy:
         waiting.join(2 * PATIENCE)
         assert query.failure is None, query.failure
         assert not waiting.is_alive(), "it has not come so far"
-        wait_until(lambda: query.failure or not query.committed.lags, PATIENCE, "the checkpoint follows")
+        wait_until(
+            lambda: query.failure or not query.committed.checkpoint_lags, PATIENCE, "the checkpoint follows"
+        )
         assert query.failure is None, query.failure
 
     def ids(self) -> list[int]:

@@ -63,7 +63,7 @@ class LocalJob(ABC):
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        source, sink = self._engine.source.readers(), self._sink
+        source, sink = self._engine.source.reader_factory(), self._sink
         for task in range(len(self.groups)):
             thread = threading.Thread(target=self._task, args=[source, sink, task], daemon=True)
             self._threads.append(thread)
@@ -114,7 +114,7 @@ class RunJob(LocalJob):
             epoch, self.groups[task] = await_start(reader)
             with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
                 reading = ReadLoop(rows, reader, epoch, 2)
-                WriteLoop(writes, writer, limited=self._limited).all(
+                WriteLoop(writes, writer, limited=self._limited).write_all(
                     [batch] for batch in self._transformed(reading.batches())
                 )
             writer.send("done")
@@ -145,7 +145,7 @@ class LocalCatchUp(LocalJob):
                 written = write_backlog(
                     writes, self._epoch, ([batch] for batch in self._transformed(reader.batches()))
                 )
-                self._parts.append(TaskPart.of(reader.report(), written))
+                self._parts.append(TaskPart.from_reports(reader.report(), written))
         except Exception as error:
             self._failure = self._failure or error
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.channel import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.continuous.channel import EPOCH, FILLER, KIND, MARKER, METADATA_COLUMNS
 from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
@@ -45,7 +45,7 @@ def read_steps(table: pa.Table, steps: list[Step]) -> Callable[[Iterator[Any]], 
             else:
                 kind = MARKER if step == "marker" else FILLER
                 rows = table.take([at - 1] * (1 if step == "marker" else number))
-            for field, value in zip(HIDDEN, (kind, epoch), strict=True):
+            for field, value in zip(METADATA_COLUMNS, (kind, epoch), strict=True):
                 rows = rows.append_column(field, pa.array([value] * rows.num_rows, field.type))
             yield from rows.combine_chunks().to_batches()
             epoch += step == "marker"

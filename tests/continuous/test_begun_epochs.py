@@ -27,13 +27,13 @@ def begun(copy: Copy, *, latest: bool = False) -> Copy:
     if latest:
         from_latest(query)
     source = query.source
-    source.own()
+    source.take_ownership()
     start = source.start(None)
     copy.add()
-    offset = source.plan(start, source.ends(), {})
+    offset = source.plan(start, source.end_offsets(), {})
     source.release(None)
     copy.running.remove(query)
-    query.logs.write_offset(0, offset)
+    query.checkpoint.write_offset(0, offset)
     copy.add()
     return copy
 
@@ -77,10 +77,10 @@ def test_its_driver_may_resume_and_commit_it(
     copy.consumer, copy.guarantee = consumer, "at_least_once"
     begun(copy)
     query = copy.query(start=False)
-    pause = Pause(monkeypatch, query.logs, "write_commit")
+    pause = Pause(monkeypatch, query.checkpoint, "write_commit")
     query.start()
     pause.reached()
-    query.logs.add("commits/0", "v1\n{}")
+    query.checkpoint.add_entry("commits/0", "v1\n{}")
     pause.wake()
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError), query.failure

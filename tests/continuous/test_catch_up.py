@@ -55,8 +55,8 @@ def test_a_job_reads_for_some_seconds_and_the_next_one_goes_on(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its two tasks reads one batch at least."""
-    monkeypatch.setattr(runs, "SECONDS", 0.0)
-    monkeypatch.setattr(execution, "LITTLE_LEFT", 10)
+    monkeypatch.setattr(runs, "MAX_READ_SECONDS", 0.0)
+    monkeypatch.setattr(execution, "MIN_CATCH_UP_ROWS", 10)
     copy.add(25_000)
     query = copy.start()
     query.processAllAvailable()
@@ -65,7 +65,7 @@ def test_a_job_reads_for_some_seconds_and_the_next_one_goes_on(
 
 
 def test_the_error_of_a_task_is_that_of_the_query(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
     copy.add(1_000)
     query = copy.start(transform=lambda frame: evens(frame).where("1 / (id - 998) is not null"))
     wait_until(lambda: not query.isActive, PATIENCE)
@@ -81,9 +81,9 @@ class Rows(SourceReader):
         self._rows, self._lost, self._at = rows, lost, 0
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        self.skipped = self._at in self._lost
-        if self._at >= self._rows or self.skipped:
-            self._at += self.skipped
+        self.skipped_rows = self._at in self._lost
+        if self._at >= self._rows or self.skipped_rows:
+            self._at += self.skipped_rows
             return None
         self._at += 1
         return pa.record_batch({"id": [self._at - 1]})
@@ -91,13 +91,13 @@ class Rows(SourceReader):
     def offsets(self) -> dict[int, int]:
         return {0: self._at}
 
-    def behind(self) -> int:
+    def unread_rows(self) -> int:
         return self._rows - self._at
 
     def last_times(self) -> dict[int, int]:
         return {0: self._at}
 
-    def times(self) -> list[tuple[int, int]]:
+    def creation_times(self) -> list[tuple[int, int]]:
         return [(7, 1)]
 
     def wait(self, channel: object) -> None:
@@ -126,7 +126,7 @@ def test_a_reader_goes_on_behind_lost_rows() -> None:
 
 
 def test_a_reader_ends_when_its_time_is_over() -> None:
-    reader = BacklogReader(Rows(10), 10, seconds=0.0)
+    reader = BacklogReader(Rows(10), 10, max_seconds=0.0)
     assert read(reader) == [0], "it reads something, so that each job moves on"
     assert reader.report()["offsets"] == {"0": 1}
 
@@ -147,7 +147,7 @@ def test_the_parts_of_tasks_are_an_epoch() -> None:
     for rows in (3, 0):
         reader, sink = BacklogReader(Rows(rows), 4, 60.0), Kept()
         written = write_backlog(sink, 8, ([batch] for batch in reader.batches()))
-        parts.append(TaskPart.of(reader.report(), written))
+        parts.append(TaskPart.from_reports(reader.report(), written))
         sinks.append(sink.rows)
     assert sinks == [[0, 1, 2], []]
     epoch = epoch_of(8, parts)

@@ -55,7 +55,7 @@ def test_an_epoch_is_logged_a_moment_later(logs: CheckpointLog, follower: Checkp
     follower.add(0, offset(0))
     wait_until(lambda: follower.newest() == (0, offset(0)))
     assert logged(logs) == ([0], [0])
-    assert logs.only_offset(0) == offset(0)
+    assert logs.single_offset(0) == offset(0)
 
 
 def test_epochs_are_skipped_but_for_the_last_two(
@@ -70,7 +70,7 @@ def test_epochs_are_skipped_but_for_the_last_two(
     disk.free.set()
     follower.flush()
     assert logged(logs) == ([0, 6, 7], [0, 7])
-    assert [logs.only_offset(number) for number in (6, 7)] == [offset(6), offset(7)]
+    assert [logs.single_offset(number) for number in (6, 7)] == [offset(6), offset(7)]
 
 
 def test_flushing_does_not_wait_for_the_next_turn(
@@ -118,7 +118,7 @@ def test_another_epoch_under_the_same_number_is_told_to_the_query(
         wait_until(lambda: follower.failure is not None)
     with pytest.raises(OwnerFencedError, match="has other rows in the checkpoint"):
         actions[told]()
-    assert logs.only_offset(0) == {"to": [99]}
+    assert logs.single_offset(0) == {"to": [99]}
 
 
 def test_what_was_begun_and_never_committed_is_replaced(
@@ -127,7 +127,7 @@ def test_what_was_begun_and_never_committed_is_replaced(
     logs.write_offset(0, {"to": [99]})
     follower.add(0, offset(0))
     follower.flush()
-    assert (logged(logs), logs.only_offset(0)) == (([0], [0]), offset(0))
+    assert (logged(logs), logs.single_offset(0)) == (([0], [0]), offset(0))
 
 
 def test_after_an_error_the_next_epoch_is_logged(

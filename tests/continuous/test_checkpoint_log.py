@@ -28,12 +28,12 @@ def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["0"], "nothing half-written is left"
 
 
-@pytest.mark.parametrize("write", ["add", "_replace"])
+@pytest.mark.parametrize("write", ["add_entry", "_replace"])
 def test_a_deleted_checkpoint_is_named(tmp_path: Path, write: str) -> None:
     logs = CheckpointLog(str(tmp_path / "ck"))
     shutil.rmtree(tmp_path / "ck")
     arguments = [lambda: True] if write == "_replace" else []
-    with pytest.raises(CommitRefusedError, match="its folder is gone") as refused:
+    with pytest.raises(CommitRefusedError, match="its folder was deleted or moved") as refused:
         getattr(logs, write)("offsets/0", "v1", *arguments)
     assert refused.value.condition == "COMMIT_REFUSED.CHECKPOINT_DAMAGED"
     assert not (tmp_path / "ck").exists()
@@ -138,9 +138,9 @@ def test_an_entry_of_another_driver_is_not_replaced_and_stops_this_driver(
         mine.write_commit(0)
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert mine.only_offset(0) == {"to": [2]}
+    assert mine.single_offset(0) == {"to": [2]}
     mine.write_offset(1, {"to": [3]})
-    assert mine.unsettled() == 1, "the next one is free"
+    assert mine.uncommitted() == 1, "the next one is free"
 
 
 @places
@@ -182,4 +182,4 @@ def test_a_query_whose_next_entry_already_exists_stops_and_keeps_it(copy: Copy, 
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError)
     assert query.failure.condition == "OWNER_FENCED.CHECKPOINT"
-    assert query.logs.only_offset(number) == theirs
+    assert query.checkpoint.single_offset(number) == theirs

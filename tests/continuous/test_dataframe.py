@@ -270,7 +270,7 @@ def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFra
     plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
     assert plan.python_stages == ()
     assert plan.filler_rows == 66
-    assert plan.notes == ()
+    assert plan.latency_notes == ()
     plan.require_pipelined(False, "4.3.0")
 
 

@@ -295,7 +295,7 @@ def test_a_plan_names_its_python_stages_and_their_cost(frame: ContinuousFrame, k
     plan = check_plan(frame.select(functions()[kind]).carried)
     assert plan.python_stages == (stage,)
     assert plan.filler_rows == 130
-    assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
+    assert len(plan.latency_notes) == (stage in ("pickled UDF", "pandas UDF"))
     plan.require_pipelined(True, "4.3.0")
     with pytest.raises(
         ContinuousRefusedError, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"

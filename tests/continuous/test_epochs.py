@@ -74,7 +74,7 @@ STEPS = ("send", "look", "write", "report", "acknowledge", "begin", "commit")
 
 
 def commit(epochs: Epochs, committed: list[Epoch]) -> None:
-    epoch = epochs.complete()
+    epoch = epochs.next_complete()
     if epoch is not None:
         committed.append(epoch)
         epochs.committed(epoch.number)
@@ -152,9 +152,9 @@ def test_a_task_without_rows_has_nothing_to_write() -> None:
     epochs = begun()
     epochs.read(1, 7, {1: 0}, 0)
     epochs.wrote(0, 7, {"a": 1}, 3)
-    assert epochs.complete() is None
+    assert epochs.next_complete() is None
     epochs.read(0, 7, {0: 4}, 4)
-    assert epochs.complete() == Epoch(7, {0: 4, 1: 0}, {"a": 1}, 4, 3)
+    assert epochs.next_complete() == Epoch(7, {0: 4, 1: 0}, {"a": 1}, 4, 3)
 
 
 def test_an_impossible_message_ends_the_run() -> None:

@@ -129,7 +129,7 @@ def test_a_failing_task_repeats_the_run_from_the_last_epoch(copy: Copy) -> None:
 def test_a_run_that_fails_each_time_ends_the_query_with_its_error(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
 
     def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise RuntimeError("never")
@@ -151,10 +151,10 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
     query = copy.add().query(start=False)
     where = {
         "planned": (query.source, "plan"),
-        "offset": (query.logs, "write_offset"),
+        "offset": (query.checkpoint, "write_offset"),
         "sink": (query.sink, "commit"),
-        "commit": (query.logs, "write_commit"),
-        "told": (query.source, "logged"),
+        "commit": (query.checkpoint, "write_commit"),
+        "told": (query.source, "notify_logged"),
     }[step]
     die_behind(monkeypatch, query, *where)
     later = copy.add().query()
@@ -204,7 +204,7 @@ def test_an_idle_query_detects_that_another_one_has_taken_over(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No new row reveals it."""
-    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_CHECK_SECONDS", 0.05)
     first = copy.add().query()
     copy.through(first)
     second = copy.query()
@@ -224,8 +224,8 @@ def test_rows_after_a_pause_do_not_wait_for_the_end_of_an_interval(copy: Copy) -
 
 
 def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IDLE_SECONDS", 3600.0)
-    monkeypatch.setattr(module, "_REST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []
@@ -238,7 +238,7 @@ def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.M
     monkeypatch.setattr(query, "check_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
-    monkeypatch.setattr(query.source, "logged", asked.append)
+    monkeypatch.setattr(query.source, "notify_logged", asked.append)
     before = len(looks)
     wait_until(lambda: len(looks) > before + 5, PATIENCE, "it has been idle for a while")
     assert asked == []
@@ -259,7 +259,7 @@ def test_a_query_far_behind_catches_up_with_a_job_that_ends(
 ) -> None:
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
-    monkeypatch.setattr(module, "LITTLE_LEFT", 8)
+    monkeypatch.setattr(module, "MIN_CATCH_UP_ROWS", 8)
     read_no_further_when_behind(monkeypatch)
     query = copy.add(60).query()
     copy.through(query)
@@ -303,7 +303,7 @@ def test_partitions_share_the_available_slots(copy: Copy) -> None:
 
 
 def test_tasks_that_do_not_start_are_an_error(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     query = copy.query(start=False)
     query.settings = Settings(0.01, start_timeout=0.05)
     monkeypatch.setattr(copy.engine, "job", lambda *_, **__: _Nothing())

@@ -48,7 +48,7 @@ def test_a_limit_may_be_reached_before_the_driver_is_informed_of_the_rows(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers and writers have separate connections."""
-    hear, settled, looked = EpochCoordinator.receive, EpochCoordinator.settled, threading.Event()
+    hear, settled, looked = EpochCoordinator.receive, EpochCoordinator.is_drained, threading.Event()
 
     def late(self: EpochCoordinator, role: str, task: int, message: Json) -> bool:
         if message["kind"] == "sent":
@@ -61,7 +61,7 @@ def test_a_limit_may_be_reached_before_the_driver_is_informed_of_the_rows(
         return bool(found)
 
     monkeypatch.setattr(EpochCoordinator, "receive", late)
-    monkeypatch.setattr(EpochCoordinator, "settled", property(look))
+    monkeypatch.setattr(EpochCoordinator, "is_drained", property(look))
     ended(copy.add(40), 11)
     check(copy, 11)
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_began_without_a_limit_is_refused(copy: Copy) -> None:
 def test_the_share_of_a_failed_task_is_written_by_the_next_run(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     failures: list[bool] = []
 
     def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -124,9 +124,9 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
 ) -> None:
     query = copy.add(20).query(start=False, limit=Limit(12))
     where = {
-        "offset": (query.logs, "write_offset"),
+        "offset": (query.checkpoint, "write_offset"),
         "sink": (query.sink, "commit"),
-        "commit": (query.logs, "write_commit"),
+        "commit": (query.checkpoint, "write_commit"),
     }[step]
     die_behind(monkeypatch, query, *where)
     ended(copy.add(20), 12)

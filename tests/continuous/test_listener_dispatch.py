@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.continuous.driver.progress import MOST_WAITING, ListenerDispatch
+from penstock.continuous.driver.progress import MAX_WAITING_EVENTS, ListenerDispatch
 from penstock.errors import TableRefusedError
 
 PATIENCE = 30
@@ -62,12 +62,12 @@ def test_a_hanging_listener_blocks_nobody_and_misses_the_oldest_epochs(
 ) -> None:
     heard.free.clear()
     telling.started("copy", "now")
-    for number in range(3 * MOST_WAITING):
+    for number in range(3 * MAX_WAITING_EVENTS):
         telling.progressed({"batchId": number})
     telling.terminated(None, 0.0)
     heard.free.set()
     telling.terminated(None, PATIENCE)
-    kept = list(range(2 * MOST_WAITING, 3 * MOST_WAITING))
+    kept = list(range(2 * MAX_WAITING_EVENTS, 3 * MAX_WAITING_EVENTS))
     assert heard.events == [("started", "copy", "now"), *kept, ("terminated", None, None)]
 
 
@@ -81,7 +81,7 @@ def test_failing_listeners_get_further_events_and_are_logged_once(
     telling.terminated(None, PATIENCE)
     assert len(heard.events) == 3
     (record,) = caplog.records
-    assert "query copy: its listeners have missed events: not ('started'" in record.getMessage()
+    assert "listeners of query copy have missed events: not ('started'" in record.getMessage()
 
 
 def test_the_error_that_ended_the_query_is_reported_with_its_condition(heard: Heard) -> None:

@@ -102,7 +102,7 @@ def test_an_error_that_ends_the_query_is_reported(
 ) -> None:
     from penstock.continuous.driver import execution
 
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
     listener = listen()
     query = _start(feed, lambda frame: frame.selectExpr("assert_true(id > 5, 'too small') as id"))
     feed.add({"id": 1})

@@ -163,7 +163,7 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     copy.add()
     assert query.execution.join(PATIENCE)
     assert isinstance(query.execution.failure, Died)
-    committed = query.execution.logs.last_commit()
+    committed = query.execution.checkpoint.last_commit()
     assert query.execution.sink.newest().number == (0 if committed is None else committed + 1)
     copy.add()
     again = copy.start(NOW)
@@ -171,7 +171,7 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     assert copy.rows() == copy.expected()
     assert again.id == query.id
     # The epoch, and a micro-batch for the rest.
-    assert query.execution.logs.last_commit() == (1 if committed is None else committed + 2)
+    assert query.execution.checkpoint.last_commit() == (1 if committed is None else committed + 2)
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
@@ -206,7 +206,7 @@ def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(
 @one_store
 def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query.execution.logs.location)
+    place = Path(query.execution.checkpoint.location)
     assert (place / "metadata").exists()
     copy.add()
     query.processAllAvailable()
@@ -277,7 +277,7 @@ def test_operations_that_do_not_work_row_by_row_are_refused_before_the_query_sta
 
 @one_store
 def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
     query = copy.start(
         transform=lambda df: df.withColumn("id", F.assert_true(F.col("id") < 0).cast("bigint"))
     )
@@ -293,7 +293,7 @@ def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest
 def test_a_failed_expression_is_reported_without_the_frames_of_the_jvm(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(execution, "_RESTARTS", 1)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 1)
     query = copy.start(transform=lambda df: df.withColumn("id", F.expr("10 div (id - 4)")))
     copy.add()
     with pytest.raises(ContinuousFailedError, match=r"\[DIVIDE_BY_ZERO\] Division by zero") as raised:

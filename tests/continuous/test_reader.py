@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.continuous import tasks
-from penstock.continuous.channel import FILLER, HIDDEN, KIND, MARKER
+from penstock.continuous.channel import FILLER, KIND, MARKER, METADATA_COLUMNS
 from penstock.continuous.connectors.protocol import SourceReader
 from penstock.continuous.tasks import ReadLoop
 from penstock.json_text import Json
@@ -49,7 +49,7 @@ class Coming(SourceReader):
     def _there(self) -> int:
         return sum(each <= self._clock.now for each in self._due)
 
-    def behind(self) -> int:
+    def unread_rows(self) -> int:
         return self._there() - self.given
 
     @property
@@ -162,5 +162,5 @@ def test_markers_and_fillers_are_small_however_large_the_rows_are(clock: Clock) 
     reading = ReadLoop(source, Ending(source), 1, 100)  # type: ignore[arg-type]  # enough of a channel
     table = pa.Table.from_batches(reading.batches())
     assert table.column(KIND).to_pylist() == [ROW, *[FILLER] * 100, MARKER, *[FILLER] * 100]
-    assert table.slice(0, 1).drop_columns(HIDDEN.names).to_batches() == [SIZED]
+    assert table.slice(0, 1).drop_columns(METADATA_COLUMNS.names).to_batches() == [SIZED]
     assert table.slice(1).nbytes < SIZED.nbytes / 10

@@ -37,8 +37,8 @@ def micro_batch(number: int) -> SinkEpoch:
     return SinkEpoch(number, None, 10)
 
 
-def sink_at(newest: SinkEpoch | None, *, may_be_new: bool = False) -> Mock:
-    return Mock(description="queue 'out'", newest=lambda: newest, may_be_new=may_be_new)
+def sink_at(newest: SinkEpoch | None, *, allows_new_sink: bool = False) -> Mock:
+    return Mock(description="queue 'out'", newest=lambda: newest, allows_new_sink=allows_new_sink)
 
 
 class Place:
@@ -100,7 +100,7 @@ def test_an_epoch_that_the_sink_alone_has_is_logged_when_the_source_has_followed
 ) -> None:
     assert place.committed(number - 1).settle(epoch(number)) == number
     assert place.files == ([*range(number + 1)], [*range(number + 1)])
-    assert place.logs.only_offset(number) == offset(number)
+    assert place.logs.single_offset(number) == offset(number)
     assert place.followed == [(offset(number), number - 1 if number else None)]
 
 
@@ -114,13 +114,13 @@ def test_the_source_does_not_follow_the_offset_of_a_driver_whose_successor_has_c
     place: Place,
 ) -> None:
     """A sink that may repeat rows keeps the offset of whichever driver came first."""
-    earlier = SinkEpoch(1, {"to": [15]}, 5, identified=False)
+    earlier = SinkEpoch(1, {"to": [15]}, 5, identifies_rows=False)
     assert place.committed(1).settle(earlier) == 1
-    assert place.logs.only_offset(1) == offset(1)
+    assert place.logs.single_offset(1) == offset(1)
     assert place.followed == []
 
 
-REPEATED = SinkEpoch(2, None, 10, identified=False)
+REPEATED = SinkEpoch(2, None, 10, identifies_rows=False)
 """A micro-batch of a sink that may repeat rows."""
 
 
@@ -139,7 +139,7 @@ def test_offsets_that_somebody_has_deleted_are_missed(place: Place, last: int) -
     for number in range(last + 1):
         place.lose_offset(number)
     with pytest.raises(CommitRefusedError, match="cannot be read"):
-        place.logs.only_offset(place.settle(None))
+        place.logs.single_offset(place.settle(None))
     assert place.files == ([], [*range(last + 1)])
 
 
@@ -197,14 +197,14 @@ def test_a_sink_that_may_repeat_rows_may_be_ahead(place: Place, newest: SinkEpoc
 
 
 def test_an_empty_sink_is_accepted_if_it_says_that_it_is_new_to_the_query(place: Place) -> None:
-    assert place.committed(1).settle(NOTHING, may_be_new=True) == 1
+    assert place.committed(1).settle(NOTHING, allows_new_sink=True) == 1
     assert place.files == ([0, 1], [0, 1])
 
 
 def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place: Place) -> None:
     place.committed(1)
     with pytest.raises(CheckpointMismatchError) as caught:
-        place.settle(epoch(0), may_be_new=True)
+        place.settle(epoch(0), allows_new_sink=True)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
 
 
@@ -229,7 +229,7 @@ def test_several_epochs_are_caught_up_with_where_the_sink_knows_the_last_two(
     assert place.committed(last).settle(newest) == number
     logged = list(range(last + 1))
     assert place.files == ([*logged, number - 1, number], [*logged, number])
-    assert [place.logs.only_offset(each) for each in (number - 1, number)] == [
+    assert [place.logs.single_offset(each) for each in (number - 1, number)] == [
         offset(number - 1),
         offset(number),
     ]
@@ -243,7 +243,7 @@ def test_entries_of_epochs_that_were_begun_are_replaced_by_what_the_sink_has(
     newest = SinkEpoch(3, offset(3), 10, offset(2))
     assert place.committed(1).begun(begun, {"to": [99]}).settle(newest) == 3
     assert place.files == ([0, 1, 2, 3], [0, 1, 3])
-    assert [place.logs.only_offset(each) for each in (2, 3)] == [offset(2), offset(3)]
+    assert [place.logs.single_offset(each) for each in (2, 3)] == [offset(2), offset(3)]
 
 
 def test_a_query_with_a_limit_does_not_skip_epochs(place: Place) -> None:
@@ -265,14 +265,14 @@ def test_a_planned_micro_batch_that_the_sink_lacks_stays_until_its_epoch_is_comm
 def test_a_planned_micro_batch_that_the_sink_has_is_committed(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(micro_batch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
-    assert place.logs.only_offset(2) == {"to": [99]}
+    assert place.logs.single_offset(2) == {"to": [99]}
     assert place.followed == [], "the sink has moved the consumer"
 
 
 def test_a_planned_micro_batch_is_repeated_if_the_sink_may_have_other_rows_of_its_id(
     place: Place,
 ) -> None:
-    newest = SinkEpoch(2, None, 10, identified=False)
+    newest = SinkEpoch(2, None, 10, identifies_rows=False)
     assert place.committed(1).begun(2, {"to": [99]}).settle(newest) == 1
     assert place.files == ([0, 1, 2], [0, 1])
 
@@ -302,35 +302,35 @@ def test_all_epochs_that_were_begun_may_be_replaced(place: Place, numbers: list[
     for number in numbers:
         place.begun(number)
     assert place.settle(None) == 1
-    found = place.logs.begun()
+    found = place.logs.begun_entries()
     assert list(found) == numbers
     for number, entry in found.items():
-        place.logs.write_offset(number, {"to": [99]}, instead=entry)
+        place.logs.write_offset(number, {"to": [99]}, replaced_entry=entry)
         place.logs.write_commit(number)
-    assert place.logs.begun() == {}
+    assert place.logs.begun_entries() == {}
 
 
 def test_an_epoch_that_its_driver_commits_meanwhile_is_not_replaced(place: Place) -> None:
     place.committed(1).begun(2)
-    (entry,) = place.logs.begun().values()
+    (entry,) = place.logs.begun_entries().values()
     place.logs.write_commit(2)
     with pytest.raises(OwnerFencedError):
-        place.logs.write_offset(2, {"to": [99]}, instead=entry)
-    assert place.logs.only_offset(2) == offset(2)
+        place.logs.write_offset(2, {"to": [99]}, replaced_entry=entry)
+    assert place.logs.single_offset(2) == offset(2)
 
 
 def test_an_offset_that_was_lost_with_the_power_of_its_machine_is_damaged(place: Place) -> None:
     place.begun(0)
     (place.folder / "offsets" / "0").write_text("")
     with pytest.raises(CommitRefusedError) as caught:
-        place.logs.only_offset(0)
+        place.logs.single_offset(0)
     assert caught.value.condition == "COMMIT_REFUSED.CHECKPOINT_DAMAGED"
 
 
 def test_an_epoch_planned_with_other_rows_is_replaced_by_the_one_in_the_sink(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(epoch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
-    assert place.logs.only_offset(2) == offset(2)
+    assert place.logs.single_offset(2) == offset(2)
 
 
 def test_an_epoch_committed_with_other_rows_belongs_to_another_driver(
@@ -340,7 +340,7 @@ def test_an_epoch_committed_with_other_rows_belongs_to_another_driver(
     monkeypatch.setattr(CheckpointLog, "offset_entry", lambda logs, number: None)
     with pytest.raises(OwnerFencedError, match="has other rows in the checkpoint"):
         place.settle(SinkEpoch(1, {"to": [99]}, 10))
-    assert place.logs.only_offset(1) == offset(1)
+    assert place.logs.single_offset(1) == offset(1)
 
 
 def test_an_epoch_that_another_driver_logs_while_the_sink_is_queried_is_not_committed(place: Place) -> None:
@@ -352,34 +352,34 @@ def test_an_epoch_that_another_driver_logs_while_the_sink_is_queried_is_not_comm
 
     sink.newest = newest
     assert recover(place.committed(1).logs, sink, place.follow) == 1
-    assert place.logs.only_offset(2) == offset(2)
+    assert place.logs.single_offset(2) == offset(2)
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_an_epoch_whose_offset_is_lost_is_logged_again(place: Place, last: int) -> None:
     place.committed(last).lose_offset(last)
     assert place.settle(epoch(last), limited=True) == last
-    assert (place.logs.only_offset(last), place.logs.passed(last)) == (offset(last), 10 * (last + 1))
+    assert (place.logs.single_offset(last), place.logs.rows_passed(last)) == (offset(last), 10 * (last + 1))
 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_an_epoch_logged_from_the_sink_counts_towards_a_limit(place: Place, number: int) -> None:
     place.committed(number - 1)
     assert place.settle(epoch(number, rows=7), limited=True) == number
-    assert place.logs.passed(number) == 10 * number + 7
+    assert place.logs.rows_passed(number) == 10 * number + 7
 
 
 def test_an_epoch_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
     with pytest.raises(CheckpointMismatchError, match=r"MISMATCH.LIMIT\].*without a limit"):
-        place.logs.passed(0)
+        place.logs.rows_passed(0)
 
 
 def test_a_limit_that_micro_batches_have_counted_is_refused(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
     store_record(place.logs, 7)
     with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a trigger of micro-batches"):
-        place.logs.passed(0)
+        place.logs.rows_passed(0)
 
 
 def test_the_offset_of_a_recreated_sink_replaces_that_of_the_dropped_one(
@@ -389,7 +389,7 @@ def test_the_offset_of_a_recreated_sink_replaces_that_of_the_dropped_one(
     newest = SinkEpoch(1, {"to": [17]}, 7)
     assert place.committed(1).settle(newest, limited=True) == 1
     assert place.files == ([0, 1], [0, 1])
-    assert (place.logs.only_offset(1), place.logs.passed(1)) == ({"to": [17]}, 17)
+    assert (place.logs.single_offset(1), place.logs.rows_passed(1)) == ({"to": [17]}, 17)
     assert [getattr(record, "action", "") for record in caplog.records] == ["offset_replaced"]
     caplog.clear()
     assert place.settle(newest) == 1

@@ -53,7 +53,7 @@ def test_a_queue_recreated_before_an_epoch_is_planned_is_refused(
     free: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows were read from a queue that is gone."""
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     generation = free.queue.record.generation
     query = free.query(start=False)
     plan = query.source.plan
@@ -76,16 +76,16 @@ def test_a_queue_recreated_before_a_run_is_repeated_is_refused(
     free: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task fails, and the queue is recreated before its run is repeated."""
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     query = free.add().query()
     free.through(query)
-    own = query.source.own
+    own = query.source.take_ownership
 
     def late() -> None:
         recreate(free)
         own()
 
-    monkeypatch.setattr(query.source, "own", late)
+    monkeypatch.setattr(query.source, "take_ownership", late)
     assert query.coordinator is not None
     query.coordinator.close()
     check_refused(free, query)

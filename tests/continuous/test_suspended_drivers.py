@@ -113,16 +113,16 @@ def test_a_driver_that_resumes_while_its_successor_recovers_does_not_stop_it(
     copy.consumer = consumer
     first, pause = standing(copy, monkeypatch, "behind the sink's commit")
     second = copy.query(start=False)
-    write = second.logs.write_offset
+    write = second.checkpoint.write_offset
 
     def late(number: int, *given: object, **named: object) -> None:
         pause.wake()
         wait_until(lambda: number in copy.files("commits"), PATIENCE, "the first one has logged it")
         write(number, *given, **named)
 
-    monkeypatch.setattr(second.logs, "write_offset", late)
+    monkeypatch.setattr(second.checkpoint, "write_offset", late)
     second.start()
-    monkeypatch.setattr(second.logs, "write_offset", write)
+    monkeypatch.setattr(second.checkpoint, "write_offset", write)
     assert second.failure is None
     copy.add()
     ended = wait_until(lambda: [query for query in (first, second) if query.failure], PATIENCE)
@@ -141,7 +141,7 @@ def test_a_resumed_driver_whose_tasks_have_ended_does_not_take_over_again(
     copy.through(first)
     coordinator = first.coordinator
     assert coordinator is not None
-    pause = Pause(monkeypatch, coordinator, "complete")
+    pause = Pause(monkeypatch, coordinator, "next_complete")
     pause.reached()
     second = copy.query()
     copy.through(copy.add() and second)
@@ -154,7 +154,7 @@ def test_a_resumed_driver_whose_tasks_have_ended_does_not_take_over_again(
 def test_a_resumed_driver_without_a_successor_repeats_its_run(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     write, failed = CheckpointLog.write_commit, set[int]()
 
     def fails(self: CheckpointLog, number: int) -> None:
@@ -175,7 +175,7 @@ def test_an_epoch_whose_staged_rows_are_gone_is_read_again(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Maintenance took the driver for dead while it was suspended."""
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     commit, lost = QueueSinkDriver.commit, list[int]()
 
     def commits_later(self: QueueSinkDriver, writers: Any, epoch: Epoch, offset: Any) -> None:

@@ -64,8 +64,8 @@ def far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are a backlog, for a query that runs, and those of one of its tasks."""
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
-    monkeypatch.setattr(module, "LITTLE_LEFT", 8)
-    monkeypatch.setattr(module, "_RESTARTS", 0)
+    monkeypatch.setattr(module, "MIN_CATCH_UP_ROWS", 8)
+    monkeypatch.setattr(module, "_MAX_RESTARTS", 0)
     read_no_further_when_behind(monkeypatch)
 
 
@@ -85,8 +85,8 @@ def test_rows_that_a_job_that_catches_up_has_staged_are_dropped_when_it_fails(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = table.add(60).query(start=False)
-    monkeypatch.setattr(module, "_RESTARTS", 5)
-    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    monkeypatch.setattr(module, "_MAX_RESTARTS", 5)
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF_SECONDS", 0.001)
     made, staged = running.engine.catch_up_job, []
 
     def fails_once(*arguments: Any) -> Any:
@@ -111,7 +111,7 @@ def test_a_query_that_starts_far_behind_catches_up_first_and_writes_each_row_onc
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
-    monkeypatch.setattr(module, "_RESTARTS", 0)
+    monkeypatch.setattr(module, "_MAX_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)
     wait_until(lambda: [job.catches_up for job in table.engine.jobs] == [True, False], PATIENCE)

@@ -117,13 +117,13 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_table_has(
     filled.add_ids(3, 6)
     assert running.execution.join(PATIENCE)
     assert isinstance(running.execution.failure, Died)
-    committed = running.execution.logs.last_commit()
+    committed = running.execution.checkpoint.last_commit()
     assert running.execution.sink.newest().number == (0 if committed is None else committed + 1)
     filled.add_ids(6, 9)
     filled.start(trigger=NOW).awaitTermination()
     assert rows(filled.url, "t", "id") == [(i,) for i in range(3 if first else 0, 9)]
     # The epoch, and a micro-batch for the rest.
-    assert running.execution.logs.last_commit() == (1 if committed is None else committed + 2)
+    assert running.execution.checkpoint.last_commit() == (1 if committed is None else committed + 2)
     assert filled.store.consumer("c").lag("in").rows == 0
 
 
@@ -225,7 +225,7 @@ def test_an_incompatible_table_is_refused_before_the_query_starts(filled: Filled
 def test_a_null_key_ends_the_query(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.continuous.driver import execution
 
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
     running = filled.start(sink=filled.table("t", "turn"))
     filled.add({"id": 1, "turn": None})
     with pytest.raises(TableRefusedError, match="no value in 'turn'"):

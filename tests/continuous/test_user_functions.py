@@ -15,8 +15,8 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.types import LongType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from penstock.continuous.channel import HIDDEN, MARKER
-from penstock.continuous.user_functions import arrow_runs, pandas_runs
+from penstock.continuous.channel import MARKER, METADATA_COLUMNS
+from penstock.continuous.user_functions import wrap_arrow_function, wrap_pandas_function
 from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.udf_wrapper import ROW, wrap_function
 
@@ -30,7 +30,7 @@ def stream(given_kinds: list[int]) -> pa.Table:
     """Return rows numbered by position; an epoch ends with its marker."""
     epochs = [sum(kind == MARKER for kind in given_kinds[:place]) for place in range(len(given_kinds))]
     columns = [list(range(len(given_kinds))), given_kinds, epochs]
-    schema = pa.schema([pa.field("id", pa.int64()), *HIDDEN])
+    schema = pa.schema([pa.field("id", pa.int64()), *METADATA_COLUMNS])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.table(arrays, schema)
 
@@ -77,7 +77,7 @@ def test_rows_markers_and_fillers_stay_in_order_with_any_batch_boundaries(
             runs[-1].extend(batch["id"].to_list() if pandas else batch.column("id").to_pylist())
             yield batch
 
-    made = (pandas_runs if pandas else arrow_runs)(same, SCHEMA)
+    made = (wrap_pandas_function if pandas else wrap_arrow_function)(same, SCHEMA)
     out = through(made, given_kinds, at, pandas)
     assert runs == runs_of(given_kinds)
     hidden = stream(given_kinds).to_pandas().iloc[:, 1:]
@@ -99,7 +99,9 @@ def test_a_function_with_any_pattern_of_reading_and_yielding_delays_no_marker(
             table = pa.table({"id": [-1, -2]})
             yield table.to_pandas() if pandas else table.to_batches()[0]
 
-    out = through((pandas_runs if pandas else arrow_runs)(some, SCHEMA), given_kinds, at, pandas)
+    out = through(
+        (wrap_pandas_function if pandas else wrap_arrow_function)(some, SCHEMA), given_kinds, at, pandas
+    )
     marked = out[out.iloc[:, 1] != ROW].iloc[:, 1:]
     assert [tuple(pair) for pair in marked.to_numpy().tolist()] == signals(given_kinds)
     if giving and not taken:

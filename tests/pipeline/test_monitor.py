@@ -114,7 +114,7 @@ def test_a_failure_is_reported_with_its_condition_and_without_secrets(
 ) -> None:
     from penstock.continuous.driver import execution
 
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
     text = "no way to postgresql://app:hunter22@db/shop"
     broken = pipeline(spark, store_url, lambda df: df.where(f"assert_true(id > 5, '{text}') is null"))
     source.append([{"id": 1}])

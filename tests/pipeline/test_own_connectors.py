@@ -108,7 +108,7 @@ class FilesDriver(SinkDriver):
     def check(self, schema: StructType) -> None:
         assert schema.names == ["id", "name"]
 
-    def writers(self) -> WriterFactory:
+    def writer_factory(self) -> WriterFactory:
         return Lines()
 
     def newest(self) -> SinkEpoch:

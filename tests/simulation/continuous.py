@@ -157,7 +157,7 @@ class Job(ABC):
     """A Spark job that ends when its tasks do."""
 
     def __init__(self, engine: Engine, tasks: int, sink: WriterFactory) -> None:
-        self._run, self._source = engine.owner, engine.source.readers()
+        self._run, self._source = engine.owner, engine.source.reader_factory()
         self._executors = self._run.executors
         self._tasks, self._sink = tasks, sink
         self._failure: Exception | None = None
@@ -240,7 +240,7 @@ class RunJob(Job):
             reading = ReadLoop(source, reader, epoch, 2)
             sink = self._sink.open(number)
             try:
-                WriteLoop(sink, writer).all([batch] for batch in self._transformed(reading.batches()))
+                WriteLoop(sink, writer).write_all([batch] for batch in self._transformed(reading.batches()))
             except Exception as error:
                 with contextlib.suppress(ContinuousFailedError):
                     writer.send("failed", error=str(error))
@@ -272,7 +272,7 @@ class CatchUpJob(Job):
         reader = BacklogReader(self._source.open(backlog.positions), backlog.rows, 5.0)
         batches = ([batch] for batch in self._transformed(reader.batches()))
         written = write_backlog(self._sink.open(number), self._epoch, batches)
-        self._parts.append(TaskPart.of(reader.report(), written))
+        self._parts.append(TaskPart.from_reports(reader.report(), written))
 
     def failure(self) -> Exception | None:
         """With its executors, the job is lost."""

@@ -204,7 +204,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.execution.time": clock,
         "penstock.continuous.driver.execution.threading": threads,
         "penstock.continuous.driver.execution.BEHIND_ROWS": SMALL,
-        "penstock.continuous.driver.execution.LITTLE_LEFT": 3,
+        "penstock.continuous.driver.execution.MIN_CATCH_UP_ROWS": 3,
         "penstock.continuous.tasks.BEHIND_ROWS": SMALL,
         "penstock.continuous.tasks.BATCH_ROWS": 3,
         "penstock.continuous.tasks.time": clock,

@@ -1,8 +1,8 @@
-"""Take batches from Spark as they arrive, while earlier ones are being written.
+"""Groups of batches that arrive from Spark while earlier ones are being written.
 
-Every write takes a certain time whatever its size, such as a round trip to a server and a flush of its log. A
-writer that wrote each batch separately would fall behind a busy source. One that writes everything that has
-arrived meanwhile in one go keeps up, like a database with group commit.
+Each write has a fixed cost, such as a round trip to a server and a flush of its log. So a writer that wrote
+each batch separately would fall behind a busy source. A writer that writes all waiting batches at once keeps
+up, like a database with group commit.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ import pyarrow as pa
 
 
 class ArrivingBatches(Iterator[list[pa.RecordBatch]]):
-    """Iterator over groups of batches, each with all that have arrived since the last group; uses a thread.
+    """Iterator over groups of batches: each group has all batches that arrived since the last one.
 
-    At most ``most_bytes`` and one batch wait. An error of ``batches`` is raised after the batches before it.
+    A thread collects batches until ``max_bytes`` of them wait. An error of ``batches`` is raised after the
+    batches before it.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], most_bytes: int) -> None:
-        self._batches, self._most_bytes = batches, most_bytes
+    def __init__(self, batches: Iterator[pa.RecordBatch], max_bytes: int) -> None:
+        self._batches, self._max_bytes = batches, max_bytes
         self._changed = threading.Condition()
-        self._waiting: list[pa.RecordBatch] = []
-        self._bytes = 0
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
         self._ended = self._closed = False
         self._failure: BaseException | None = None
-        # A daemon, since a failed task ends while the thread waits for Spark.
-        threading.Thread(target=self._take, name="arriving batches", daemon=True).start()
+        # A daemon, since a task that fails may end while the thread still waits for Spark.
+        threading.Thread(target=self._collect, name="arriving batches", daemon=True).start()
 
-    def _take(self) -> None:
+    def _collect(self) -> None:
         try:
             for batch in self._batches:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._bytes < self._most_bytes or self._closed)
+                    self._changed.wait_for(lambda: self._pending_bytes < self._max_bytes or self._closed)
                     if self._closed:
                         return
-                    self._waiting.append(batch)
-                    self._bytes += batch.nbytes
+                    self._pending.append(batch)
+                    self._pending_bytes += batch.nbytes
                     self._changed.notify_all()
         except BaseException as error:
             self._failure = error
@@ -48,14 +49,14 @@ class ArrivingBatches(Iterator[list[pa.RecordBatch]]):
 
     def __next__(self) -> list[pa.RecordBatch]:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended)
-            taken, self._waiting, self._bytes = self._waiting, [], 0
+            self._changed.wait_for(lambda: self._pending or self._ended)
+            group, self._pending, self._pending_bytes = self._pending, [], 0
             self._changed.notify_all()
-            if not taken:
+            if not group:
                 if self._failure is not None:
                     raise self._failure
                 raise StopIteration
-        return taken
+        return group
 
     def close(self) -> None:
         """Let the thread end when it gets the next batch."""

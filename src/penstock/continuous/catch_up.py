@@ -1,8 +1,7 @@
-"""The reading and the writing half of a task that catches up: it reads a backlog, and ends.
+"""Tasks of a catch-up job, which reads a backlog as one epoch and ends.
 
-The rows of a backlog need no low latency. So they pass through Spark like the rows of a micro-batch, in
-batches of thousands, without metadata columns, markers and fillers, and their job uses every task slot. All
-rows of the job are one epoch.
+The rows of a backlog need no low latency. They pass through Spark like the rows of a micro-batch: in batches
+of thousands, without metadata columns, markers and fillers. The job uses every task slot.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from penstock.continuous.connectors.protocol import (
     SourceReader,
     WriterFactory,
 )
-from penstock.continuous.tasks import BATCH_ROWS, FLUSH_BYTES, EpochReader, EpochWriter, task_number
+from penstock.continuous.tasks import BATCH_ROWS, FLUSH_BYTES, EpochWriter, ReadStatistics, task_number
 from penstock.json_text import Json
 from penstock.spark.error_boundary import iterate_in_worker
 
-SECONDS = 5.0
-"""For how long a task reads; its rows are committed only when the job ends."""
-WRITTEN = "task int, report string"
-_WRITTEN = pa.schema([("task", pa.int32()), ("report", pa.string())])
+MAX_READ_SECONDS = 5.0
+"""The longest time that a task reads. Its rows are committed only when the job ends."""
+CATCH_UP_REPORT = "task int, report string"
+_CATCH_UP_REPORT_SCHEMA = pa.schema([("task", pa.int32()), ("report", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -43,29 +42,31 @@ class Backlog:
 
 
 class BacklogReader:
-    """Reader of a backlog, or of as much of it as can be read in some seconds; not thread-safe."""
+    """Reader of a backlog, which stops after ``max_seconds``; not thread-safe."""
 
-    def __init__(self, source: SourceReader, rows: int, seconds: float) -> None:
-        self._source, self._most, self._seconds = source, rows, seconds
-        self._reader = EpochReader(source)
+    def __init__(self, source: SourceReader, max_rows: int, max_seconds: float) -> None:
+        self._source, self._max_rows, self._max_seconds = source, max_rows, max_seconds
+        self._statistics = ReadStatistics(source)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        until = time.monotonic() + self._seconds
-        while self._reader.rows < self._most and (not self._reader.rows or time.monotonic() < until):
+        deadline = time.monotonic() + self._max_seconds
+        while self._statistics.rows < self._max_rows and (
+            not self._statistics.rows or time.monotonic() < deadline
+        ):
             rows = self._source.read(BATCH_ROWS)
             if rows is not None and rows.num_rows:
-                self._reader.note(rows)
+                self._statistics.add(rows)
                 yield rows
-            elif not self._source.behind():
+            elif not self._source.unread_rows():
                 return
 
     def report(self) -> Json:
-        """Return the task's part of the epoch, for the rows that were read."""
-        return self._reader.end()
+        """Return the task's report of the rows that it has read."""
+        return self._statistics.end()
 
 
 def write_backlog(sink: SinkWriter, epoch: int, groups: Iterable[Sequence[pa.RecordBatch]]) -> Json:
-    """Write all rows as an epoch; return the task's part of it."""
+    """Write all rows as one epoch; return the task's report."""
     writer = EpochWriter(sink)
     for group in groups:
         for batch in group:
@@ -77,11 +78,11 @@ def write_backlog(sink: SinkWriter, epoch: int, groups: Iterable[Sequence[pa.Rec
     return writer.end(epoch)
 
 
-class Reports(AccumulatorParam[list[str]]):
-    """Accumulator for the reports of readers; Spark adds each task's reports once, when it has succeeded.
+class ReportsParam(AccumulatorParam[list[str]]):
+    """Accumulator for the reports of readers.
 
-    (Spark's RDD programming guide, "Accumulators": for updates inside actions only, each task's update is
-    applied once.)
+    Spark applies the updates of each successful task exactly once, if they are made inside an action (RDD
+    programming guide, "Accumulators").
     """
 
     def zero(self, value: list[str]) -> list[str]:
@@ -93,14 +94,14 @@ class Reports(AccumulatorParam[list[str]]):
 
 @dataclass
 class CatchUpReader:
-    """Function for ``mapInArrow`` over a DataFrame with one row for each task."""
+    """Function for ``mapInArrow`` that reads a backlog in each task; its input has one row per task."""
 
     source: ReaderFactory
     backlogs: Sequence[Backlog]
     """The backlog of each task."""
-    seconds: float
+    max_seconds: float
     """The longest time that a task reads."""
-    job: str
+    job_id: str
     """The id of the job."""
     reports: Accumulator[list[str]]
 
@@ -111,14 +112,14 @@ class CatchUpReader:
         task = task_number()
         backlog = self.backlogs[task]
         with closing(self.source.open(backlog.positions)) as source:
-            reader = BacklogReader(source, backlog.rows, self.seconds)
+            reader = BacklogReader(source, backlog.rows, self.max_seconds)
             yield from reader.batches()
-            self.reports.add([json.dumps({"job": self.job, "task": task, **reader.report()})])
+            self.reports.add([json.dumps({"job": self.job_id, "task": task, **reader.report()})])
 
 
 @dataclass
 class CatchUpWriter:
-    """Function for ``mapInArrow`` after the transformation."""
+    """Function for ``mapInArrow`` that writes the transformed rows."""
 
     sink: WriterFactory
     epoch: int
@@ -130,4 +131,6 @@ class CatchUpWriter:
         task = task_number()
         with closing(self.sink.open(task)) as sink, closing(ArrivingBatches(batches, FLUSH_BYTES)) as groups:
             report = write_backlog(sink, self.epoch, groups)
-        yield pa.RecordBatch.from_pydict({"task": [task], "report": [json.dumps(report)]}, schema=_WRITTEN)
+        yield pa.RecordBatch.from_pydict(
+            {"task": [task], "report": [json.dumps(report)]}, schema=_CATCH_UP_REPORT_SCHEMA
+        )

@@ -1,13 +1,13 @@
-"""A task's connections to the driver and to Spark's JVM, and the metadata columns of rows on the way.
+"""A task's connections to the driver and to Spark's JVM, and the metadata columns of its rows.
 
-A task sends the driver short JSON messages over an authenticated socket. It gets the driver's address with
-its pickled function, which Spark sends to executors like all code.
+A task sends short JSON messages to the driver over an authenticated socket. The driver's address is part of
+the function that Spark pickles and sends to the executors.
 
-Spark's Python worker passes each record batch to Arrow's stream writer, which writes it in some thirty
-pieces, buffer by buffer. In a micro-batch, a file buffer gathers the pieces. Here that buffer is tiny, so
-that no rows wait in it (``spark.sql.execution.pandas.udf.buffer.size`` sets the buffers of both directions),
-and each piece would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is
-written as a whole.
+Spark's Python worker passes each record batch to Arrow's stream writer, which writes about thirty pieces,
+buffer by buffer. In a micro-batch, a file buffer collects the pieces. In a continuous query, that buffer is
+tiny, so that no rows wait in it (``spark.sql.execution.pandas.udf.buffer.size`` sets the buffers of both
+directions). Each piece would then be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So the
+task writes each batch with one call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class WholeBatchWriter:
-    """Replacement for Arrow's stream writer, as far as Spark uses it, for schemas without dictionaries."""
+    """Replacement for the part of Arrow's stream writer that Spark uses; for schemas without dictionaries."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream
@@ -43,7 +43,7 @@ class WholeBatchWriter:
 
 
 def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, as the last step of a task's generator, so that Spark writes each in one piece.
+    """Yield batches that Spark writes with one call each; the last step of a task's generator.
 
     Spark creates its stream writer when it gets the first batch.
     """
@@ -53,72 +53,80 @@ def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         try:
             yield first
         finally:
-            # The worker's next task gets the original one.
+            # The worker's next task gets the original writer.
             pa.RecordBatchStreamWriter = original
         yield from batches
 
 
 KIND, EPOCH = "__penstock_kind", "__penstock_epoch"
 MARKER, FILLER = 1, 2
-"""Kinds of rows that are not the source's: a marker ends an epoch, and a filler only pushes the rows before
-it through the buffers between Spark and its Python workers."""
+"""Kinds of rows that are not from the source. A marker ends an epoch. A filler pushes the rows before it
+through the buffers between Spark and its Python workers."""
 
-HIDDEN = pa.schema([pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)])
+METADATA_COLUMNS = pa.schema(
+    [pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)]
+)
 
 
 def empty_row(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a row for markers and fillers: like the first one, with empty values for those of any size."""
-    columns = [_emptied(column.slice(0, 1)) for column in rows.columns]
+    """Return a small row for markers and fillers: the first row, with empty strings, lists and maps."""
+    columns = [_empty_value(column.slice(0, 1)) for column in rows.columns]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
-def _emptied(value: pa.Array) -> pa.Array:
-    kind, is_null = value.type, bool(value.null_count)
-    if pa.types.is_struct(kind) and not is_null:
-        return pa.StructArray.from_arrays([_emptied(part) for part in value.flatten()], fields=list(kind))
-    for empty, checks in _EMPTY:
-        if not is_null and any(check(kind) for check in checks):
-            return pa.array([empty], kind)
+def _empty_value(value: pa.Array) -> pa.Array:
+    data_type, is_null = value.type, bool(value.null_count)
+    if pa.types.is_struct(data_type) and not is_null:
+        return pa.StructArray.from_arrays(
+            [_empty_value(part) for part in value.flatten()], fields=list(data_type)
+        )
+    for empty, checks in _EMPTY_VALUES:
+        if not is_null and any(check(data_type) for check in checks):
+            return pa.array([empty], data_type)
     # A slice would keep the other rows alive.
     return value.take(pa.array([0]))
 
 
-_EMPTY: Sequence[tuple[object, Sequence[Callable[[pa.DataType], bool]]]] = (
+_EMPTY_VALUES: Sequence[tuple[object, Sequence[Callable[[pa.DataType], bool]]]] = (
     (b"", (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)),
     ([], (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)),
 )
-"""Empty values, with the types that have them."""
+"""Empty values, and the checks for their types."""
 
 
-class Labels:
+class RowLabeler:
     """Adds the metadata columns to rows of one schema; not thread-safe."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = pa.schema([*schema, *HIDDEN])
-        self._epochs = pa.array([], HIDDEN.field(EPOCH).type)
+        self._schema = pa.schema([*schema, *METADATA_COLUMNS])
+        self._epochs = pa.array([], METADATA_COLUMNS.field(EPOCH).type)
         self._epoch = 0
 
-    def beside(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
-        """Return the rows with the columns of one kind and epoch."""
+    def label(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
+        """Return the rows with the metadata columns for a kind and an epoch."""
         count = rows.num_rows
-        # Most batches are small, so the columns are made once per epoch and sliced.
+        # Most batches are small, so the columns are built once per epoch and sliced.
         if epoch != self._epoch or count > len(self._epochs):
-            self._epoch, self._epochs = epoch, _repeated(EPOCH, epoch, _room(count))
-        columns = [*rows.columns, _kinds(kind, _room(count)).slice(0, count), self._epochs.slice(0, count)]
+            self._epoch, self._epochs = epoch, _constant_column(EPOCH, epoch, _padded_length(count))
+        columns = [
+            *rows.columns,
+            _kind_column(kind, _padded_length(count)).slice(0, count),
+            self._epochs.slice(0, count),
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _room(count: int) -> int:
+def _padded_length(count: int) -> int:
     return max(1024, 1 << (count - 1).bit_length())
 
 
 @lru_cache(maxsize=64)
-def _kinds(kind: int, count: int) -> pa.Array:
-    return _repeated(KIND, kind, count)
+def _kind_column(kind: int, count: int) -> pa.Array:
+    return _constant_column(KIND, kind, count)
 
 
-def _repeated(name: str, value: int, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, HIDDEN.field(name).type), count)
+def _constant_column(name: str, value: int, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, METADATA_COLUMNS.field(name).type), count)
 
 
 def kinds_of(batch: pa.RecordBatch) -> bytes:
@@ -127,7 +135,7 @@ def kinds_of(batch: pa.RecordBatch) -> bytes:
 
 
 READER, WRITER = "reader", "writer"
-_LONGEST_WAIT = 1.0
+_MAX_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -150,24 +158,24 @@ class Channel:
         self._connection = connection
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``, which is readable when a message has arrived."""
+        """Return the file descriptor for ``select``; it is readable when a message has arrived."""
         return self._connection.fileno()
 
-    def send(self, kind: str, **what: object) -> None:
+    def send(self, kind: str, **fields: object) -> None:
         try:
-            self._connection.send_bytes(encode(kind, **what))
+            self._connection.send_bytes(encode(kind, **fields))
         except OSError as error:
-            raise _closed() from error
+            raise _closed_error() from error
 
     def receive(self, timeout: float = 0.0) -> Json | None:
-        """Return the next message; None if none arrives within ``timeout`` seconds."""
+        """Return the next message; None if no message arrives within ``timeout`` seconds."""
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
-            raise _closed() from error
+            raise _closed_error() from error
 
     def await_message(self) -> Json:
-        while (message := self.receive(_LONGEST_WAIT)) is None:
+        while (message := self.receive(_MAX_WAIT_SECONDS)) is None:
             pass
         return message
 
@@ -179,8 +187,8 @@ class Channel:
         self._connection.close()
 
 
-def encode(kind: str, **what: object) -> bytes:
-    return json.dumps({"kind": kind, **what}).encode()
+def encode(kind: str, **fields: object) -> bytes:
+    return json.dumps({"kind": kind, **fields}).encode()
 
 
 def decode(message: bytes) -> Json:
@@ -190,7 +198,7 @@ def decode(message: bytes) -> Json:
     return dict(decoded)
 
 
-def _closed() -> ContinuousFailedError:
+def _closed_error() -> ContinuousFailedError:
     return ContinuousFailedError(
         "the driver has ended this run of the query", condition="CONTINUOUS_FAILED.HUNG_UP"
     )

@@ -11,14 +11,14 @@ from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from penstock.continuous.channel import EPOCH, KIND
 from penstock.continuous.plan_check import (
-    OPERATORS,
+    OPERATORS_OF_METHODS,
     OTHER_TRIGGER,
     PROPERTIES,
     check_operator,
-    no_method,
-    unsupported,
+    unsupported_error,
+    unsupported_method_error,
 )
-from penstock.continuous.user_functions import Function, arrow_runs, pandas_runs
+from penstock.continuous.user_functions import Function, wrap_arrow_function, wrap_pandas_function
 from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
@@ -87,7 +87,7 @@ class ContinuousFrame:
     ) -> ContinuousFrame:
         """Apply a function to record batches, again after each pause in the stream and each epoch."""
         plain = self._plain.mapInArrow(func, schema)
-        wrapped = arrow_runs(func, plain.schema)
+        wrapped = wrap_arrow_function(func, plain.schema)
         return self._mapped(plain, self.carried.mapInArrow(wrapped, _carried(plain.schema)), profile)
 
     def mapInPandas(
@@ -99,7 +99,7 @@ class ContinuousFrame:
     ) -> ContinuousFrame:
         """Apply a function to pandas DataFrames, again after each pause in the stream and each epoch."""
         plain = self._plain.mapInPandas(func, schema)
-        rows, wrapped = self._carrier.without_nulls(self._known[0]), pandas_runs(func, plain.schema)
+        rows, wrapped = self._carrier.without_nulls(self._known[0]), wrap_pandas_function(func, plain.schema)
         return self._mapped(plain, rows.mapInPandas(wrapped, _carried(plain.schema)), profile)
 
     def _mapped(
@@ -107,7 +107,7 @@ class ContinuousFrame:
     ) -> ContinuousFrame:
         if profile is not None:
             # The whole plan of a continuous query runs in the same tasks.
-            raise unsupported("resource profile")
+            raise unsupported_error("resource profile")
         _refuse_hidden_names(plain.columns)
         made = self._carrier.carry_function(plain, carried)
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
@@ -123,7 +123,7 @@ class ContinuousFrame:
         if name in _MAP_LIKE:
             return lambda *args, **kwargs: self._derived(getattr(self._plain, name)(*args, **kwargs))
         if name in PROPERTIES:
-            raise no_method(name)
+            raise unsupported_method_error(name)
         if not name.startswith("_"):
             if is_dataframe_attribute(name):
                 return _refusing(name)
@@ -153,7 +153,11 @@ def _carried(schema: StructType) -> StructType:
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise unsupported(OPERATORS[name]) if name in OPERATORS else no_method(name)
+        raise (
+            unsupported_error(OPERATORS_OF_METHODS[name])
+            if name in OPERATORS_OF_METHODS
+            else unsupported_method_error(name)
+        )
 
     return refuse
 

@@ -1,7 +1,7 @@
 """A user's mapInArrow and mapInPandas functions in a continuous query.
 
-A function is called for each run of rows between markers and fillers; it gets only these rows, and ends where
-the run ends. Markers and fillers bypass it in order, as rows of nulls.
+A function is called once for each run of source rows between markers and fillers. Markers and fillers bypass
+the function: they stay in their place, as rows of nulls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
-from penstock.continuous.channel import EPOCH, HIDDEN, KIND
+from penstock.continuous.channel import EPOCH, KIND, METADATA_COLUMNS
 from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.python_workers import arrow_schema, round_trip_type
 from penstock.spark.internals.udf_wrapper import ROW
@@ -25,164 +25,169 @@ from penstock.spark.internals.udf_wrapper import ROW
 if TYPE_CHECKING:
     import pandas as pd
 
-B = TypeVar("B", bound=Sized)
+Batch = TypeVar("Batch", bound=Sized)
 """A batch of rows: a ``pyarrow.RecordBatch`` or a ``pandas.DataFrame``."""
-Function = Callable[[Iterator[B]], Iterator[B]]
+Function = Callable[[Iterator[Batch]], Iterator[Batch]]
 Kinds = NDArray[np.int8]
 EpochNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Piece(Generic[B]):
-    """Consecutive rows of a batch: real ones of one epoch, or markers and fillers."""
+class _Slice(Generic[Batch]):
+    """Consecutive rows of a batch: either source rows of one epoch, or markers and fillers."""
 
-    real: bool
-    rows: B
+    from_source: bool
+    rows: Batch
     """The rows without the metadata columns."""
-    kind: Kinds
-    epoch: EpochNumbers
+    kinds: Kinds
+    epochs: EpochNumbers
 
 
-class _Batches(Protocol[B]):
-    """Operations on batches of one library."""
+class _BatchOperations(Protocol[Batch]):
+    """Operations on the batches of one library."""
 
-    def hidden(self, batch: B) -> tuple[Kinds, EpochNumbers]: ...
+    def metadata(self, batch: Batch) -> tuple[Kinds, EpochNumbers]: ...
 
-    def part(self, batch: B, start: int, end: int) -> B:
-        """Return some rows, without the metadata columns."""
+    def slice_rows(self, batch: Batch, start: int, end: int) -> Batch:
+        """Return rows without the metadata columns."""
 
-    def checked(self, returned: object) -> B:
-        """Check what the user's function returned, and return it ready for Spark."""
+    def check_result(self, returned: object) -> Batch:
+        """Check what the user's function returned; return it ready for Spark."""
 
-    def nulls(self, count: int) -> B:
+    def null_rows(self, count: int) -> Batch:
         """Return rows of nulls."""
 
-    def joined(self, rows: B, kind: Kinds, epoch: EpochNumbers) -> B:
+    def add_metadata(self, rows: Batch, kinds: Kinds, epochs: EpochNumbers) -> Batch:
         """Return rows with the metadata columns."""
 
 
-def arrow_runs(function: Function[pa.RecordBatch], schema: StructType) -> Function[pa.RecordBatch]:
-    """Wrap a user's function for `mapInArrow` over the carried frame; it returns rows of a schema."""
-    return _Runs(function, _Arrow(schema))
+def wrap_arrow_function(function: Function[pa.RecordBatch], schema: StructType) -> Function[pa.RecordBatch]:
+    """Wrap a user's function, which returns rows of this schema, for `mapInArrow` with metadata columns."""
+    return _RunFunction(function, _ArrowOperations(schema))
 
 
-def pandas_runs(function: Function[pd.DataFrame], schema: StructType) -> Function[pd.DataFrame]:
-    """Wrap a user's function for `mapInPandas` over the carried frame; it returns rows of a schema."""
-    return _Runs(function, _Pandas(schema))
+def wrap_pandas_function(function: Function[pd.DataFrame], schema: StructType) -> Function[pd.DataFrame]:
+    """Wrap a user's function, which returns rows of this schema, for `mapInPandas` with metadata columns."""
+    return _RunFunction(function, _PandasOperations(schema))
 
 
-class _Runs(Generic[B]):
-    def __init__(self, function: Function[B], batches: _Batches[B]) -> None:
+class _RunFunction(Generic[Batch]):
+    def __init__(self, function: Function[Batch], operations: _BatchOperations[Batch]) -> None:
         self._function = function
-        self._batches = batches
+        self._operations = operations
 
-    def __call__(self, batches: Iterator[B]) -> Iterator[B]:
-        # Rows of a run that the function does not read are skipped.
-        for real, run in groupby(self._pieces(batches), key=lambda piece: piece.real):
-            if not real:
-                for piece in run:
-                    nulls = self._batches.nulls(len(piece.kind))
-                    yield self._batches.joined(nulls, piece.kind, piece.epoch)
+    def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        # groupby skips rows of a run that the function does not read.
+        for from_source, run in groupby(self._slices(batches), key=lambda part: part.from_source):
+            if not from_source:
+                for part in run:
+                    nulls = self._operations.null_rows(len(part.kinds))
+                    yield self._operations.add_metadata(nulls, part.kinds, part.epochs)
                 continue
             first = next(run)
-            for returned in self._function(piece.rows for piece in chain([first], run)):
-                rows = self._batches.checked(returned)
+            for returned in self._function(part.rows for part in chain([first], run)):
+                rows = self._operations.check_result(returned)
                 if not len(rows):
                     continue
-                kind = np.full(len(rows), ROW, dtype=np.int8)
-                yield self._batches.joined(rows, kind, np.full(len(rows), first.epoch[0], dtype=np.int64))
+                kinds = np.full(len(rows), ROW, dtype=np.int8)
+                yield self._operations.add_metadata(
+                    rows, kinds, np.full(len(rows), first.epochs[0], dtype=np.int64)
+                )
 
-    def _pieces(self, batches: Iterator[B]) -> Iterator[_Piece[B]]:
+    def _slices(self, batches: Iterator[Batch]) -> Iterator[_Slice[Batch]]:
         for batch in batches:
-            kind, epoch = self._batches.hidden(batch)
-            signal = kind != ROW
-            edges = [0, *(np.flatnonzero(signal[1:] != signal[:-1]) + 1).tolist(), len(kind)]
-            for start, end in pairwise(edges):
+            kinds, epochs = self._operations.metadata(batch)
+            is_signal = kinds != ROW
+            boundaries = [0, *(np.flatnonzero(is_signal[1:] != is_signal[:-1]) + 1).tolist(), len(kinds)]
+            for start, end in pairwise(boundaries):
                 if start < end:
-                    rows = self._batches.part(batch, start, end)
-                    yield _Piece(not signal[start], rows, kind[start:end], epoch[start:end])
+                    rows = self._operations.slice_rows(batch, start, end)
+                    yield _Slice(not is_signal[start], rows, kinds[start:end], epochs[start:end])
 
 
-class _Arrow:
+class _ArrowOperations:
     def __init__(self, schema: StructType) -> None:
         self._fields = [pa.field(field.name, field.type) for field in arrow_schema(schema)]
 
-    def hidden(self, batch: pa.RecordBatch) -> tuple[Kinds, EpochNumbers]:
-        kind, epoch = batch.columns[-2:]
-        return kind.to_numpy(zero_copy_only=False), epoch.to_numpy(zero_copy_only=False)
+    def metadata(self, batch: pa.RecordBatch) -> tuple[Kinds, EpochNumbers]:
+        kinds, epochs = batch.columns[-2:]
+        return kinds.to_numpy(zero_copy_only=False), epochs.to_numpy(zero_copy_only=False)
 
-    def part(self, batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    def slice_rows(self, batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
         return batch.select(list(range(batch.num_columns - 2))).slice(start, end - start)
 
-    def checked(self, returned: object) -> pa.RecordBatch:
+    def check_result(self, returned: object) -> pa.RecordBatch:
         if not isinstance(returned, pa.RecordBatch):
-            raise _wrong_type("pyarrow.RecordBatch", returned)
+            raise _return_type_error("pyarrow.RecordBatch", returned)
         if returned.num_columns != len(self._fields) and not (returned.num_columns == 0 == returned.num_rows):
-            raise _wrong_columns("mapInArrow", returned.schema.names, [field.name for field in self._fields])
+            raise _columns_error("mapInArrow", returned.schema.names, [field.name for field in self._fields])
         return returned
 
-    def nulls(self, count: int) -> pa.RecordBatch:
+    def null_rows(self, count: int) -> pa.RecordBatch:
         columns = [pa.nulls(count, field.type) for field in self._fields]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
 
-    def joined(self, rows: pa.RecordBatch, kind: Kinds, epoch: EpochNumbers) -> pa.RecordBatch:
+    def add_metadata(self, rows: pa.RecordBatch, kinds: Kinds, epochs: EpochNumbers) -> pa.RecordBatch:
         declared = zip(rows.columns, self._fields, strict=True)
-        columns = [_as_declared(column, field.type) for column, field in declared]
+        columns = [_cast_to_declared(column, field.type) for column, field in declared]
         own = zip(self._fields, columns, strict=True)
         fields = [pa.field(field.name, column.type) for field, column in own]
-        columns += [pa.array(kind, HIDDEN.field(0).type), pa.array(epoch, HIDDEN.field(1).type)]
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *HIDDEN]))
+        columns += [
+            pa.array(kinds, METADATA_COLUMNS.field(0).type),
+            pa.array(epochs, METADATA_COLUMNS.field(1).type),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *METADATA_COLUMNS]))
 
 
-def _as_declared(column: pa.Array, expected: pa.DataType) -> pa.Array:
-    """Cast to the stream's Arrow type, which all batches must share; Spark refuses other types, too."""
+def _cast_to_declared(column: pa.Array, expected: pa.DataType) -> pa.Array:
+    """Cast a column to the stream's Arrow type, if Spark has the same type for both."""
     if column.type.equals(expected) or round_trip_type(column.type) != expected:
         return column
     return column.cast(expected)
 
 
-class _Pandas:
+class _PandasOperations:
     def __init__(self, schema: StructType) -> None:
         self._names = schema.names
 
-    def hidden(self, batch: pd.DataFrame) -> tuple[Kinds, EpochNumbers]:
+    def metadata(self, batch: pd.DataFrame) -> tuple[Kinds, EpochNumbers]:
         return batch.iloc[:, -2].to_numpy(), batch.iloc[:, -1].to_numpy()
 
-    def part(self, batch: pd.DataFrame, start: int, end: int) -> pd.DataFrame:
+    def slice_rows(self, batch: pd.DataFrame, start: int, end: int) -> pd.DataFrame:
         return batch.iloc[start:end, :-2].reset_index(drop=True)
 
-    def checked(self, returned: object) -> pd.DataFrame:
+    def check_result(self, returned: object) -> pd.DataFrame:
         import pandas as pd
 
         if not isinstance(returned, pd.DataFrame):
-            raise _wrong_type("pandas.DataFrame", returned)
-        named = any(isinstance(name, str) for name in returned.columns)
+            raise _return_type_error("pandas.DataFrame", returned)
+        by_name = any(isinstance(name, str) for name in returned.columns)
         if returned.empty and len(returned.columns) == 0:
             return returned
-        # By name, or by position if there are no names, as Spark does.
-        if named:
+        # Match columns by name, or, without names, by position, as Spark does.
+        if by_name:
             missing = [name for name in self._names if name not in returned.columns]
         else:
             missing = [] if len(returned.columns) == len(self._names) else self._names
         if missing:
-            raise _wrong_columns("mapInPandas", list(returned.columns), self._names)
-        return returned[self._names] if named else returned.set_axis(self._names, axis=1)
+            raise _columns_error("mapInPandas", list(returned.columns), self._names)
+        return returned[self._names] if by_name else returned.set_axis(self._names, axis=1)
 
-    def nulls(self, count: int) -> pd.DataFrame:
+    def null_rows(self, count: int) -> pd.DataFrame:
         import pandas as pd
 
         return pd.DataFrame({name: [None] * count for name in self._names}, dtype=object)
 
-    def joined(self, rows: pd.DataFrame, kind: Kinds, epoch: EpochNumbers) -> pd.DataFrame:
-        return rows.reset_index(drop=True).assign(**{KIND: kind, EPOCH: epoch})
+    def add_metadata(self, rows: pd.DataFrame, kinds: Kinds, epochs: EpochNumbers) -> pd.DataFrame:
+        return rows.reset_index(drop=True).assign(**{KIND: kinds, EPOCH: epochs})
 
 
-def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
-    names = {"expected": f"iterator of {expected}", "actual": f"iterator of {type(returned).__name__}"}
-    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=names)
+def _return_type_error(expected: str, returned: object) -> PySparkTypeError:
+    parameters = {"expected": f"iterator of {expected}", "actual": f"iterator of {type(returned).__name__}"}
+    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=parameters)
 
 
-def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:
+def _columns_error(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"the function of {operation} returned the columns {returned}, but its schema has {expected}: make "
         "them match",

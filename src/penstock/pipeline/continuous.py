@@ -78,7 +78,7 @@ def start_continuous(
         writes = continuous_sink.continuous_driver(spark, logs.query_id(), guarantee, output_mode)
         writes.check(engine.schema)
         # A lower limit that ends the query immediately does not replace the one stored with the checkpoint.
-        if limit is not None and limit.rows >= logs.passed(logs.last_commit()):
+        if limit is not None and limit.rows >= logs.rows_passed(logs.last_commit()):
             store_record(logs, limit.rows)
     except Exception:
         remove_temporary()
@@ -183,7 +183,7 @@ class ContinuousQuery(Query):
     @property
     def status(self) -> Json:
         active = self.execution.state is State.ACTIVE
-        ending = self.execution.ending
+        ending = self.execution.end_reason
         message = self.state if ending is None else f"{self.state}: {ending}"
         return {"message": message, "isDataAvailable": active, "isTriggerActive": active}
 
@@ -226,7 +226,7 @@ class ContinuousQuery(Query):
         return reached
 
     def processAllAvailable(self) -> None:
-        ends = self._source.ends()
+        ends = self._source.end_offsets()
         self.execution.await_offsets(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
         self._raise()
 

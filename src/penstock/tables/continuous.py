@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.continuous.connectors.ledger import Commits
-from penstock.continuous.connectors.protocol import Epoch, SinkDriver, SinkEpoch, SinkWriter, WriterFactory
+from penstock.continuous.connectors.ledger import LedgerCommits, LedgerSinkDriver
+from penstock.continuous.connectors.protocol import Epoch, SinkEpoch, SinkWriter, WriterFactory
 from penstock.continuous.connectors.staging_writer import StagingWriter
 from penstock.json_text import JsonValue
 from penstock.queue.store import open_store
@@ -42,7 +42,7 @@ class TableWriterFactory(WriterFactory):
     app_id: str | None
     """The app id of staged rows; None if rows are inserted immediately."""
 
-    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
+    def convert(self, frame: ContinuousFrame) -> ContinuousFrame:
         return project_rows(frame, self.encoder.layout)
 
     def open(self, task: int) -> SinkWriter:
@@ -72,30 +72,32 @@ class TableStagingWriter(StagingWriter):
     """Writer that stages rows until the driver commits their epoch."""
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
-        super().__init__(app_id, task, most_rows=CHUNK_ROWS, most_bytes=CHUNK_BYTES)
+        super().__init__(app_id, task, max_rows=CHUNK_ROWS, max_bytes=CHUNK_BYTES)
         self._encoder = sink.encoder
         self._database = open_store(sink.url).database
 
-    def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
-        encoder, already_staged = self._encoder, staged
+    def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged_parts: int) -> int:
+        encoder, already_staged = self._encoder, staged_parts
         stage = SegmentStage.of(encoder.layout, encoder.encoded_schema, attempt.app_id, attempt.batch_id)
         for chunk in in_chunks(iter(rows)):
-            staged += stage.stage_chunk(self._database, attempt, encoder.encode(chunk), staged, durable=False)
-        return staged - already_staged
+            staged_parts += stage.stage_chunk(
+                self._database, attempt, encoder.encode(chunk), staged_parts, durable=False
+            )
+        return staged_parts - already_staged
 
     def close(self) -> None:
         """Do nothing: staged rows that are never published are deleted with the next epoch."""
 
 
 @dataclass
-class TableSinkDriver(SinkDriver):
+class TableSinkDriver(LedgerSinkDriver):
     """Driver side of a table sink that appends rows."""
 
     name: str
     url: str = field(repr=False)
     prepare: Callable[[StructType], Layout]
     """Creates the table, or checks that an existing one accepts rows of a schema."""
-    commits: Commits
+    commits: LedgerCommits
     exactly_once: bool
     _encoder: RowEncoder | None = field(default=None, init=False)
 
@@ -103,23 +105,15 @@ class TableSinkDriver(SinkDriver):
     def description(self) -> str:
         return f"table {in_quotes(self.name)}"
 
-    @property
-    def at_once(self) -> bool:
-        return not self.exactly_once
-
-    @property
-    def keeps_offsets(self) -> bool:
-        return self.exactly_once
-
     def check(self, schema: StructType) -> None:
         self._encoder = RowEncoder.of(self.prepare(schema))
 
-    def clear(self) -> None:
+    def delete_staged(self) -> None:
         if self.exactly_once:
             name = self._checked_encoder.layout.name.ledger_name
             drop_earlier_attempts(open_store(self.url).database, name, self.commits.app_id)
 
-    def writers(self) -> TableWriterFactory:
+    def writer_factory(self) -> TableWriterFactory:
         """Check that the table still exists, and return the factory of its writers."""
         layout = self._checked_encoder.layout
         open_store(self.url).database.run(lambda tx: ddl.require_compatible(tx, layout), write=False)
@@ -132,14 +126,10 @@ class TableSinkDriver(SinkDriver):
         name = database.run(lambda tx: resolve(tx, self.name), write=False)
         return self.commits.newest(name.ledger_name)
 
-    @property
-    def may_be_new(self) -> bool:
-        return self.commits.new_sink
-
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         layout, columns = self._checked_encoder.layout, self._checked_encoder.encoded_schema
         if not self.exactly_once:
-            self.commits.note(layout.name.ledger_name, epoch, offset)
+            self.commits.record(layout.name.ledger_name, epoch, offset)
             return
         stage = SegmentStage.of(layout, columns, self.commits.app_id, epoch.number)
         with refusing_unstorable_text():

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
-from penstock.continuous.connectors.ledger import Commits
+from penstock.continuous.connectors.ledger import LedgerCommits
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.errors import (
     ContinuousRefusedError,
@@ -330,7 +330,7 @@ class TableSink(Sink, ContinuousSink):
             self.name,
             url,
             lambda schema: self.prepared(url, schema, "append", self.keys),
-            Commits(
+            LedgerCommits(
                 url,
                 query_id,
                 self.app_id or query_id,

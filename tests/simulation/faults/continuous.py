@@ -14,7 +14,7 @@ CONTINUOUS = [
     Fault(
         "a continuous query does not begin another run when its source grows",
         "continuous/driver/execution.py",
-        "return self.stopping or run.coordinator.grown or behind",
+        "return self.stopping or run.coordinator.has_new_partitions or behind",
         "return self.stopping or behind",
     ),
     Fault(
@@ -26,8 +26,8 @@ CONTINUOUS = [
     Fault(
         "a micro-batch that was begun counts as committed when a continuous query starts",
         "continuous/driver/checkpoint_log.py",
-        "    if begun is not None and newest is not None and newest.number == begun and newest.identified:\n",
-        "    if begun is not None and newest is not None and newest.number <= begun and newest.identified:\n",
+        "        and sink_epoch.number == uncommitted\n",
+        "        and sink_epoch.number <= uncommitted\n",
     ),
     Fault(
         "the ledger does not have the offset of an epoch",
@@ -45,15 +45,15 @@ CONTINUOUS = [
     Fault(
         "an epoch is planned for whichever queue has the name by now",
         "continuous/connectors/queue.py",
-        "        return self._pinned or _look_up(self.options)\n",
-        "        return _look_up(self.options)\n",
+        "        return self._pinned or _find_queue(self.options)\n",
+        "        return _find_queue(self.options)\n",
         without=TIMES_OF_ROWS,
     ),
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",
         "continuous/connectors/queue.py",
         "        queue = writers.queue\n        if not self.exactly_once:\n",
-        "        queue = _look_up(self.options)\n        if not self.exactly_once:\n",
+        "        queue = _find_queue(self.options)\n        if not self.exactly_once:\n",
     ),
     Fault(
         "an epoch begins after the rows that were trimmed, and not where the one before ended",
@@ -64,8 +64,8 @@ CONTINUOUS = [
     Fault(
         "the offset of an epoch that was begun is dropped before another one is committed in its place",
         "continuous/driver/committed_epochs.py",
-        "        self._begun = self._logs.begun()\n",
-        '        for number in self._logs.begun():\n            self._logs._delete(f"offsets/{number}")\n',
+        "        self._begun = self._checkpoint.begun_entries()\n",
+        '        for number in self._checkpoint.begun_entries():\n            self._checkpoint._delete(f"offsets/{number}")\n',
     ),
     Fault(
         "an epoch is complete as soon as its readers are",
@@ -106,7 +106,7 @@ CONTINUOUS = [
     Fault(
         "a reader does not report that it has skipped rows",
         "continuous/tasks.py",
-        '                self._report("sent", not self._reader.rows and self._source.skipped)\n',
+        '                self._report("sent", not self._statistics.rows and self._source.skipped_rows)\n',
         "",
     ),
     Fault(
@@ -124,32 +124,32 @@ CONTINUOUS = [
     Fault(
         "a job that catches up begins where the run before it has begun",
         "continuous/driver/execution.py",
-        "        starts = {part: at for part, at in self.committed.positions.items() if unread[part] > 0}\n",
-        "        starts = {part: max(at - 1, 0) for part, at in self.committed.positions.items()}\n",
+        "            partition: offset\n            for partition, offset in self.committed.positions.items()\n            if unread[partition] > 0\n",
+        "            partition: max(offset - 1, 0)\n            for partition, offset in self.committed.positions.items()\n",
     ),
     Fault(
         "rows after the last marker of a batch are dropped",
         "continuous/tasks.py",
-        "        self._add(_real(batch, kinds, start, batch.num_rows))\n        # Fillers",
+        "        self._add(_source_rows(batch, kinds, start, batch.num_rows))\n        # Fillers",
         "        # Fillers",
     ),
     Fault(
         "a reader's offsets include what it has read ahead",
         "continuous/connectors/queue.py",
         "        return dict(self._positions)\n",
-        "        return {**self._positions, **{ahead.partition: ahead.start + ahead.rows.num_rows for ahead in self._held}}\n",
+        "        return {**self._positions, **{ahead.partition: ahead.start + ahead.rows.num_rows for ahead in self._rows_ahead}}\n",
     ),
     Fault(
         "the rest of a batch that was cut is dropped",
         "continuous/connectors/queue.py",
-        "                self._held.appendleft(later)\n",
+        "                self._rows_ahead.appendleft(remainder)\n",
         "",
     ),
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue.py",
-        "queue, attempt, group, staged, durable=False)\n",
-        "queue, attempt, group, 0, durable=False)\n",
+        "queue, attempt, group, staged_parts, durable=False\n",
+        "queue, attempt, group, 0, durable=False\n",
     ),
     Fault(
         "partitions beyond the number of tasks are read by nobody",
@@ -166,14 +166,14 @@ CONTINUOUS = [
     Fault(
         "rows that a task has staged are staged again",
         "continuous/connectors/staging_writer.py",
-        "        held, self._held, self._rows, self._bytes = self._held, [], 0, 0\n",
-        "        held = self._held\n",
+        "        pending, self._pending, self._pending_rows, self._pending_bytes = self._pending, [], 0, 0\n",
+        "        pending = self._pending\n",
     ),
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/checkpoint_log.py",
-        "offset, passed, instead=found, committed=committed)\n",
-        "offset, passed)\n",
+        "offset, rows_passed, replaced_entry=existing, committed=committed)\n",
+        "offset, rows_passed)\n",
     ),
     Fault(
         "a checkpoint that follows lacks the offset before the last one",
@@ -184,7 +184,7 @@ CONTINUOUS = [
     Fault(
         "the checkpoint follows where nothing else tells that another driver has taken over",
         "continuous/driver/committed_epochs.py",
-        "sink.keeps_offsets and source.advanced_by_sink and not limited\n",
-        "sink.keeps_offsets and not limited\n",
+        "sink.records_offsets and source.advanced_by_sink and not limited\n",
+        "sink.records_offsets and not limited\n",
     ),
 ]

@@ -35,25 +35,25 @@ class Epoch:
 
     number: int
     offsets: dict[int, int]
-    """The offset of each partition of the source at its end."""
+    """The offset of each partition at the end of the epoch."""
     attempts: Json
-    """What each attempt of a task reports to the sink's driver, such as how many rows it staged."""
+    """The report of each task attempt to the sink's driver, such as how many parts it has staged."""
     rows_in: int
     rows_out: int
     times: tuple[Times, ...] = ()
-    """When some of its rows were created, read and written."""
+    """When rows of the epoch were created, read and written; for a sample of its rows."""
     last_times: dict[int, int] = field(default_factory=dict)
     """When the last row read from each partition was created, in microseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Instants of some rows, in microseconds since 1970."""
+    """When some rows were created, read and written, in microseconds since 1970."""
 
-    made: int
+    created: int
     read: int
     written: int
-    """When the rows were in the sink, visible or staged."""
+    """When the rows were visible or staged in the sink."""
     rows: int
 
 
@@ -91,33 +91,33 @@ class SourceDriver(ABC):
     @abstractmethod
     def schema(self) -> pa.Schema: ...
 
-    def own(self) -> None:  # noqa: B027 - a source may have no other owner
-        """Take ownership before each run, or raise OwnerFencedError if another query has taken over."""
+    def take_ownership(self) -> None:  # noqa: B027 - a source may have no other owner
+        """Take ownership before a run; raise OwnerFencedError if another query has taken over."""
 
     @abstractmethod
-    def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
-        """Return where a run begins.
+    def start(self, committed: JsonValue, read_begun: Callable[[], JsonValue] | None = None) -> Positions:
+        """Return the offsets at which a run starts.
 
         Parameters
         ----------
-        logged
+        committed
             The offset of the last committed epoch; None if there is none.
-        begun
-            Reads the offset of the first epoch if an earlier run has begun but not committed it: a source
-            that keeps no position starts where that epoch started, not where the options now say.
+        read_begun
+            Reads the logged offset of epoch 0, if an earlier run has begun it without committing it. A source
+            that has no consumer then starts where that epoch started, whatever its options now say.
         """
 
     @abstractmethod
-    def ends(self) -> Positions:
-        """Return the current ends of the partitions."""
+    def end_offsets(self) -> Positions:
+        """Return the current end of each partition."""
 
     @abstractmethod
-    def readers(self) -> ReaderFactory: ...
+    def reader_factory(self) -> ReaderFactory: ...
 
     @property
     def advanced_by_sink(self) -> bool:
-        """Whether the sink's transaction also records an epoch in the source, or refuses it if another query
-        has taken over. The checkpoint may then be written later, and :meth:`logged` is called rarely.
+        """Whether the sink's transaction also moves the source's consumer, and fails if another query has
+        taken over. The checkpoint may then be written later, and :meth:`notify_logged` is called rarely.
         """
         return False
 
@@ -125,32 +125,33 @@ class SourceDriver(ABC):
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         """Return the offset to log for an epoch, and record that the epoch is in flight.
 
-        ``last_times`` says when the last row read from each partition was created, in microseconds since
-        1970, if its reader knows: the source may have other rows by now.
+        ``last_times`` has the creation time of the last row read from each partition, in microseconds since
+        1970, if the reader knows it. The source may have other rows by now.
         """
 
-    def follow(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
-        """Record, before a run, the last epoch in the sink: a driver that died may not have done so."""
+    def move_past_commit(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
+        """Record the last epoch in the sink before a run, in case its driver died before it did so."""
 
-    def logged(self, offset: JsonValue) -> bool:
+    def notify_logged(self, offset: JsonValue) -> bool:
         """Record that an epoch is committed and logged; return whether the source asks the query to end.
 
-        Also called from time to time while nothing is committed. Raises OwnerFencedError.
+        Also called regularly while nothing is committed. Raises OwnerFencedError if another query has taken
+        over.
         """
         return False
 
-    def require_at(self, start: Positions) -> None:  # noqa: B027 - a source may not be restored
-        """Check, while no epoch is committed, that the source was not restored to before the run's start."""
+    def require_not_restored(self, start: Positions) -> None:  # noqa: B027 - a source may not be restored
+        """Refuse a source that was restored to before the run's start; called while no epoch is logged."""
 
-    def release(self, ended: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
-        """Give up ownership after the last run; everything up to the offset ``ended`` is committed."""
+    def release(self, last_offset: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
+        """Give up ownership after the last run; everything up to ``last_offset`` is committed."""
 
 
 class SourceReader(ABC):
     """Reader of some partitions of a source, in one task."""
 
-    skipped: bool = False
-    """Whether it has only skipped lost rows, and read none, since ``offsets`` was last called."""
+    skipped_rows: bool = False
+    """Whether the reader has only skipped lost rows since the last call of ``offsets``."""
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
@@ -158,30 +159,30 @@ class SourceReader(ABC):
 
     @abstractmethod
     def offsets(self) -> dict[int, int]:
-        """Return the offset of each partition after the rows read."""
+        """Return the offset of each partition after the rows that were read."""
 
     @abstractmethod
     def wait(self, channel: Channel) -> None:
-        """Return when there may be rows, or the driver has sent a message."""
+        """Wait until there may be rows, or the driver has sent a message."""
 
     def last_times(self) -> dict[int, int]:
-        """Return when the last row read from each partition was created, if that is known."""
+        """Return when the last row read from each partition was created, if known."""
         return {}
 
-    def times(self) -> list[tuple[int, int]]:
-        """Return when the last rows were created: instants in microseconds, each with its number of rows."""
+    def creation_times(self) -> list[tuple[int, int]]:
+        """Return creation times of the last rows read, in microseconds, each with its number of rows."""
         return []
 
-    def behind(self) -> int:
-        """Return the number of unread rows, as far as it is known."""
+    def unread_rows(self) -> int:
+        """Return the number of unread rows, as far as known."""
         return 0
 
     @property
-    def grown(self) -> bool:
-        """Whether the source has partitions that no task reads."""
+    def has_new_partitions(self) -> bool:
+        """Whether the source has new partitions, which no task reads."""
         return False
 
-    def close(self) -> None:  # noqa: B027 - it may hold none
+    def close(self) -> None:  # noqa: B027 - it may have none
         """Release its resources."""
 
 
@@ -192,12 +193,12 @@ class ReaderFactory(ABC):
 
     @abstractmethod
     def open(self, positions: Mapping[int, int]) -> SourceReader:
-        """Open a reader, in a task, of some partitions from these offsets on."""
+        """Open a reader in a task, for these partitions, starting at these offsets."""
 
 
 @dataclass(frozen=True)
 class SinkEpoch:
-    """The last epoch or micro-batch of a query in a sink, by the sink's own record."""
+    """The last epoch or micro-batch of a query in a sink, from the sink's own record."""
 
     number: int
     """The number of the epoch or micro-batch; -1 when the sink has none."""
@@ -205,11 +206,11 @@ class SinkEpoch:
     """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the
     commit."""
     rows: int = 0
-    before: JsonValue = None
-    """The offset of the epoch before it, if the sink keeps it; the checkpoint may then lack several."""
-    identified: bool = True
-    """Whether the record identifies the rows. False for a micro-batch in a sink that may repeat rows: another
-    copy of the checkpoint may have written it, with other rows."""
+    previous_offset: JsonValue = None
+    """The previous epoch's offset, if the sink keeps it. The checkpoint may then lack several epochs."""
+    identifies_rows: bool = True
+    """Whether the record identifies the rows. False for a micro-batch in a sink that may repeat rows: it may
+    have been written with other rows, from another copy of the checkpoint."""
 
 
 class SinkRecord(ABC):
@@ -228,42 +229,42 @@ class SinkRecord(ABC):
         return None
 
     @property
-    def may_be_new(self) -> bool:
-        """Whether the sink may have no commits of the query although the checkpoint is not new."""
+    def allows_new_sink(self) -> bool:
+        """Whether the sink may be new to the query although the checkpoint is not new."""
         return False
 
 
 class SinkDriver(SinkRecord):
     """The driver side of a sink, for all runs of a query.
 
-    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``writers``, and
-    ``commit`` for each of its epochs. A job that catches up is a run of one epoch.
+    Calls come in this order: ``check`` once; for each run ``newest``, ``delete_staged`` and
+    ``writer_factory``; for each epoch of the run ``commit``. A catch-up job is a run with one epoch.
     """
 
     @property
-    def at_once(self) -> bool:
-        """Whether rows are visible when they are written, before their epoch is committed."""
+    def visible_when_written(self) -> bool:
+        """Whether rows are visible as soon as they are written, before their epoch is committed."""
         return False
 
     @property
-    def keeps_offsets(self) -> bool:
+    def records_offsets(self) -> bool:
         """Whether ``commit`` records the offset in its transaction, and ``newest`` returns the last two
         offsets; the checkpoint may then be written later.
         """
         return False
 
     def check(self, schema: StructType) -> None:
-        """Refuse rows that the sink cannot take."""
+        """Refuse a schema that the sink does not accept."""
 
-    def clear(self) -> None:
-        """Drop what earlier runs have staged; called when none of their tasks is still active."""
+    def delete_staged(self) -> None:
+        """Delete what earlier runs have staged. Their tasks have ended."""
 
     @abstractmethod
-    def writers(self) -> WriterFactory: ...
+    def writer_factory(self) -> WriterFactory: ...
 
     @abstractmethod
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        """Make an epoch that these writers wrote visible, once, before the checkpoint logs its offset."""
+        """Make the rows of an epoch visible, exactly once; the checkpoint logs its offset later."""
 
 
 class SinkWriter(ABC):
@@ -271,21 +272,21 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        """Write rows of an epoch, visible immediately or staged for its end."""
+        """Write rows of an epoch: visible immediately, or staged until its commit."""
 
     @abstractmethod
     def end(self, epoch: int) -> Json:
-        """End an epoch whose rows are all written; return what its commit needs, by attempt."""
+        """End an epoch after all its rows are written; return what the commit needs, by task attempt."""
 
-    def close(self) -> None:  # noqa: B027 - it may hold none
+    def close(self) -> None:  # noqa: B027 - it may have none
         """Release its resources."""
 
 
 class WriterFactory(ABC):
     """Factory of writers to a sink, sent to the tasks of a continuous query."""
 
-    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
-        """Return the rows in the form that the writers take, as the last step in Spark."""
+    def convert(self, frame: ContinuousFrame) -> ContinuousFrame:
+        """Convert rows to the form that the writers take; the last step in Spark."""
         return frame
 
     @abstractmethod

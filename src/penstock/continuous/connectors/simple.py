@@ -1,4 +1,4 @@
-"""The rate source, and the console and function sinks."""
+"""Rate sources, and console and function sinks, of continuous queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json, JsonValue
 
 _MAX_CHARACTERS = 4 << 20
-"""The largest number of characters for all printed rows of an epoch."""
+"""The maximum number of characters for all printed rows of an epoch."""
 _RULE = "-" * 43
 
 
@@ -36,7 +36,7 @@ class ConsoleWriterFactory(WriterFactory):
 
     rows: int
     truncate: int
-    """The largest number of characters in a cell; 0 for all."""
+    """The maximum number of characters in a cell; 0 for no limit."""
 
     def open(self, task: int) -> SinkWriter:
         return _ConsoleWriter(self, task)
@@ -45,26 +45,30 @@ class ConsoleWriterFactory(WriterFactory):
 class _ConsoleWriter(SinkWriter):
     def __init__(self, sink: ConsoleWriterFactory, task: int) -> None:
         self._sink, self._task = sink, task
-        self._shown: list[list[str]] = []
+        self._rows: list[list[str]] = []
         self._names: list[str] = []
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         for batch in rows:
             self._names = batch.schema.names
-            # Keep no more rows than are printed.
-            first = batch.slice(0, max(self._sink.rows - len(self._shown), 0))
-            longest = self._sink.truncate or max(_MAX_CHARACTERS // (self._sink.rows * batch.num_columns), 20)
-            columns = [[_text(value, longest) for value in column.to_pylist()] for column in first.columns]
-            self._shown += [list(cells) for cells in zip(*columns, strict=True)]
+            # Keep only as many rows as are printed.
+            first = batch.slice(0, max(self._sink.rows - len(self._rows), 0))
+            max_characters = self._sink.truncate or max(
+                _MAX_CHARACTERS // (self._sink.rows * batch.num_columns), 20
+            )
+            columns = [
+                [_text(value, max_characters) for value in column.to_pylist()] for column in first.columns
+            ]
+            self._rows += [list(cells) for cells in zip(*columns, strict=True)]
 
     def end(self, epoch: int) -> Json:
-        shown, self._shown = self._shown, []
-        return {str(self._task): {"names": self._names, "rows": shown}} if shown else {}
+        rows, self._rows = self._rows, []
+        return {str(self._task): {"names": self._names, "rows": rows}} if rows else {}
 
 
 @dataclass
 class ConsoleDriver(SinkDriver):
-    """Driver side of the console: prints the rows that the tasks have sent."""
+    """Driver side of the console sink, which prints the rows that tasks send."""
 
     rows: int = 20
     truncate: int = 20
@@ -74,32 +78,32 @@ class ConsoleDriver(SinkDriver):
     def description(self) -> str:
         return "console"
 
-    def writers(self) -> WriterFactory:
+    def writer_factory(self) -> WriterFactory:
         return ConsoleWriterFactory(self.rows, self.truncate)
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        parts = [epoch.attempts[task] for task in sorted(epoch.attempts, key=int)]
-        names: list[str] = next((part["names"] for part in parts), [])
-        rows = [row for part in parts for row in part["rows"]][: self.rows]
-        text = [_RULE, f"Batch: {epoch.number}", _RULE, *_table(names, rows, left=not self.truncate)]
+        task_reports = [epoch.attempts[task] for task in sorted(epoch.attempts, key=int)]
+        names: list[str] = next((task_report["names"] for task_report in task_reports), [])
+        rows = [row for task_report in task_reports for row in task_report["rows"]][: self.rows]
+        lines = [_RULE, f"Batch: {epoch.number}", _RULE, *_table(names, rows, align_left=not self.truncate)]
         if epoch.rows_out > len(rows):
-            text.append(f"only showing top {len(rows)} rows")
-        print("\n".join(text), file=self.out or sys.stdout, flush=True)
+            lines.append(f"only showing top {len(rows)} rows")
+        print("\n".join(lines), file=self.out or sys.stdout, flush=True)
 
 
-def _text(value: object, longest: int) -> str:
+def _text(value: object, max_characters: int) -> str:
     text = "NULL" if value is None else str(value)
-    if len(text) <= longest:
+    if len(text) <= max_characters:
         return text
-    return text[: longest - 3] + "..." if longest > 3 else text[:longest]
+    return text[: max_characters - 3] + "..." if max_characters > 3 else text[:max_characters]
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, left: bool) -> list[str]:
-    widths = [max(3, *(len(cells[n]) for cells in [names, *rows])) for n in range(len(names))]
-    rule = "+" + "+".join("-" * width for width in widths) + "+"
-    pad = str.ljust if left else str.rjust
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, align_left: bool) -> list[str]:
+    widths = [max(3, *(len(cells[column]) for cells in [names, *rows])) for column in range(len(names))]
+    separator = "+" + "+".join("-" * width for width in widths) + "+"
+    pad = str.ljust if align_left else str.rjust
     lines = [f"|{'|'.join(map(pad, cells, widths))}|" for cells in [names, *rows]]
-    return [rule, lines[0], rule, *lines[1:], rule, ""] if names else []
+    return [separator, lines[0], separator, *lines[1:], separator, ""] if names else []
 
 
 Function = Callable[[pa.RecordBatch], object]
@@ -107,7 +111,7 @@ Function = Callable[[pa.RecordBatch], object]
 
 @dataclass(frozen=True)
 class FunctionWriter(WriterFactory, SinkWriter):
-    """Writer that calls the function; it is its own factory, as it has no state."""
+    """Writer that calls the function; it has no state, so it is its own factory."""
 
     function: Function
 
@@ -123,7 +127,7 @@ class FunctionWriter(WriterFactory, SinkWriter):
 
 @dataclass(frozen=True)
 class FunctionDriver(SinkDriver):
-    """Driver side of a function: commits do nothing, so rows may come again after a failure."""
+    """Driver side of a function sink. Commits do nothing, so rows may be repeated after a failure."""
 
     function: Function
 
@@ -132,14 +136,14 @@ class FunctionDriver(SinkDriver):
         return f"function {getattr(self.function, '__name__', type(self.function).__name__)}"
 
     @property
-    def at_once(self) -> bool:
+    def visible_when_written(self) -> bool:
         return True
 
-    def writers(self) -> WriterFactory:
+    def writer_factory(self) -> WriterFactory:
         return FunctionWriter(self.function)
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        """Do nothing, since the function already has the rows."""
+        """Do nothing: the function already has the rows."""
 
 
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
@@ -149,12 +153,12 @@ _MAX_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RateReaderFactory(ReaderFactory):
-    """Factory of readers: value v arrives v / rate seconds after the start, in partition v % partitions."""
+    """Factory of readers. Value v arrives v / rate seconds after the start, in partition v % partitions."""
 
     rows_per_second: int
     partitions: int
-    began: float
-    """When value 0 arrived, or would have arrived, in seconds since 1970."""
+    started: float
+    """When value 0 arrived or would have arrived, in seconds since 1970."""
     schema: pa.Schema = SCHEMA
 
     def open(self, positions: Mapping[int, int]) -> SourceReader:
@@ -168,41 +172,41 @@ class RateReader(SourceReader):
         self._source, self._positions = source, dict(positions)
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        due = int((time.time() - self._source.began) * self._source.rows_per_second) + 1
-        arrays = [self._values(partition, due, max_rows) for partition in self._positions]
+        due = int((time.time() - self._source.started) * self._source.rows_per_second) + 1
+        arrays = [self._next_values(partition, due, max_rows) for partition in self._positions]
         values = pa.concat_arrays(arrays) if arrays else pa.array([], pa.int64())
         if not len(values):
             return None
         seconds = pc.divide(values.cast(pa.float64()), float(self._source.rows_per_second))
-        micros = pc.multiply(pc.add(seconds, self._source.began), 1e6)
-        at = pc.round(micros).cast(pa.int64()).cast(SCHEMA.field("timestamp").type)
-        return pa.RecordBatch.from_arrays([at, values], schema=SCHEMA)
+        micros = pc.multiply(pc.add(seconds, self._source.started), 1e6)
+        timestamps = pc.round(micros).cast(pa.int64()).cast(SCHEMA.field("timestamp").type)
+        return pa.RecordBatch.from_arrays([timestamps, values], schema=SCHEMA)
 
-    def _values(self, partition: int, due: int, max_rows: int) -> pa.Array:
+    def _next_values(self, partition: int, due: int, max_rows: int) -> pa.Array:
         """Return the values below ``due`` that the partition has not yet produced."""
-        start, every = self._positions[partition], self._source.partitions
-        end = min(max((due - partition + every - 1) // every, start), start + max_rows)
+        start, step = self._positions[partition], self._source.partitions
+        end = min(max((due - partition + step - 1) // step, start), start + max_rows)
         self._positions[partition] = end
-        steps = pc.cumulative_sum(pa.repeat(pa.scalar(every, pa.int64()), end - start))
-        return pc.add(steps, (start - 1) * every + partition)
+        positions = pc.cumulative_sum(pa.repeat(pa.scalar(step, pa.int64()), end - start))
+        return pc.add(positions, (start - 1) * step + partition)
 
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)
 
     def wait(self, channel: Channel) -> None:
         source = self._source
-        coming = min(count * source.partitions + part for part, count in self._positions.items())
-        due = source.began + coming / source.rows_per_second
-        channel.wait(min(max(due - time.time(), 0.0), _MAX_WAIT_SECONDS))
+        next_value = min(count * source.partitions + part for part, count in self._positions.items())
+        due_at = source.started + next_value / source.rows_per_second
+        channel.wait(min(max(due_at - time.time(), 0.0), _MAX_WAIT_SECONDS))
 
 
 @dataclass
 class RateDriver(SourceDriver):
-    """Driver side of a rate source; a later run resumes with the next values, from its own start."""
+    """Driver side of a rate source. A later run continues with the next value, at its own start time."""
 
     rows_per_second: int
     partitions: int
-    _at: int = 0
+    _next_value: int = 0
 
     @property
     def description(self) -> str:
@@ -212,27 +216,27 @@ class RateDriver(SourceDriver):
     def schema(self) -> pa.Schema:
         return SCHEMA
 
-    def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
-        counts = [0] * self.partitions if logged is None else self._counts(logged)
-        self._at = min(count * self.partitions + part for part, count in enumerate(counts))
+    def start(self, committed: JsonValue, read_begun: Callable[[], JsonValue] | None = None) -> Positions:
+        counts = [0] * self.partitions if committed is None else self._parse_counts(committed)
+        self._next_value = min(count * self.partitions + part for part, count in enumerate(counts))
         return dict(enumerate(counts))
 
-    def _counts(self, logged: JsonValue) -> list[int]:
-        counts = logged.get(_KIND) if isinstance(logged, Mapping) else None
+    def _parse_counts(self, committed: JsonValue) -> list[int]:
+        counts = committed.get(_KIND) if isinstance(committed, Mapping) else None
         if not isinstance(counts, list) or len(counts) != self.partitions:
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {str(logged)[:200]!r}, which does not fit a rate source "
+                f"the checkpoint has the offset {str(committed)[:200]!r}, which does not fit a rate source "
                 f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             )
         return counts
 
-    def ends(self) -> Positions:
+    def end_offsets(self) -> Positions:
         return {}
 
-    def readers(self) -> RateReaderFactory:
+    def reader_factory(self) -> RateReaderFactory:
         return RateReaderFactory(
-            self.rows_per_second, self.partitions, time.time() - self._at / self.rows_per_second
+            self.rows_per_second, self.partitions, time.time() - self._next_value / self.rows_per_second
         )
 
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:

@@ -1,13 +1,13 @@
-"""Writer for checkpoints in Spark's format, so that either engine resumes from them.
+"""Writer for checkpoints in Spark's format: micro-batches and continuous queries can both resume from them.
 
 ``metadata`` has the query's id. ``offsets/N`` has a version line, a line of metadata, and a line of JSON for
 each source. ``commits/N`` has a version line and a line of metadata (format 1, Spark 4.2 and 4.3).
 
-As in Spark's log (HDFSMetadataLog), an entry is written once: a driver that finds it already written is not
-the only one. The offset of an epoch that was begun and never committed stays until the offset of the
-committed epoch replaces it atomically. So no checkpoint has a commit without its offset, whichever driver
-dies or wakes up in between. Right before the replacement, the driver checks that no other one has committed
-the epoch. In a local folder, entries are synced to disk when they are written.
+As in Spark's log (HDFSMetadataLog), each entry is written once. If a driver finds that an entry already
+exists, another driver is running the query. The offset of an epoch that was begun and never committed stays
+until the offset of the committed epoch replaces it atomically, so a checkpoint never has a commit without its
+offset, even if a driver dies or wakes up in between. Right before the replacement, the driver checks that no
+other driver has committed the epoch. In a local folder, entries are synced to disk.
 """
 
 from __future__ import annotations
@@ -40,68 +40,71 @@ from penstock.spark.checkpoint import (
 
 log = logging.getLogger("penstock.continuous")
 
-_MOST_NUMBERS = 1000
-_COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
+_MAX_GAP = 1000
+_COMMIT_ENTRY = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class CheckpointLog(Checkpoint):
-    """The checkpoint of a continuous query, in a folder or at a URL; created if it does not exist."""
+    """The checkpoint of a continuous query, in a folder or at a URL; it is created if it does not exist."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
         for folder in ("offsets", "commits", "sources/0"):
             self._create_folder(f"{self.root}/{folder}")
-        self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
+        self._oldest_numbers = {folder: self._first_number(folder) for folder in ("offsets", "commits")}
         if self.files.get_file_info(f"{self.root}/metadata").type == fs.FileType.NotFound:
-            # If another driver was first, the query uses the id that it wrote.
+            # If another driver was faster, the query uses that driver's id.
             with suppress(FileExistsError):
                 self._create("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
-    def unsettled(self) -> int | None:
-        """Return the epoch or micro-batch that was begun and not committed; None if there is none."""
-        begun, following = self.last_planned(), _next(self.last_commit())
-        return begun if begun is not None and begun >= following else None
+    def uncommitted(self) -> int | None:
+        """Return the last epoch or micro-batch if it was begun and not committed; otherwise None."""
+        last_begun, next_number = self.last_planned(), _next_number(self.last_commit())
+        return last_begun if last_begun is not None and last_begun >= next_number else None
 
-    def committed_before(self) -> int:
-        """Return the number before which everything is committed: an epoch begins after the one before it.
+    def first_uncommitted(self) -> int:
+        """Return the first number that may be uncommitted.
 
-        A driver that died while it logged a committed epoch may have left an offset without its commit.
+        Everything before the last offset is committed, because an epoch only begins after the previous one is
+        committed. Commit entries alone do not show this: a driver may die between an offset and its commit.
         """
-        return max(_next(self.last_commit()), self.last_planned() or 0)
+        return max(_next_number(self.last_commit()), self.last_planned() or 0)
 
-    def begun(self) -> dict[int, bytes]:
-        """Return the entries of epochs that were begun and not committed, by number; usually one."""
-        following = _next(self.last_commit())
-        entries = {number: self.offset_entry(number) for number in self.numbers("offsets", following)}
+    def begun_entries(self) -> dict[int, bytes]:
+        """Return the offset entries of uncommitted epochs by number; usually at most one."""
+        first = _next_number(self.last_commit())
+        entries = {number: self.offset_entry(number) for number in self.numbers("offsets", first)}
         return {number: entry for number, entry in entries.items() if entry is not None}
 
     def offset_entry(self, number: int) -> bytes | None:
-        """Return the content of an epoch's entry in the offset log; None if there is none."""
+        """Return an epoch's entry in the offset log; None if there is none."""
         return self.read(f"offsets/{number}")
 
-    def only_offset(self, number: int) -> JsonValue:
-        """Return the offset of the only source."""
+    def single_offset(self, number: int) -> JsonValue:
+        """Return the offset of the query's only source."""
         offsets = self.offsets(number)
         if len(offsets) != 1:
             raise CommitRefusedError(
-                f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
-                "one: use a new checkpoint",
+                f"the checkpoint belongs to a query with {len(offsets)} sources, but a continuous query has "
+                "only one: use a new checkpoint",
                 condition="COMMIT_REFUSED.SEVERAL_SOURCES",
             )
         return offsets[0]
 
-    def passed(self, number: int | None) -> int:
-        """Return how many rows a limit had let through at the end of an epoch; 0 if there is no epoch yet."""
+    def rows_passed(self, number: int | None) -> int:
+        """Return how many rows a limit has let through up to an epoch; 0 before the first epoch."""
         if number is None:
             return 0
         rows = self.limit_passed(number)
         if rows is None:
-            counted = self.read(LIMIT_RECORD) is not None
-            before = "with a limit that a trigger of micro-batches counts" if counted else "without a limit"
+            by_micro_batches = self.read(LIMIT_RECORD) is not None
+            earlier_limit = "with a limit that micro-batches count" if by_micro_batches else "without a limit"
             raise CheckpointMismatchError(
-                f"the query at {self.shown!r} has run {before}: keep it as it was, or use a new checkpoint; "
-                "the query then resumes at the consumer's offset",
-                condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER" if counted else "CHECKPOINT_MISMATCH.LIMIT",
+                f"the query with checkpoint {self.shown!r} ran {earlier_limit} before: start it that way, "
+                "or use a new checkpoint; the query then resumes at the consumer's offset",
+                condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER"
+                if by_micro_batches
+                else "CHECKPOINT_MISMATCH.LIMIT",
                 checkpoint=self.shown,
             )
         return rows
@@ -110,46 +113,48 @@ class CheckpointLog(Checkpoint):
         self,
         number: int,
         offset: object,
-        passed: int | None = None,
+        rows_passed: int | None = None,
         *,
-        instead: bytes | None = None,
+        replaced_entry: bytes | None = None,
         committed: bool = False,
     ) -> None:
-        """Log the offset of an epoch that the sink has, and the rows that a limit has let through.
+        """Log the offset of an epoch, and the rows that a limit has let through.
 
-        ``instead`` is the entry to replace: of an epoch that was begun and never committed, or that was
-        ``committed`` to a sink that is gone.
+        ``replaced_entry`` is the entry to replace: of an epoch that was begun and never committed, or that
+        was ``committed`` to a sink that is gone.
         """
-        conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
-        about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
-        name, text = f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)])
-        if instead is None:
-            self.add(name, text)
+        conf = {} if rows_passed is None else {LIMIT_PASSED_SETTING: str(rows_passed)}
+        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
+        name, text = f"offsets/{number}", "\n".join(["v1", json.dumps(metadata), json.dumps(offset)])
+        if replaced_entry is None:
+            self.add_entry(name, text)
             return
 
-        def still_there() -> bool:
-            done = self.read(f"commits/{number}") is not None
-            return self.read(name) == instead and done == committed
+        def is_unchanged() -> bool:
+            has_commit = self.read(f"commits/{number}") is not None
+            return self.read(name) == replaced_entry and has_commit == committed
 
-        self._replace(name, text, still_there)
+        self._replace(name, text, is_unchanged)
 
     def write_commit(self, number: int) -> None:
-        self.add(f"commits/{number}", _COMMITTED)
+        self.add_entry(f"commits/{number}", _COMMIT_ENTRY)
 
-    def drop_commit(self, number: int) -> None:
+    def delete_commit(self, number: int) -> None:
         self._delete(f"commits/{number}")
 
     def prune(self, last: int, keep: int) -> None:
-        for folder, oldest in self._oldest.items():
-            end = last - keep + 1
-            # If very many numbers are missing, list the files that exist instead of trying each number.
-            numbers = range(oldest, end) if end - oldest <= _MOST_NUMBERS else self.numbers(folder, oldest)
+        for folder, oldest in self._oldest_numbers.items():
+            first_kept = last - keep + 1
+            # After a very large gap, list the existing files instead of trying each number.
+            numbers = (
+                range(oldest, first_kept) if first_kept - oldest <= _MAX_GAP else self.numbers(folder, oldest)
+            )
             for number in numbers:
-                if number < end:
+                if number < first_kept:
                     self._delete(f"{folder}/{number}")
-            self._oldest[folder] = max(oldest, end)
+            self._oldest_numbers[folder] = max(oldest, first_kept)
 
-    def _first(self, folder: str) -> int:
+    def _first_number(self, folder: str) -> int:
         return min(self.numbers(folder), default=0)
 
     def numbers(self, folder: str, first: int = 0) -> list[int]:
@@ -157,25 +162,24 @@ class CheckpointLog(Checkpoint):
         numbers = (int(info.base_name) for info in entries if is_batch_number(info.base_name))
         return sorted(number for number in numbers if number >= first)
 
-    def add(self, name: str, text: str) -> None:
+    def add_entry(self, name: str, text: str) -> None:
         try:
             self._create(name, text)
         except FileExistsError:
-            raise self._written_by_another(name) from None
+            raise self._other_driver_error(name) from None
         except FileNotFoundError:
-            raise self._deleted(name) from None
+            raise self._folder_missing_error(name) from None
 
-    def _deleted(self, name: str) -> CommitRefusedError:
+    def _folder_missing_error(self, name: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"cannot write {name} of the checkpoint at {self.shown!r}, because its folder is gone: it was "
-            "deleted or moved while the query ran. Put it back and restart the query, or start with a new "
-            "checkpoint",
+            f"cannot write {name} of the checkpoint at {self.shown!r}, because its folder was deleted or "
+            "moved while the query ran: put it back and restart the query, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
             checkpoint=self.shown,
             file=name,
         )
 
-    def _written_by_another(self, name: str) -> OwnerFencedError:
+    def _other_driver_error(self, name: str) -> OwnerFencedError:
         return OwnerFencedError(
             f"{name} of the checkpoint at {self.shown!r} was written by another driver of the query: "
             "run each query once",
@@ -193,10 +197,10 @@ class CheckpointLog(Checkpoint):
     def _create(self, name: str, text: str) -> None:
         path = f"{self.root}/{name}"
         if is_local(self.files):
-            self._drop_checksum(name)
+            self._delete_checksum(name)
             create_durably(path, text.encode())
             return
-        # Object stores show a file only when it is complete, and few can refuse to replace one.
+        # Object stores only show complete files, and few can refuse to replace a file.
         if self.files.get_file_info(path).type != fs.FileType.NotFound:
             raise FileExistsError(path)
         with self.files.open_output_stream(path) as stream:
@@ -205,26 +209,26 @@ class CheckpointLog(Checkpoint):
     def _replace(self, name: str, text: str, allowed: Callable[[], bool]) -> None:
         path = f"{self.root}/{name}"
         if is_local(self.files):
-            self._drop_checksum(name)
+            self._delete_checksum(name)
             try:
                 replaced = replace_durably(path, text.encode(), allowed)
             except FileNotFoundError:
-                raise self._deleted(name) from None
+                raise self._folder_missing_error(name) from None
             if not replaced:
-                raise self._written_by_another(name)
+                raise self._other_driver_error(name)
             return
         if not allowed():
-            raise self._written_by_another(name)
+            raise self._other_driver_error(name)
         with self.files.open_output_stream(path) as stream:
             stream.write(text.encode())
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self.files.delete_file(f"{self.root}/{name}")
-        self._drop_checksum(name)
+        self._delete_checksum(name)
 
-    def _drop_checksum(self, name: str) -> None:
-        """Delete Hadoop's checksum of a local file, which would make the new file look damaged."""
+    def _delete_checksum(self, name: str) -> None:
+        """Delete Hadoop's checksum of a local file; it would not match the new content."""
         folder, _, base = f"{self.root}/{name}".rpartition("/")
         checksum = f"{folder}/.{base}.crc"
         if self.files.get_file_info(checksum).type != fs.FileType.NotFound:
@@ -235,28 +239,28 @@ def is_local(files: fs.FileSystem) -> bool:
     return isinstance(files, fs.LocalFileSystem)
 
 
-def _link(temporary: str, path: str) -> None:
-    """Give a file its name by a link, which, unlike a rename, does not replace an existing file."""
+def _link_or_rename(temporary: str, path: str) -> None:
+    """Publish a file under its name with a hard link: a rename would replace an existing file."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
     except OSError:
-        # A file system without links: only this check shows whether another driver was first.
+        # The file system has no links, so only this check shows whether another driver was faster.
         if os.path.exists(path):
             raise FileExistsError(path) from None
         os.rename(temporary, path)
 
 
 def create_durably(path: str, content: bytes) -> None:
-    """Create a local file atomically; when this returns, it survives a loss of power."""
-    _write_durably(path, content, _link)
+    """Create a local file atomically; on return, it survives a power failure."""
+    _write_durably(path, content, _link_or_rename)
 
 
 def replace_durably(path: str, content: bytes, allowed: Callable[[], bool]) -> bool:
-    """Replace a local file atomically if ``allowed`` returns True right before; return whether it did.
+    """Replace a local file atomically, unless ``allowed`` returns False; return whether it was replaced.
 
-    When this returns, the file survives a loss of power.
+    ``allowed`` is called right before the replacement. On return, the file survives a power failure.
     """
     replaced = False
 
@@ -270,17 +274,17 @@ def replace_durably(path: str, content: bytes, allowed: Callable[[], bool]) -> b
     return replaced
 
 
-def _write_durably(path: str, content: bytes, name_it: Callable[[str, str], None]) -> None:
+def _write_durably(path: str, content: bytes, publish: Callable[[str, str], None]) -> None:
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # Unlike os.write, this raises an error if the disk is full after a part of the content.
-        with open(file, "wb") as stream:
+        # Unlike os.write, this raises an error if the disk fills up partway.
+        with open(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(file)
-        name_it(temporary, path)
+            os.fsync(descriptor)
+        publish(temporary, path)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -288,7 +292,7 @@ def _write_durably(path: str, content: bytes, name_it: Callable[[str, str], None
 
 
 def create_folder_durably(path: str) -> None:
-    """Create a local folder and its missing parents; when this returns, they survive a loss of power."""
+    """Create a local folder and its missing parents; on return, they survive a power failure."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -297,183 +301,214 @@ def create_folder_durably(path: str) -> None:
         try:
             os.mkdir(folder)
         except FileExistsError:
-            # Another driver may have created the folder; a file of that name is an error.
+            # Another driver may have created the folder. A file with that name is an error.
             if not os.path.isdir(folder):
                 raise
         _sync_folder(os.path.dirname(folder))
 
 
 def _sync_folder(path: str) -> None:
-    """Sync a folder, so that the names in it are on disk."""
-    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Sync a folder, so that the names of its files are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-Follow = Callable[[JsonValue], None]
+MovePastCommit = Callable[[JsonValue], None]
 
 
-def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
-    """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
+def recover(
+    checkpoint: CheckpointLog, sink: SinkRecord, move_past_commit: MovePastCommit, *, limited: bool = False
+) -> int | None:
+    """Prepare a checkpoint for a run of a continuous query; return its last committed epoch.
 
-    An epoch that was logged but not committed, for example by the micro-batch engine, is committed if the
-    sink has exactly its rows. Otherwise another epoch with the same number replaces it later.
+    An epoch or micro-batch that was logged but not committed is committed if the sink has exactly its rows.
+    Otherwise another epoch with the same number replaces it later.
     """
-    newest = catch_up(logs, sink, follow, limited=limited)
-    begun = logs.unsettled()
-    if begun is not None and newest is not None and newest.number == begun and newest.identified:
-        logs.write_commit(begun)
-    return logs.last_commit()
+    sink_epoch = catch_up(checkpoint, sink, move_past_commit, limited=limited)
+    uncommitted = checkpoint.uncommitted()
+    if (
+        uncommitted is not None
+        and sink_epoch is not None
+        and sink_epoch.number == uncommitted
+        and sink_epoch.identifies_rows
+    ):
+        checkpoint.write_commit(uncommitted)
+    return checkpoint.last_commit()
 
 
 def catch_up(
-    logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False
+    checkpoint: CheckpointLog, sink: SinkRecord, move_past_commit: MovePastCommit, *, limited: bool = False
 ) -> SinkEpoch | None:
-    """Log the epoch or micro-batch that the checkpoint lacks; return the last one in the sink.
+    """Log the sink's last epoch or micro-batch if the checkpoint lacks it; return it.
 
-    The checkpoint may have lost it in a power failure, since Spark does not sync what it writes. If the sink
-    does not know the offset, as for a query with several sources or with state, a micro-batch that Spark has
-    begun is left to Spark, which repeats it.
+    The checkpoint may have lost it in a power failure, because Spark does not sync its files. If the sink
+    does not know its offset, because the query has several sources or state, Spark repeats the micro-batch.
 
-    ``follow`` is called with the offset before it is logged, for a source whose consumer the sink does not
-    move.
+    ``move_past_commit`` is called with the offset before it is logged, for a source whose consumer is not
+    moved by the sink.
     """
-    newest = sink.newest()
-    drop_commit_without_offset(logs, newest)
-    if newest is None:
+    sink_epoch = sink.newest()
+    delete_commit_without_offset(checkpoint, sink_epoch)
+    if sink_epoch is None:
         return None
-    last = logs.last_commit()
-    _require_not_behind(sink, newest, logs.committed_before())
-    _require_not_rewound(sink, newest, _next(last), limited=limited)
-    if newest.offset is None:
-        return newest
-    number = newest.number
-    lacking = number > _last(last) or logs.offset_entry(number) is None
-    other = not lacking and number == last and logs.only_offset(number) != newest.offset
-    if other and not newest.identified:
-        # If there were several drivers, a sink that may repeat rows keeps the offset of the first, which may
-        # end before the offset that the checkpoint has committed.
-        return newest
-    follow(newest.offset)
-    if lacking:
-        if number - 1 > _last(last):
-            log_offset(logs, number - 1, newest.before)
-        log_epoch(logs, number, newest.offset, _passed(logs, newest, limited=limited))
-    elif other:
-        _follow_new_sink(logs, newest, limited=limited)
-    return newest
+    last_commit = checkpoint.last_commit()
+    _require_not_behind(sink, sink_epoch, checkpoint.first_uncommitted())
+    _require_not_rewound(sink, sink_epoch, _next_number(last_commit), limited=limited)
+    if sink_epoch.offset is None:
+        return sink_epoch
+    number = sink_epoch.number
+    is_missing = number > _number_or_minus_one(last_commit) or checkpoint.offset_entry(number) is None
+    differs = (
+        not is_missing and number == last_commit and checkpoint.single_offset(number) != sink_epoch.offset
+    )
+    if differs and not sink_epoch.identifies_rows:
+        # If several drivers ran, a sink that may repeat rows keeps the first driver's offset. It may be less
+        # than the one that the checkpoint has committed.
+        return sink_epoch
+    move_past_commit(sink_epoch.offset)
+    if is_missing:
+        if number - 1 > _number_or_minus_one(last_commit):
+            log_offset(checkpoint, number - 1, sink_epoch.previous_offset)
+        log_epoch(
+            checkpoint, number, sink_epoch.offset, _rows_passed(checkpoint, sink_epoch, limited=limited)
+        )
+    elif differs:
+        _replace_with_sink_offset(checkpoint, sink_epoch, limited=limited)
+    return sink_epoch
 
 
-def _passed(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> int | None:
-    """Return the rows that a limit has let through up to the sink's last epoch; None without a limit."""
-    return logs.passed(newest.number - 1 if newest.number else None) + newest.rows if limited else None
-
-
-def _follow_new_sink(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> None:
-    """Replace the last committed offset with the sink's.
-
-    The driver that logged it had committed to a sink that was dropped at that moment, and its successor has
-    committed the same number to the new sink.
-    """
-    log_offset(logs, newest.number, newest.offset, _passed(logs, newest, limited=limited), committed=True)
-    log.warning(
-        "epoch %d of the checkpoint at %r had other rows than the sink, which was recreated; its rows count",
-        newest.number,
-        logs.shown,
-        extra={"action": "offset_replaced", "checkpoint": logs.shown, "epoch": newest.number},
+def _rows_passed(checkpoint: CheckpointLog, sink_epoch: SinkEpoch, *, limited: bool) -> int | None:
+    """Return the rows that a limit has let through, including the sink's last epoch; None without a limit."""
+    return (
+        checkpoint.rows_passed(sink_epoch.number - 1 if sink_epoch.number else None) + sink_epoch.rows
+        if limited
+        else None
     )
 
 
-def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) -> None:
-    """Drop the last commit if its offset is missing, so that the query repeats that micro-batch.
+def _replace_with_sink_offset(checkpoint: CheckpointLog, sink_epoch: SinkEpoch, *, limited: bool) -> None:
+    """Replace the last committed offset with the sink's offset.
 
-    Spark does not sync what it writes, so after a loss of power the disk may have only one of the two files.
-    A commit that the sink's own record confirms is never dropped. If the offset before is missing too,
-    nothing is dropped, since the files must have been deleted.
+    One driver committed the epoch to a sink that was then dropped, and logged it. Its successor committed an
+    epoch with the same number to the recreated sink.
     """
-    last = logs.last_commit()
-    if not last or logs.offset_entry(last) is not None or logs.offset_entry(last - 1) is None:
+    log_offset(
+        checkpoint,
+        sink_epoch.number,
+        sink_epoch.offset,
+        _rows_passed(checkpoint, sink_epoch, limited=limited),
+        committed=True,
+    )
+    log.warning(
+        "epoch %d of the checkpoint at %r had other rows than the recreated sink; the sink's rows count",
+        sink_epoch.number,
+        checkpoint.shown,
+        extra={"action": "offset_replaced", "checkpoint": checkpoint.shown, "epoch": sink_epoch.number},
+    )
+
+
+def delete_commit_without_offset(checkpoint: CheckpointLog, sink_epoch: SinkEpoch | None) -> None:
+    """Delete the last commit if its offset is missing, so that the query repeats that micro-batch.
+
+    Spark does not sync its files, so after a power failure the disk may have only one of the two. A commit
+    that the sink's record confirms is never deleted. If the previous offset is missing too, someone has
+    deleted files, so the commit is kept.
+    """
+    last_commit = checkpoint.last_commit()
+    if (
+        not last_commit
+        or checkpoint.offset_entry(last_commit) is not None
+        or checkpoint.offset_entry(last_commit - 1) is None
+    ):
         return
-    if newest is None or newest.number != last or not newest.identified:
-        logs.drop_commit(last)
+    if sink_epoch is None or sink_epoch.number != last_commit or not sink_epoch.identifies_rows:
+        checkpoint.delete_commit(last_commit)
 
 
-def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
-    """Refuse a sink that lacks what the checkpoint has committed, because its store is an older backup.
+def require_not_behind(checkpoint: CheckpointLog, sink: SinkRecord) -> None:
+    """Refuse a sink that lacks committed epochs, because its store was restored from an older backup.
 
     For a query that may repeat rows; its sink may be ahead of the checkpoint.
     """
-    drop_commit_without_offset(logs, None)
+    delete_commit_without_offset(checkpoint, None)
     try:
-        newest = sink.newest()
+        sink_epoch = sink.newest()
     except CheckpointMismatchError:
-        # Another checkpoint has written under the same id: rows are repeated, but none are lost.
+        # Another checkpoint has written under the same app id. Rows are repeated, but none are lost.
         return
-    if newest is not None:
-        _require_not_behind(sink, newest, logs.committed_before())
+    if sink_epoch is not None:
+        _require_not_behind(sink, sink_epoch, checkpoint.first_uncommitted())
 
 
-def _last(last: int | None) -> int:
-    return -1 if last is None else last
+def _number_or_minus_one(number: int | None) -> int:
+    return -1 if number is None else number
 
 
-def _next(last: int | None) -> int:
-    return _last(last) + 1
+def _next_number(number: int | None) -> int:
+    return _number_or_minus_one(number) + 1
 
 
-def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> None:
-    if newest.number < following - 1 and not (newest.number < 0 and sink.may_be_new):
-        raise sink_behind_error(sink.description, following, None if newest.number < 0 else newest.number)
-
-
-def _require_not_rewound(sink: SinkRecord, newest: SinkEpoch, following: int, *, limited: bool) -> None:
-    """Refuse a checkpoint that lacks more epochs than the sink can supply: it is an old copy."""
-    known = newest.offset is not None and newest.before is not None and not limited
-    if newest.number > following and not known:
-        raise CheckpointRewoundError(
-            f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
-            f"{following - 1}: the checkpoint is an old copy; use the newest one",
-            batch_id=following,
-            last=newest.number,
+def _require_not_behind(sink: SinkRecord, sink_epoch: SinkEpoch, first_uncommitted: int) -> None:
+    if sink_epoch.number < first_uncommitted - 1 and not (sink_epoch.number < 0 and sink.allows_new_sink):
+        raise sink_behind_error(
+            sink.description, first_uncommitted, None if sink_epoch.number < 0 else sink_epoch.number
         )
 
 
-def log_epoch(logs: CheckpointLog, number: int, offset: JsonValue, passed: int | None = None) -> None:
-    """Log an epoch that the sink has, with its commit."""
-    log_offset(logs, number, offset, passed)
+def _require_not_rewound(sink: SinkRecord, sink_epoch: SinkEpoch, next_number: int, *, limited: bool) -> None:
+    """Refuse a checkpoint that lacks more epochs than the sink knows: it is an old copy."""
+    can_supply_offsets = (
+        sink_epoch.offset is not None and sink_epoch.previous_offset is not None and not limited
+    )
+    if sink_epoch.number > next_number and not can_supply_offsets:
+        raise CheckpointRewoundError(
+            f"{sink.description} has epochs up to {sink_epoch.number} of the query, but the checkpoint ends "
+            f"with {next_number - 1}: the checkpoint is an old copy; use the newest one",
+            batch_id=next_number,
+            last=sink_epoch.number,
+        )
+
+
+def log_epoch(
+    checkpoint: CheckpointLog, number: int, offset: JsonValue, rows_passed: int | None = None
+) -> None:
+    """Log the offset and the commit of an epoch that the sink has."""
+    log_offset(checkpoint, number, offset, rows_passed)
     with suppress(OwnerFencedError):
-        logs.write_commit(number)
+        checkpoint.write_commit(number)
 
 
 def log_offset(
-    logs: CheckpointLog,
+    checkpoint: CheckpointLog,
     number: int,
     offset: JsonValue,
-    passed: int | None = None,
+    rows_passed: int | None = None,
     *,
     committed: bool = False,
 ) -> None:
-    """Log the offset of an epoch that the sink has, replacing one that was begun with other rows and never
-    committed, or was ``committed`` to a sink that is gone.
+    """Log the offset of an epoch that the sink has.
 
-    A driver that was suspended after its commit to the sink may have just logged it itself.
+    It replaces an offset that was begun with other rows and never committed, or that was ``committed`` to a
+    dropped sink. A driver that was suspended after its commit to the sink may have just logged the epoch
+    itself.
 
     Raises
     ------
     OwnerFencedError
         If another epoch has been committed under its number.
     """
-    found = logs.offset_entry(number)
-    replaceable = committed or found is None or number >= _next(logs.last_commit())
-    if found is None or (replaceable and logs.only_offset(number) != offset):
+    existing = checkpoint.offset_entry(number)
+    replaceable = committed or existing is None or number >= _next_number(checkpoint.last_commit())
+    if existing is None or (replaceable and checkpoint.single_offset(number) != offset):
         with suppress(OwnerFencedError):
-            logs.write_offset(number, offset, passed, instead=found, committed=committed)
-    if logs.only_offset(number) != offset:
+            checkpoint.write_offset(number, offset, rows_passed, replaced_entry=existing, committed=committed)
+    if checkpoint.single_offset(number) != offset:
         raise OwnerFencedError(
-            f"epoch {number} has other rows in the checkpoint at {logs.shown!r} than in the sink: "
+            f"epoch {number} has other rows in the checkpoint at {checkpoint.shown!r} than in the sink: "
             "another driver writes the checkpoint. Run each query once",
             condition="OWNER_FENCED.CHECKPOINT",
-            checkpoint=logs.shown,
+            checkpoint=checkpoint.shown,
         )

@@ -1,10 +1,10 @@
-"""The order of epochs in one run: the logic alone, without sockets, threads or time.
+"""The epochs of one run: the pure logic, without sockets, threads or clocks.
 
-An epoch begins when some reader has sent rows since the last one. Each reader that has sent rows ends the
-epoch with a marker in its stream of rows, and a writer that reaches the marker has all of these rows. An
-epoch is complete when every reader has reported its offsets, and the writer of every marker has reported what
-it wrote. Complete epochs are committed in order. (Compare Chandy and Lamport's "Distributed Snapshots", 1985,
-with nothing in flight between the tasks, and Spark's EpochCoordinator.)
+An epoch begins when a reader has sent rows since the last one. Each reader that has sent rows sends a marker
+after its rows, so a writer that reaches the marker has all rows of its task. An epoch is complete when every
+reader has reported its offsets, and each writer that gets a marker has reported what it wrote. Complete
+epochs are committed in order. (Compare Spark's EpochCoordinator, and Chandy and Lamport's "Distributed
+Snapshots", 1985, with nothing in flight between tasks.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.json_text import Json
 
 
 def by_partition(values: Mapping[str, int]) -> dict[int, int]:
-    """Return a task's report by partition; in JSON, the partition numbers are strings."""
+    """Return values by partition number; the keys of JSON objects are strings."""
     return {int(partition): int(value) for partition, value in values.items()}
 
 
@@ -49,8 +49,8 @@ class TaskPart:
         self.attempts, self.rows_out, self.written = dict(attempts), rows, written
 
     @classmethod
-    def of(cls, read: Json, wrote: Json) -> TaskPart:
-        """Return the part described by the reports of a task's reader and writer."""
+    def from_reports(cls, read: Json, wrote: Json) -> TaskPart:
+        """Return the part that a task's reader and writer have reported."""
         part = cls()
         last_times = by_partition(read["last_times"])
         part.read(by_partition(read["offsets"]), read["rows"], read["times"], last_times)
@@ -58,11 +58,11 @@ class TaskPart:
         return part
 
     def times(self) -> Iterator[Times]:
-        """Yield the times of rows; each row was written by the writer's next write after it was read."""
-        for made, read, rows in self.read_times:
-            place = bisect_left(self.written, read)
-            if place < len(self.written):
-                yield Times(made, read, self.written[place], rows)
+        """Yield the times of rows; a row is written by the first write after it was read."""
+        for created, read, rows in self.read_times:
+            index = bisect_left(self.written, read)
+            if index < len(self.written):
+                yield Times(created, read, self.written[index], rows)
 
     @property
     def complete(self) -> bool:
@@ -70,7 +70,7 @@ class TaskPart:
 
 
 def epoch_of(number: int, parts: Collection[TaskPart]) -> Epoch:
-    """Return the epoch that consists of complete parts."""
+    """Return the epoch that consists of these complete parts."""
     return Epoch(
         number,
         {partition: end for part in parts for partition, end in (part.offsets or {}).items()},
@@ -84,12 +84,12 @@ def epoch_of(number: int, parts: Collection[TaskPart]) -> Epoch:
 
 @dataclass
 class Epochs:
-    """The reports of the tasks of a run, which are numbered from 0; not thread-safe."""
+    """The epochs in flight of a run, with the reports of its tasks; not thread-safe."""
 
     tasks: int
     next_epoch: int
-    backlog: int
-    """How many epochs may be in flight."""
+    max_in_flight: int
+    """The maximum number of epochs in flight."""
     _sent: set[int] = field(default_factory=set)
     _open: dict[int, dict[int, TaskPart]] = field(default_factory=dict)
 
@@ -99,28 +99,35 @@ class Epochs:
         return not self._open and not self._sent
 
     @property
-    def first(self) -> int:
-        """The first epoch that may still get rows; all before it are complete."""
-        unfinished = (n for n, parts in self._open.items() if not all(p.complete for p in parts.values()))
+    def first_open(self) -> int:
+        """The first incomplete epoch, which may still get rows."""
+        unfinished = (
+            number
+            for number, parts in self._open.items()
+            if not all(part.complete for part in parts.values())
+        )
         return min(unfinished, default=self.next_epoch)
 
     def sent(self, task: int) -> None:
         """Record that a reader has sent the first rows since its last marker."""
-        self._known(task)
+        self._require_task(task)
         self._sent.add(task)
 
     def begin(self) -> int | None:
-        """Begin an epoch and return its number; None without rows, or while the last one is being read."""
+        """Begin an epoch; return its number.
+
+        None if there are no new rows, or readers have not ended the last epoch yet.
+        """
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
         ):
             return None
-        if len(self._open) >= self.backlog:
+        if len(self._open) >= self.max_in_flight:
             raise ContinuousFailedError(
-                f"{len(self._open)} epochs are in flight and none of them can be committed yet: the writers "
+                f"{len(self._open)} epochs are in flight, and none of them can be committed yet: the writers "
                 "are slower than the readers. Use a longer interval, or a faster sink",
                 condition="CONTINUOUS_FAILED.EPOCH_BACKLOG",
-                backlog=self.backlog,
+                backlog=self.max_in_flight,
             )
         number = self.next_epoch
         self.next_epoch += 1
@@ -137,24 +144,26 @@ class Epochs:
         times: Sequence[Sequence[int]] = (),
         last_times: Mapping[int, int] | None = None,
     ) -> None:
-        """Record that a reader ended an epoch at these offsets; it has sent a marker if it has sent rows."""
+        """Record that a reader has ended an epoch at these offsets, with a marker if the epoch has rows."""
         part = self._part(task, number)
         if part.offsets is not None:
-            raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
+            raise _protocol_error(f"task {task} has reported its offsets of epoch {number} twice")
         part.read(offsets, rows, times, last_times or {})
-        # Its earlier "sent" was for rows of this epoch.
+        # The reader's last "sent" was about rows of this epoch.
         self._sent.discard(task)
 
     def wrote(self, task: int, number: int, attempts: Json, rows: int, written: Sequence[int] = ()) -> None:
-        """Record that a writer has reached the marker of an epoch and written all rows before it."""
+        """Record that a writer has written all rows up to an epoch's marker."""
         part = self._part(task, number)
         if part.attempts is not None:
-            raise _broken(f"task {task} has written epoch {number} twice")
+            raise _protocol_error(f"task {task} has written epoch {number} twice")
         if part.offsets is not None and not part.rows_in:
-            raise _broken(f"task {task} has written an epoch {number} for which it has read nothing")
+            raise _protocol_error(
+                f"task {task} has written epoch {number} without having read any rows of it"
+            )
         part.wrote(attempts, rows, written)
 
-    def complete(self) -> Epoch | None:
+    def next_complete(self) -> Epoch | None:
         """Return the next epoch to commit; None while it is not complete."""
         if not self._open:
             return None
@@ -166,23 +175,23 @@ class Epochs:
 
     def committed(self, number: int) -> None:
         if not self._open or number != min(self._open):
-            raise _broken(f"epoch {number} is not the next one to commit")
+            raise _protocol_error(f"epoch {number} is not the next one to commit")
         del self._open[number]
 
-    def _known(self, task: int) -> None:
+    def _require_task(self, task: int) -> None:
         if not 0 <= task < self.tasks:
-            raise _broken(f"there is no task {task}")
+            raise _protocol_error(f"there is no task {task}")
 
     def _part(self, task: int, number: int) -> TaskPart:
-        self._known(task)
+        self._require_task(task)
         if number not in self._open:
-            raise _broken(f"task {task} reports epoch {number}, which is not in flight")
+            raise _protocol_error(f"task {task} reports epoch {number}, which is not in flight")
         return self._open[number][task]
 
 
-def _broken(what: str) -> ContinuousFailedError:
+def _protocol_error(problem: str) -> ContinuousFailedError:
     return ContinuousFailedError(
-        f"the tasks and the driver of the query disagree: {what}. The query restarts after its last "
+        f"the tasks and the driver of the query disagree: {problem}. The query restarts after its last "
         "committed epoch",
         condition="CONTINUOUS_FAILED.PROTOCOL",
     )

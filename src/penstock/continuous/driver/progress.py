@@ -1,6 +1,6 @@
-"""Progress of a continuous query, in the form of Spark's query progress, and its dispatch to listeners.
+"""Progress of a continuous query, in the format of Spark's query progress, and its dispatch to listeners.
 
-Listeners are called in a separate thread, so that none delays an epoch.
+A separate thread calls the listeners, so that they cannot delay an epoch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from penstock.spark.internals.listeners import ListenerBus
 log = logging.getLogger("penstock.continuous")
 
 LATENCY = "latencyMs"
-MOST_WAITING = 100
-"""The number of epochs that may wait for dispatch; above it, the oldest one is dropped."""
-_KEPT = 100
+MAX_WAITING_EVENTS = 100
+"""The maximum number of events that wait for dispatch. If there are more, the oldest is dropped."""
+_MAX_RECENT = 100
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
@@ -45,47 +45,52 @@ class Progress:
         source: str = "",
         sink: str = "",
     ) -> None:
-        self._who = {"id": query_id, "runId": run_id, "name": name}
+        self._query_ids = {"id": query_id, "runId": run_id, "name": name}
         self._clock, self._source, self._sink = clock, source, sink
-        self._recent: deque[StreamingQueryProgress] = deque(maxlen=_KEPT)
+        self._recent: deque[StreamingQueryProgress] = deque(maxlen=_MAX_RECENT)
         self._lock = threading.Lock()
-        self._planning: float | None = None
-        self._since = clock()
-        self._offset: JsonValue = None
+        self._planning_seconds: float | None = None
+        self._epoch_started = clock()
+        self._last_offset: JsonValue = None
 
     def run_started(self) -> None:
-        """Record that the planning of a run begins."""
-        self._since = self._clock()
+        """Record that the planning of a run has begun."""
+        self._epoch_started = self._clock()
 
     def tasks_connected(self) -> None:
-        """Record that all tasks are connected: rows are read from here on."""
-        self._planning, self._since = self._clock() - self._since, self._clock()
+        """Record that all tasks are connected and read rows from now on."""
+        self._planning_seconds, self._epoch_started = self._clock() - self._epoch_started, self._clock()
 
-    def committed(self, epoch: Epoch, offset: JsonValue, began: float, *, at_once: bool) -> Json:
-        """Record an epoch whose commit began at the time ``began``; return its progress as Spark's JSON.
+    def committed(
+        self, epoch: Epoch, offset: JsonValue, commit_started: float, *, visible_when_written: bool
+    ) -> Json:
+        """Record a committed epoch; return its progress as Spark's JSON.
 
-        With ``at_once``, rows became visible when they were written, not with the commit.
+        ``commit_started`` is the time of the clock when the commit began. With ``visible_when_written``, rows
+        were visible as soon as they were written, before the commit.
         """
-        now, visible = self._clock(), now_micros()
-        commit = now - began
-        running = min(began - self._since, _seconds_since_read(epoch, visible) - commit)
-        phases = {"runContinuous": max(running, 0.0), "epochCommit": commit}
-        if self._planning is not None:
-            phases = {"queryPlanning": self._planning, **phases}
-        latencies = _latencies(epoch, None if at_once else visible)
-        progress = self._progress(epoch, offset, now - self._since, phases, latencies)
-        self._planning, self._since, self._offset = None, now, offset
-        kept = StreamingQueryProgress.fromJson(progress)
-        # Also as numbers; Spark's form only accepts text.
-        kept[LATENCY] = latencies
+        now, visible_at = self._clock(), now_micros()
+        commit_seconds = now - commit_started
+        run_seconds = min(
+            commit_started - self._epoch_started, _seconds_since_read(epoch, visible_at) - commit_seconds
+        )
+        phases = {"runContinuous": max(run_seconds, 0.0), "epochCommit": commit_seconds}
+        if self._planning_seconds is not None:
+            phases = {"queryPlanning": self._planning_seconds, **phases}
+        latencies = _latencies(epoch, None if visible_when_written else visible_at)
+        progress = self._progress(epoch, offset, now - self._epoch_started, phases, latencies)
+        self._planning_seconds, self._epoch_started, self._last_offset = None, now, offset
+        spark_progress = StreamingQueryProgress.fromJson(progress)
+        # Spark's format has them as text; users also get numbers.
+        spark_progress[LATENCY] = latencies
         log.debug(
-            "query %s: epoch %d is committed, with %d rows",
-            self._who["name"] or self._who["id"],
+            "query %s committed epoch %d with %d rows",
+            self._query_ids["name"] or self._query_ids["id"],
             epoch.number,
             epoch.rows_out,
             extra={
                 "action": "epoch_committed",
-                "query_id": self._who["id"],
+                "query_id": self._query_ids["id"],
                 "epoch": epoch.number,
                 "rows": epoch.rows_out,
                 "duration_ms": progress["durationMs"],
@@ -93,7 +98,7 @@ class Progress:
             },
         )
         with self._lock:
-            self._recent.append(kept)
+            self._recent.append(spark_progress)
         return progress
 
     def _progress(
@@ -104,20 +109,20 @@ class Progress:
         phases: Mapping[str, float],
         latencies: Mapping[str, float],
     ) -> Json:
-        worked = phases["runContinuous"] + phases["epochCommit"]
+        working_seconds = phases["runContinuous"] + phases["epochCommit"]
         rows = {
             "numInputRows": epoch.rows_in,
             "inputRowsPerSecond": _rate(epoch.rows_in, elapsed),
-            "processedRowsPerSecond": _rate(epoch.rows_in, worked),
+            "processedRowsPerSecond": _rate(epoch.rows_in, working_seconds),
         }
-        # The source's current end has not been looked up.
-        offsets = {"startOffset": self._offset, "endOffset": offset, "latestOffset": None}
+        # The source's current end is not looked up for each epoch.
+        offsets = {"startOffset": self._last_offset, "endOffset": offset, "latestOffset": None}
         texts = {key: None if value is None else json.dumps(value) for key, value in offsets.items()}
         return {
-            **self._who,
+            **self._query_ids,
             "timestamp": timestamp(),
             "batchId": epoch.number,
-            "batchDuration": round(worked * 1000),
+            "batchDuration": round(working_seconds * 1000),
             **rows,
             "durationMs": {phase: round(seconds * 1000) for phase, seconds in phases.items()},
             "eventTime": {},
@@ -133,7 +138,7 @@ class Progress:
 
     @property
     def recent(self) -> list[StreamingQueryProgress]:
-        """The last epochs, oldest first."""
+        """The progress of the last epochs, oldest first."""
         with self._lock:
             return list(self._recent)
 
@@ -144,7 +149,7 @@ class Progress:
 
 
 def timestamp() -> str:
-    """Return the current time in the form of Spark's progress."""
+    """Return the current time in the format of Spark's progress."""
     return moment_text(datetime.now(UTC), "milliseconds")
 
 
@@ -153,15 +158,19 @@ def _rate(rows: int, seconds: float) -> float:
 
 
 def _seconds_since_read(epoch: Epoch, now: int) -> float:
-    """Return the seconds since the epoch's first row was read; infinity if the source does not know."""
+    """Return the seconds since the epoch's first row was read; infinity if not known."""
     read = min((times.read for times in epoch.times), default=None)
     return math.inf if read is None else (now - read) / 1_000_000
 
 
-def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
-    """Return the milliseconds from a row's creation until it was visible: at ``visible``, or when written."""
+def _latencies(epoch: Epoch, visible_at: int | None) -> dict[str, float]:
+    """Return percentiles of the milliseconds from a row's creation until it was visible.
+
+    All rows became visible at ``visible_at``, or, if that is None, when they were written.
+    """
     latencies = sorted(
-        ((times.written if visible is None else visible) - times.made, times.rows) for times in epoch.times
+        ((times.written if visible_at is None else visible_at) - times.created, times.rows)
+        for times in epoch.times
     )
     if not latencies:
         return {}
@@ -169,16 +178,16 @@ def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
 
 
 def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
-    wanted = share * sum(rows for _, rows in latencies)
+    rows_left = share * sum(rows for _, rows in latencies)
     for micros, rows in latencies:
-        wanted -= rows
-        if wanted <= 0:
+        rows_left -= rows
+        if rows_left <= 0:
             return micros
     return latencies[-1][0]
 
 
 class QueryMonitor(Protocol):
-    """Reporter for the monitor page; its methods return immediately, except for ``terminated``."""
+    """Reporter for the monitor page. Its methods return immediately, except ``terminated``."""
 
     def started(self) -> None: ...
 
@@ -190,26 +199,26 @@ class QueryMonitor(Protocol):
 class ListenerDispatch:
     """Dispatcher of one query's events, in order, to Spark's listeners and the monitor page.
 
-    ``original`` returns the error to report for the error that ended the query.
+    ``original_error`` returns the error to report for the error that ended the query.
     """
 
     def __init__(
         self,
-        called: str,
+        query_label: str,
         listeners: ListenerBus | None,
-        original: Callable[[Exception], Exception] = lambda error: error,
+        original_error: Callable[[Exception], Exception] = lambda error: error,
         monitor: QueryMonitor | None = None,
     ) -> None:
-        self._called, self._listeners = called, listeners
-        self._original, self._monitor = original, monitor
+        self._query_label, self._listeners = query_label, listeners
+        self._original_error, self._monitor = original_error, monitor
         self._changed = threading.Condition()
-        self._waiting: deque[Callable[[], None]] = deque(maxlen=MOST_WAITING)
-        self._last: Callable[[], None] | None = None
+        self._waiting_events: deque[Callable[[], None]] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._last_event: Callable[[], None] | None = None
         self._warned = False
         self._thread: threading.Thread | None = None
 
     def started(self, name: str | None, timestamp: str) -> None:
-        """Dispatch that the query starts, before any other event."""
+        """Dispatch the start of the query, before any other event."""
         if self._monitor is not None:
             self._monitor.started()
         listeners = self._listeners
@@ -223,32 +232,32 @@ class ListenerDispatch:
             self._thread.start()
 
     def progressed(self, progress: Json) -> None:
-        """Dispatch that an epoch is committed."""
+        """Dispatch the progress of a committed epoch."""
         if self._monitor is not None:
             self._monitor.progressed(progress)
         listeners = self._listeners
         if listeners is not None:
             with self._changed:
-                self._waiting.append(lambda: listeners.progressed(json.dumps(progress)))
+                self._waiting_events.append(lambda: listeners.progressed(json.dumps(progress)))
                 self._changed.notify_all()
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
-        """Dispatch that the query has ended; wait up to ``timeout`` seconds for all events."""
+        """Dispatch the end of the query; wait up to ``timeout`` seconds for all events."""
         listeners, thread = self._listeners, self._thread
         if listeners is not None:
             with self._changed:
-                self._last = lambda: listeners.terminated(*self._ending(error))
+                self._last_event = lambda: listeners.terminated(*self._end_reason(error))
                 self._changed.notify_all()
         if self._monitor is not None:
             self._monitor.terminated(error, timeout)
         if thread is not None:
             thread.join(timeout)
 
-    def _ending(self, error: Exception | None) -> tuple[str | None, str | None]:
-        """Return what ended the query, and its condition."""
+    def _end_reason(self, error: Exception | None) -> tuple[str | None, str | None]:
+        """Return the text and the condition of the error that ended the query."""
         if error is None:
             return None, None
-        error = self._original(error)
+        error = self._original_error(error)
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         if isinstance(error, PenstockError):
             condition = error.condition
@@ -258,13 +267,13 @@ class ListenerDispatch:
         self._dispatch(first)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._last)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting_events or self._last_event)
+                if not self._waiting_events:
                     break
-                event = self._waiting.popleft()
+                event = self._waiting_events.popleft()
             self._dispatch(event)
-        assert self._last is not None
-        self._dispatch(self._last)
+        assert self._last_event is not None
+        self._dispatch(self._last_event)
 
     def _dispatch(self, event: Callable[[], None]) -> None:
         try:
@@ -273,8 +282,12 @@ class ListenerDispatch:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "query %s: its listeners have missed events: %s",
-                    self._called,
+                    "listeners of query %s have missed events: %s",
+                    self._query_label,
                     shown(error),
-                    extra={"action": "listeners_failed", "query": self._called, "error": condition_of(error)},
+                    extra={
+                        "action": "listeners_failed",
+                        "query": self._query_label,
+                        "error": condition_of(error),
+                    },
                 )

@@ -1,7 +1,7 @@
-"""The Spark jobs of a continuous query: its plan, session and task slots.
+"""The Spark jobs of a continuous query: their plan, session and task slots.
 
-A run is an endless job; a coordinator sends its tasks the offsets to begin at and the ends of epochs. A job
-that catches up reads a backlog as one epoch, and ends.
+A run is an endless job. A coordinator sends its tasks the offsets to start at, and the ends of epochs. A
+catch-up job reads a backlog as one epoch and ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from pyspark import Accumulator, InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.continuous.catch_up import SECONDS, WRITTEN, Backlog, CatchUpReader, CatchUpWriter, Reports
-from penstock.continuous.channel import HIDDEN, CoordinatorAddress
+from penstock.continuous.catch_up import (
+    CATCH_UP_REPORT,
+    MAX_READ_SECONDS,
+    Backlog,
+    CatchUpReader,
+    CatchUpWriter,
+    ReportsParam,
+)
+from penstock.continuous.channel import METADATA_COLUMNS, CoordinatorAddress
 from penstock.continuous.connectors.protocol import Epoch, Positions, SourceDriver, WriterFactory
 from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs, TaskPart, epoch_of
 from penstock.continuous.plan_check import BATCH_ROWS, check_plan
-from penstock.continuous.tasks import REPORT, ReadTask, WriteTask
+from penstock.continuous.tasks import WRITE_REPORT, ReadTask, WriteTask
 from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import driver_network
 from penstock.spark.internals.sessions import clone_session, task_slots
@@ -38,27 +45,29 @@ log = logging.getLogger("penstock.continuous")
 
 @dataclass
 class Run:
-    """A run whose job is planned, and possibly started."""
+    """A run whose job is planned and may have started."""
 
     coordinator: EpochCoordinator
     job: SparkJob
-    sink: WriterFactory
-    """The factory of the writers in its tasks."""
+    writers: WriterFactory
+    """The factory of the writers in the job's tasks."""
 
 
 def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
     partitions = sorted(positions)
-    return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
+    return [
+        {partition: positions[partition] for partition in partitions[task::tasks]} for task in range(tasks)
+    ]
 
 
 _SETTINGS = {
-    # The list of supported operators does not include those of adaptive plans.
+    # The list of supported operators has no operators of adaptive plans.
     "spark.sql.adaptive.enabled": "false",
-    # With the largest value, Spark counts the rows of a batch for Python instead of measuring each row.
+    # With the largest value, Spark does not measure the size of each row for Python.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
-_FOR_LATENCY = {
-    # Send data to a Python worker immediately, in small batches.
+_LOW_LATENCY_SETTINGS = {
+    # Send rows to a Python worker immediately, in small batches.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
     "spark.sql.execution.python.udf.buffer.size": "64",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
@@ -76,29 +85,29 @@ class SparkEngine:
         spark: SparkSession,
         source: SourceDriver,
         transforms: Sequence[ContinuousTransform],
-        called: str,
+        label: str,
     ) -> None:
-        self._spark, self._source, self._transforms, self._called = spark, source, transforms, called
+        self._spark, self._source, self._transforms, self._label = spark, source, transforms, label
         self._reports: Accumulator[list[str]] | None = None
-        """The reports of readers in jobs that catch up."""
-        nowhere = CoordinatorAddress("", 0, b"")
-        frame = self._frame(ReadTask(source.readers(), 1, nowhere, 0), {})
+        """The reports of readers in catch-up jobs."""
+        no_coordinator = CoordinatorAddress("", 0, b"")
+        frame = self._frame(ReadTask(source.reader_factory(), 1, no_coordinator, 0), {})
         self._plan = check_plan(frame.carried)
         self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
         self.schema: StructType = frame.schema
-        for note in self._plan.notes:
+        for note in self._plan.latency_notes:
             log.warning(
                 "query %s has slow Python stages: %s",
-                called,
+                label,
                 note,
-                extra={"action": "python_stages", "query": called},
+                extra={"action": "python_stages", "query": label},
             )
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator(driver_network(self._spark), epochs)
 
     def tasks(self, partitions: int) -> int:
-        """Return how many tasks read ``partitions``; if there are several task slots, one is left free."""
+        """Return how many tasks read this many partitions; one of several task slots stays free."""
         return min(partitions, max(self.slots - 1, 1))
 
     @property
@@ -113,33 +122,37 @@ class SparkEngine:
         return slots
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, limited: bool
+        self, coordinator: EpochCoordinator, tasks: int, writers: WriterFactory, *, limited: bool
     ) -> SparkJob:
-        read = ReadTask(self._source.readers(), tasks, coordinator.address, self._plan.filler_rows)
-        frame = sink.shaped(self._frame(read, _FOR_LATENCY))
-        write = WriteTask(sink, coordinator.address, limited)
-        return SparkJob(frame.carried.mapInArrow(write, REPORT), self._called)
+        read_task = ReadTask(
+            self._source.reader_factory(), tasks, coordinator.address, self._plan.filler_rows
+        )
+        frame = writers.convert(self._frame(read_task, _LOW_LATENCY_SETTINGS))
+        write_task = WriteTask(writers, coordinator.address, limited)
+        return SparkJob(frame.carried.mapInArrow(write_task, WRITE_REPORT), self._label)
 
-    def catch_up_job(self, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> CatchUpJob:
-        """Return the job of an epoch in which each task reads one of the backlogs."""
-        session, source = self._session({}), self._source.readers()
+    def catch_up_job(self, backlogs: Sequence[Backlog], writers: WriterFactory, epoch: int) -> CatchUpJob:
+        """Return a job in which each task reads one of the backlogs, as one epoch."""
+        session, source = self._session({}), self._source.reader_factory()
         if self._reports is None:
-            self._reports = session.sparkContext.accumulator([], Reports())
-        number, tasks = str(uuid.uuid4()), len(backlogs)
-        read = CatchUpReader(source, backlogs, SECONDS, number, self._reports)
-        frame = session.range(0, tasks, 1, tasks).mapInArrow(read, to_struct(source.schema))
-        # With micro-batches, the same functions get a DataFrame.
+            self._reports = session.sparkContext.accumulator([], ReportsParam())
+        job_id, tasks = str(uuid.uuid4()), len(backlogs)
+        reader = CatchUpReader(source, backlogs, MAX_READ_SECONDS, job_id, self._reports)
+        frame = session.range(0, tasks, 1, tasks).mapInArrow(reader, to_struct(source.schema))
+        # The same functions also accept a DataFrame: they get one with micro-batches.
         for function in self._transforms:
             frame = cast(DataFrame, function(cast(ContinuousFrame, frame)))
-        frame = cast(DataFrame, sink.shaped(cast(ContinuousFrame, frame)))
-        write = CatchUpWriter(sink, epoch)
-        return CatchUpJob(frame.mapInArrow(write, WRITTEN), self._called, self._reports, number, epoch)
+        frame = cast(DataFrame, writers.convert(cast(ContinuousFrame, frame)))
+        writer = CatchUpWriter(writers, epoch)
+        return CatchUpJob(
+            frame.mapInArrow(writer, CATCH_UP_REPORT), self._label, self._reports, job_id, epoch
+        )
 
-    def _frame(self, read: ReadTask, settings: Mapping[str, str]) -> ContinuousFrame:
-        """Return the transformed rows of a reader, in a separate session."""
-        schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
-        readers = self._session(settings).range(0, read.tasks, 1, read.tasks)
-        frame = begin_frame(readers.mapInArrow(read, schema, barrier=True))
+    def _frame(self, read_task: ReadTask, settings: Mapping[str, str]) -> ContinuousFrame:
+        """Return the transformed rows of a reader, in a session with these settings."""
+        schema = StructType([*to_struct(read_task.source.schema), *to_struct(METADATA_COLUMNS)])
+        readers = self._session(settings).range(0, read_task.tasks, 1, read_task.tasks)
+        frame = begin_frame(readers.mapInArrow(read_task, schema, barrier=True))
         for function in self._transforms:
             frame = transformed(frame, function)
         return frame
@@ -152,14 +165,14 @@ class SparkEngine:
 
 
 class SparkJob:
-    """A Spark job of a query; the job of a run ends when its readers end."""
+    """A Spark job of a query. The job of a run ends when its readers end."""
 
-    def __init__(self, frame: DataFrame, called: str) -> None:
-        self._frame, self._called = frame, called
+    def __init__(self, frame: DataFrame, label: str) -> None:
+        self._frame, self._label = frame, label
         self._group = f"penstock-{uuid.uuid4()}"
         self._failure: Exception | None = None
         self._ended = threading.Event()
-        # In pinned thread mode a job's settings are local to its thread.
+        # In pinned thread mode, a job's settings are local to its thread.
         self._thread = InheritableThread(target=self._run, name="continuous job", daemon=True)
 
     def start(self) -> None:
@@ -168,7 +181,7 @@ class SparkJob:
     def _run(self) -> None:
         try:
             context = self._frame.sparkSession.sparkContext
-            context.setJobGroup(self._group, self._called, interruptOnCancel=True)
+            context.setJobGroup(self._group, self._label, interruptOnCancel=True)
             self._execute(self._frame)
         except Exception as error:
             self._failure = error
@@ -197,26 +210,26 @@ class CatchUpJob(SparkJob):
     """The Spark job that reads a backlog as one epoch."""
 
     def __init__(
-        self, frame: DataFrame, called: str, reports: Accumulator[list[str]], number: str, epoch: int
+        self, frame: DataFrame, label: str, reports: Accumulator[list[str]], job_id: str, epoch: int
     ) -> None:
-        super().__init__(frame, called)
-        self._reports, self._number, self._epoch = reports, number, epoch
+        super().__init__(frame, label)
+        self._reports, self._job_id, self._epoch = reports, job_id, epoch
         self._parts: list[TaskPart] = []
 
     def _execute(self, frame: DataFrame) -> None:
         self._reports.value = []
         written = {task: json.loads(report) for task, report in frame.collect()}
         for report in map(json.loads, self._reports.value):
-            # Tasks of an earlier job may have ended late.
-            if report["job"] == self._number:
-                self._parts.append(TaskPart.of(report, written.pop(report["task"])))
+            # Tasks of an earlier job may have reported late.
+            if report["job"] == self._job_id:
+                self._parts.append(TaskPart.from_reports(report, written.pop(report["task"])))
         if written:
             raise ContinuousFailedError(
-                f"{len(written)} tasks of the query have not reported what they have read: it restarts after "
-                "its last committed epoch",
+                f"{len(written)} tasks of the query have not reported what they read: the query restarts "
+                "after its last committed epoch",
                 condition="CONTINUOUS_FAILED.PROTOCOL",
             )
 
     def epoch(self) -> Epoch:
-        """Return the epoch of a job that has succeeded."""
+        """Return the epoch that the job has written; only after it has succeeded."""
         return epoch_of(self._epoch, self._parts)
