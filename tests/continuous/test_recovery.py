@@ -378,7 +378,7 @@ def test_an_epoch_logged_from_the_sink_has_no_count_without_a_limit(place: Place
 def test_a_limit_that_micro_batches_have_counted_is_refused(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
     store_record(place.logs, 7)
-    with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a trigger of micro-batches"):
+    with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a limit that micro-batches"):
         place.logs.rows_passed(0)
 
 
