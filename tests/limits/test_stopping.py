@@ -181,9 +181,9 @@ def test_invalid_limits_are_refused(spark: SparkSession, store_url: str, tmp_pat
         stream.limit(1, on_limit="stp")
     with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*with per, each key has its own"):
         stream.limit(1, per=["id"], on_limit="stop")
-    with pytest.raises(InvalidOptionError, match=r"OPTION.MISSING\].*give per"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.MISSING\].*pass per"):
         stream.limit(1, ttl="1 hour")
-    with pytest.raises(InvalidInputError, match=r"SEVERAL_LIMITS\].*has a limit already"):
+    with pytest.raises(InvalidInputError, match=r"SEVERAL_LIMITS\].*already has a limit"):
         stream.limit(1).limit(2)
     inside = stream.transform(lambda df: df.limit(3)).limit(1).write(penstock.QueueSink("out", url=store_url))
     with pytest.raises(

@@ -36,8 +36,8 @@ def others() -> Mock:
 @pytest.fixture
 def hearing(others: Mock) -> SessionListener:
     found = SessionListener()
-    found.listens = True
-    found.publish_others(others, "http://127.0.0.1:4040")
+    found.is_registered = True
+    found.set_default_publisher(others, "http://127.0.0.1:4040")
     return found
 
 
@@ -67,7 +67,7 @@ def test_a_run_claimed_without_a_publisher_is_not_reported(hearing: SessionListe
 
 def test_without_monitor_the_runs_of_other_queries_are_not_reported(own: Mock) -> None:
     hearing = SessionListener()
-    hearing.listens = True
+    hearing.is_registered = True
     hearing.claim("own", own)
     hearing.started("id", "stranger", "n")
     hearing.progressed(progress_of("stranger", 0))

@@ -321,5 +321,5 @@ def test_queries_of_a_killed_process_are_shown_as_silent(
 
 
 def test_reports_are_written_at_most_once_a_second() -> None:
-    assert module.EVERY_SECONDS == 1.0
+    assert module.WRITE_SECONDS == 1.0
     assert shown.SILENT_SECONDS == 3 * module.HEARTBEAT_SECONDS == 30

@@ -211,7 +211,7 @@ def test_a_guarantee_that_a_user_defined_sink_does_not_give_is_refused(
         stream.write(sink, output_mode="complete")
     with pytest.raises(InvalidOptionError, match=r"a queue never change.* not 'update'.* TableSink"):
         stream.write(penstock.QueueSink("q", url=store_url), output_mode="update")
-    with pytest.raises(ContinuousRefusedError, match="Totals only takes micro-batches"):
+    with pytest.raises(ContinuousRefusedError, match="Totals only supports micro-batches"):
         stream.write(sink).start(trigger=penstock.Trigger.continuous())
     with pytest.raises(InvalidInputError, match=r"another penstock\.Sink"):
         stream.write("totals.db")  # type: ignore[arg-type]  # on purpose

@@ -60,9 +60,9 @@ def newest_texts(store: penstock.Store) -> Any:
 def publisher(store: penstock.Store, store_url: str) -> Iterator[Publisher]:
     found = Publisher(store_url)
     yield found
-    for run_id in list(found.followed):
+    for run_id in list(found.reported_runs):
         found.end(run_id, None)
-    found.settle_all(10)
+    found.flush(10)
 
 
 def test_the_start_and_end_of_a_query_are_reported_immediately(
@@ -72,7 +72,7 @@ def test_the_start_and_end_of_a_query_are_reported_immediately(
     (row,) = wait_until(lambda: rows(store), 10)
     assert (row.query_id, row.run_id, row.name, row.state) == ("id", "run", RUN.name, "running")
     publisher.end("run", QueryError("BAD", "why"))
-    assert publisher.settle("run", 10)
+    assert publisher.await_end("run", 10)
     (row,) = rows(store)
     assert (row.state, row.error_condition, row.error_message) == ("failed", "BAD", "why")
 
@@ -83,7 +83,7 @@ from penstock.pipeline.publisher import publisher_of
 from penstock.store.records.queries import QueryRun
 publisher = publisher_of(sys.argv[1])
 publisher.begin(QueryRun("id", "run", "q", "continuous", 5))
-publisher.settle_all(10)
+publisher.flush(10)
 publisher.end("run", None)
 """
 
@@ -108,7 +108,7 @@ def test_only_the_newest_progress_is_reported_with_the_total_of_rows(
         publisher.progressed("run", progress_report(batch, 10, 4))
         time.sleep(0.1)
     publisher.end("run", None)
-    assert publisher.settle("run", 10)
+    assert publisher.await_end("run", 10)
     points = progress(store)
     assert sum(point.rows_in for point in points) == 250
     assert sum(point.rows_out for point in points) == 100
@@ -128,7 +128,7 @@ def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
             "run", progress_report(batch, 10, stateOperators=[{"numRowsDroppedByWatermark": late}])
         )
     publisher.end("run", None)
-    assert publisher.settle("run", 10)
+    assert publisher.await_end("run", 10)
     assert "5 rows have been dropped since this run began" in newest_texts(store).warnings
     (record,) = [each for each in caplog.records if each.name == "penstock.pipeline"]
     assert (record.action, record.rows) == ("rows_late", 2)  # type: ignore[attr-defined] # by extra
@@ -140,7 +140,7 @@ def test_progress_after_the_end_or_of_an_unknown_run_is_ignored(
     publisher.progressed("stranger", progress_report(1))
     publisher.begin(RUN)
     publisher.end("run", None)
-    assert publisher.settle("run", 10)
+    assert publisher.await_end("run", 10)
     publisher.progressed("run", progress_report(1))
     publisher.end("run", QueryError("BAD", "why"))
     assert progress(store) == []
@@ -180,7 +180,7 @@ def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
     wait_until(lambda: progress(store), 10)
     publisher.progressed("run", progress_report(2))
     publisher.end("run", None)
-    assert publisher.settle("run", 10)
+    assert publisher.await_end("run", 10)
     assert [(point.batch_id, point.rows_out) for point in progress(store)] == [(1, 7), (2, 9)]
 
 
@@ -188,7 +188,7 @@ def test_a_store_that_does_not_respond_is_logged_once_and_reported_to_later(
     store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(module, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.05)
     caplog.set_level(logging.WARNING, "penstock")
     publisher = Publisher(store_url)
     began = time.monotonic()
@@ -197,15 +197,15 @@ def test_a_store_that_does_not_respond_is_logged_once_and_reported_to_later(
         publisher.progressed("run", progress_report(batch, 1))
     assert time.monotonic() - began < 1
     wait_until(lambda: publisher.unavailable, 20)
-    assert not publisher.settle("run", 5)
+    assert not publisher.await_end("run", 5)
     publisher.progressed("run", progress_report(1000, 1))
     for _ in range(3):
-        again = publisher.again_at
-        wait_until(lambda again=again: publisher.again_at > again, 20)
+        again = publisher.retry_at
+        wait_until(lambda again=again: publisher.retry_at > again, 20)
     with penstock.connect(store_url) as store:
         wait_until(lambda: progress(store), 20)
         publisher.end("run", None)
-        assert publisher.settle("run", 10)
+        assert publisher.await_end("run", 10)
         assert sum(point.rows_in for point in progress(store)) == 1001
         assert rows(store)[0].state == "stopped"
     warned = [record for record in caplog.records if getattr(record, "action", "") == "monitor_failed"]
@@ -216,7 +216,7 @@ def test_reporting_the_end_to_an_unavailable_store_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(module, "GIVEN_UP_SECONDS", 0.2)
+    monkeypatch.setattr(module, "GIVE_UP_SECONDS", 0.2)
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
     publisher.begin(RUN)
     thread = publisher.thread
@@ -234,7 +234,7 @@ def test_the_thread_stops_with_the_last_query_and_starts_with_the_next(
         thread = publisher.thread
         assert thread is not None
         publisher.end(f"run {number}", None)
-        assert publisher.settle(f"run {number}", 10)
+        assert publisher.await_end(f"run {number}", 10)
         thread.join(10)
         assert not thread.is_alive()
     assert rows(store)[0].run_id == "run 1"
@@ -312,5 +312,5 @@ def test_a_child_process_does_not_report_its_parents_queries(tmp_path: Path) -> 
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
     publisher.begin(RUN)
     publisher.after_fork_in_child()
-    assert publisher.followed == {}
+    assert publisher.reported_runs == {}
     assert publisher.thread is None

@@ -121,6 +121,6 @@ def test_a_query_stopped_in_its_first_micro_batch_drains_only_its_own_owner(
     (tmp_path / "ck/offsets").mkdir(parents=True)
     (tmp_path / "ck/offsets/0").write_text("\n".join(["v1", "{}", json.dumps(offset.to_dict())]))
     spark = running()
-    assert MicroBatchQuery(spark, str(tmp_path / "ck"), [source], expected=expected).stop() is True
+    assert MicroBatchQuery(spark, str(tmp_path / "ck"), [source], expected_epochs=expected).stop() is True
     assert store.consumer("c").registration("in").draining is (now == "its own")
     owner.release()

@@ -297,7 +297,7 @@ class MicroBatchRun:
             _StreamingQuery(self),  # type: ignore[arg-type]  # what is asked of one
             self.plan.checkpoint,
             [] if source is None else [source],
-            expected=self.expected,
+            expected_epochs=self.expected,
         )
 
         def work() -> None:

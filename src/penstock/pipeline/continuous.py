@@ -1,4 +1,4 @@
-"""Pipelines with the continuous trigger: how they start, and the running query."""
+"""Pipelines with the continuous trigger: their start, and the running query."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from penstock.spark.session import register
 Transform = Callable[[DataFrame], DataFrame]
 
 _GUARANTEES = ("exactly_once", "at_least_once")
-_RETAIN = "spark.sql.streaming.minBatchesToRetain"
-_BACKLOG = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+_RETAIN_SETTING = "spark.sql.streaming.minBatchesToRetain"
+_BACKLOG_SETTING = "spark.sql.streaming.continuous.epochBacklogQueueSize"
 
 
 def start_continuous(
@@ -54,7 +54,7 @@ def start_continuous(
 ) -> ContinuousQuery:
     if guarantee not in _GUARANTEES:
         raise InvalidOptionError(
-            f"the continuous trigger has guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
+            f"the continuous trigger takes guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
             condition="INVALID_OPTION.CONFLICT",
             option="guarantee",
         )
@@ -63,38 +63,40 @@ def start_continuous(
         require_no_limit(checkpoint)
     continuous_source, continuous_sink = _connectors(spark, source, sink)
     register(spark)
-    reads = continuous_source.continuous_driver(spark)
-    # The frame that a continuous query passes to transforms has the methods of a DataFrame.
-    functions = cast(Sequence[ContinuousTransform], transforms)
-    engine = SparkEngine(spark, reads, functions, name or "continuous query")
-    temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
-    logs = CheckpointLog(checkpoint or str(temporary))
+    source_driver = continuous_source.continuous_driver(spark)
+    # Transforms of a continuous query get a ContinuousFrame, which has the methods of a DataFrame.
+    continuous_transforms = cast(Sequence[ContinuousTransform], transforms)
+    engine = SparkEngine(spark, source_driver, continuous_transforms, name or "continuous query")
+    temporary_folder = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
+    checkpoint_log = CheckpointLog(checkpoint or str(temporary_folder))
 
     def remove_temporary() -> None:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        if temporary_folder is not None:
+            shutil.rmtree(temporary_folder, ignore_errors=True)
 
     try:
-        writes = continuous_sink.continuous_driver(spark, logs.query_id(), guarantee, output_mode)
-        writes.check(engine.schema)
-        # A lower limit that ends the query immediately does not replace the one stored with the checkpoint.
-        if limit is not None and limit.rows >= logs.rows_passed(logs.last_commit()):
-            store_record(logs, limit.rows)
+        sink_driver = continuous_sink.continuous_driver(
+            spark, checkpoint_log.query_id(), guarantee, output_mode
+        )
+        sink_driver.check(engine.schema)
+        # A lower limit that ends the query immediately does not replace the stored one.
+        if limit is not None and limit.rows >= checkpoint_log.rows_passed(checkpoint_log.last_commit()):
+            store_record(checkpoint_log, limit.rows)
     except Exception:
         remove_temporary()
         raise
-    retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
+    retain, backlog = int(str(spark.conf.get(_RETAIN_SETTING))), int(str(spark.conf.get(_BACKLOG_SETTING)))
     target = monitor_target(spark, source, sink) if monitored else None
-    query_id, run_id = logs.query_id(), str(uuid.uuid4())
+    query_id, run_id = checkpoint_log.query_id(), str(uuid.uuid4())
     monitor = None if target is None else ContinuousMonitor(target, query_id, run_id, name, checkpoint)
-    # The session's listener gets the same events.
+    # The session's listener gets the same events, but must not report them a second time.
     session_listener(spark, listen=False).claim(run_id, None)
     execution = ContinuousExecution(
         name,
-        reads,
-        writes,
+        source_driver,
+        sink_driver,
         engine,
-        logs,
+        checkpoint_log,
         Settings(trigger.seconds, retain, backlog),
         limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
         run_id=run_id,
@@ -106,27 +108,27 @@ def start_continuous(
     execution.start()
     if execution.failure is not None:
         raise original_error(execution.failure) from None
-    return ContinuousQuery(execution, reads)
+    return ContinuousQuery(execution, source_driver)
 
 
 def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[ContinuousSource, ContinuousSink]:
-    """Refuse a session, a source or a sink that continuous queries do not support."""
+    """Refuse a session, a source or a sink that continuous queries do not support; return the last two."""
     if not is_classic(spark):
         raise ContinuousRefusedError(
-            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does "
-            "not reach it: use a classic session, or penstock.Trigger.processing_time",
+            "a continuous query is a Spark job that this process controls, which a Spark Connect session "
+            "cannot do: use a classic session, or penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
         )
     if not isinstance(source, ContinuousSource):
         raise ContinuousRefusedError(
-            f"data source {source.kind} does not support continuous processing: read a queue with "
-            "penstock.QueueSource or a penstock.RateSource, or use penstock.Trigger.processing_time",
+            f"data source {source.kind} does not support continuous processing: read a penstock.QueueSource "
+            "or a penstock.RateSource, or use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SOURCE",
             source=source.kind,
         )
     if not isinstance(sink, ContinuousSink):
         raise ContinuousRefusedError(
-            f"{type(sink).__name__} only takes micro-batches: use penstock.Trigger.processing_time",
+            f"{type(sink).__name__} only supports micro-batches: use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SINK",
             sink=type(sink).__name__,
         )
@@ -134,23 +136,23 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
 
 
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
-    """Return the transformations before a limit, and the limit, which the engine itself applies."""
+    """Return the transforms without the limit, and the limit, which the engine itself applies."""
     last = transforms[-1] if transforms else None
     limit = last if isinstance(last, RowLimit) else None
-    before = transforms if limit is None else transforms[:-1]
-    if any(isinstance(transform, KeyLimit) for transform in before):
+    other_transforms = transforms if limit is None else transforms[:-1]
+    if any(isinstance(transform, KeyLimit) for transform in other_transforms):
         raise ContinuousRefusedError(
-            "the continuous trigger has no limit(n, per=[…]), which keeps state: use "
+            "the continuous trigger does not support limit(n, per=[…]), which keeps state: use "
             "penstock.Trigger.processing_time or penstock.Trigger.available_now",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
-    if any(isinstance(transform, RowLimit) for transform in before):
+    if any(isinstance(transform, RowLimit) for transform in other_transforms):
         raise ContinuousRefusedError(
-            "with the continuous trigger limit(n) counts the rows that are written: put it after the last "
+            "with the continuous trigger, limit(n) counts the rows that are written: put it after the last "
             "transform",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
-    return before, limit
+    return other_transforms, limit
 
 
 class ContinuousQuery(Query):
@@ -201,7 +203,7 @@ class ContinuousQuery(Query):
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         ended = wait_in_slices(self.execution.join, timeout)
-        self._raise()
+        self._raise_error()
         return None if timeout is None else ended
 
     def awaitEpoch(self, number: int, timeout: float | None = None) -> bool:
@@ -222,19 +224,21 @@ class ContinuousQuery(Query):
         require("number", number, int, "the number of an epoch")
         check_timeout(timeout)
         reached = self.execution.await_epoch(number, timeout)
-        self._raise()
+        self._raise_error()
         return reached
 
     def processAllAvailable(self) -> None:
         ends = self._source.end_offsets()
-        self.execution.await_offsets(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
-        self._raise()
+        self.execution.await_offsets(
+            lambda offsets: all(offsets.get(partition, 0) >= end for partition, end in ends.items())
+        )
+        self._raise_error()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         check_timeout(timeout)
         return self.execution.stop(timeout)
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         error = self.exception()
         if error is not None:
             raise error from None

@@ -1,8 +1,8 @@
-"""Micro-batches without new data, for queries that keep rows in their state.
+"""Initial micro-batches without data, for queries that keep rows in their state.
 
-Spark emits the rows that a watermark has finalized one micro-batch after the one that moved the watermark. A
-run that ends in between leaves these rows in the state store, and the next run has no micro-batch until there
-is new data (Spark 4.2, 4.3). So each run begins with a micro-batch without data.
+Spark emits rows that a watermark has finalized one micro-batch after the watermark moved. If a run ends in
+between, the rows stay in the state store, and the next run emits them only when new data arrives (Spark 4.2,
+4.3). So each run of such a query begins with a micro-batch without data.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from penstock.spark.session import register_source
 log = logging.getLogger("penstock.pipeline")
 
 FORMAT = "penstock_initial_batch"
-_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_NO_DATA_SETTING = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
-    """Add a source without rows to a frame, so that each run of its query begins with a micro-batch.
+    """Add an empty source to a streaming DataFrame, so that each run begins with a micro-batch.
 
-    Return the frame itself if it does not need this, or if its checkpoint began without it or cannot be read.
+    Return the DataFrame itself if it does not need this, or if its checkpoint was started without the source
+    or cannot be read.
     """
     if not _is_needed(frame, location):
         return frame
     spark = frame.sparkSession
     register_source(spark, InitialBatchSource)
-    # The optimizer removes empty parts, so this costs no task.
+    # The optimizer removes the empty part, so it needs no task.
     empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
     return frame.union(empty.mapInArrow(_no_rows, frame.schema))
 
@@ -49,13 +50,13 @@ def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
 def _is_needed(frame: DataFrame, location: str) -> bool:
     try:
         checkpoint = Checkpoint(location)
-        # As in Spark, the last micro-batch that was begun, finished or not, says which sources there are.
+        # As in Spark, the last logged offset says which sources the query has.
         last = checkpoint.last_planned()
-        begun = [] if last is None else checkpoint.offsets(last)
+        offsets = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
-        # A guarantee that needs the checkpoint has refused it before; the others work without it.
+        # A guarantee that needs the checkpoint has already refused it; the others work without it.
         log.info(
-            "the query does not begin with a micro-batch without data, since its checkpoint cannot be "
+            "the query does not begin with a micro-batch without data, because its checkpoint cannot be "
             "read: %s",
             type(error).__name__,
             extra={"action": "not_woken", "error": condition_of(error)},
@@ -63,7 +64,7 @@ def _is_needed(frame: DataFrame, location: str) -> bool:
         return False
     if last is None:
         return may_retain_rows(frame)
-    return any(isinstance(offset, dict) and RUNS_KEY in offset for offset in begun)
+    return any(isinstance(offset, dict) and RUNS_KEY in offset for offset in offsets)
 
 
 def _no_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -71,7 +72,7 @@ def _no_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class InitialBatchSource(DataSource):
-    """Data source without rows."""
+    """Streaming data source without rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -82,7 +83,7 @@ class InitialBatchSource(DataSource):
 
 
 class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader without rows whose offset counts the runs of the query."""
+    """Reader without rows; its offset is the number of the query's run."""
 
     def __init__(self) -> None:
         self._run: int | None = None
@@ -97,7 +98,7 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {RUNS_KEY: 0}
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return the number of earlier runs plus one, throughout this run."""
+        """Return the number of this run, which stays the same during the run."""
         if self._run is None:
             self._run = int(start[RUNS_KEY]) + 1
         return {RUNS_KEY: self._run}
@@ -110,35 +111,35 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 @dataclass
-class _Starts:
+class _StartingQueries:
     """The queries of a session that are starting."""
 
     count: int = 0
-    before: str = ""
-    """The session's setting before they began."""
+    previous_setting: str = ""
+    """The session's setting before the first of them started."""
 
 
-_starts: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
-_changing_setting = threading.Lock()
+_starting: WeakKeyDictionary[SparkSession, _StartingQueries] = WeakKeyDictionary()
+_setting_lock = threading.Lock()
 
 
 @contextmanager
 def no_data_batches(spark: SparkSession) -> Iterator[None]:
     """Enable micro-batches without data for queries that start in the block.
 
-    A query copies its session's settings when it starts (Spark 4.3). If several start at the same time, the
-    first changes the setting, and the last restores it.
+    A query copies its session's settings when it starts (Spark 4.3). If several queries start at the same
+    time, the first one changes the setting and the last one restores it.
     """
-    with _changing_setting:
-        starts = _starts.setdefault(spark, _Starts())
-        if not starts.count:
-            starts.before = str(spark.conf.get(_NO_DATA, "true"))
-            spark.conf.set(_NO_DATA, "true")
-        starts.count += 1
+    with _setting_lock:
+        starting = _starting.setdefault(spark, _StartingQueries())
+        if not starting.count:
+            starting.previous_setting = str(spark.conf.get(_NO_DATA_SETTING, "true"))
+            spark.conf.set(_NO_DATA_SETTING, "true")
+        starting.count += 1
     try:
         yield
     finally:
-        with _changing_setting:
-            starts.count -= 1
-            if not starts.count:
-                spark.conf.set(_NO_DATA, starts.before)
+        with _setting_lock:
+            starting.count -= 1
+            if not starting.count:
+                spark.conf.set(_NO_DATA_SETTING, starting.previous_setting)

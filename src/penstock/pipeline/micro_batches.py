@@ -1,7 +1,7 @@
-"""The running query of a pipeline with micro-batches, which Spark runs.
+"""Running queries of pipelines with micro-batches, which Spark executes.
 
-Before it starts, its checkpoint catches up with its sink. After it has ended, its consumers move to where the
-checkpoint ends.
+Before a query starts, its checkpoint catches up with its sink. After the query has ended, its consumers move
+to the end of its checkpoint.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ log = logging.getLogger("penstock.pipeline")
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
 _RELEASE_SECONDS = 5.0
-# A failure of the query, and the end of Spark's JVM.
+# Raised when the query has failed, or Spark's JVM has ended.
 _FAILURES = (StreamingQueryException, JvmError, ConnectionError)
 
 
 class MicroBatchQuery(Query):
-    """A query of a pipeline that Spark runs in micro-batches."""
+    """A pipeline's query that Spark runs in micro-batches."""
 
     def __init__(
         self,
         query: StreamingQuery,
         checkpoint: str,
-        sources: Sequence[OwnedConsumer],
+        consumers: Sequence[OwnedConsumer],
         *,
-        others: bool = False,
-        expected: Mapping[OwnedConsumer, int] | None = None,
+        has_other_sources: bool = False,
+        expected_epochs: Mapping[OwnedConsumer, int] | None = None,
         on_end: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
         self._query = query
         self._checkpoint = checkpoint
-        self._sources, self._others = sources, others
-        self._expected = expected or {}
+        self._consumers, self._has_other_sources = consumers, has_other_sources
+        self._expected_epochs = expected_epochs or {}
         self._ended = False
-        # Sources that cannot be drained may never be idle for long.
-        self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
+        # Sources that cannot be drained may never stay idle.
+        self._quiet_polls = 1 if has_other_sources or not consumers else _QUIET_POLLS
         self._on_end = on_end
 
     @property
@@ -99,17 +99,17 @@ class MicroBatchQuery(Query):
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         try:
-            ended = wait_in_slices(self._wait, timeout)
+            ended = wait_in_slices(self._await_slice, timeout)
         except _FAILURES as error:
             original = original_error(error)
             self._on_end(original)
             raise original from None
         if ended:
-            self._has_ended()
+            self._handle_end()
         return None if timeout is None else ended
 
-    def _wait(self, seconds: float) -> bool | None:
-        # Spark's annotation says int, but it accepts fractions of a second.
+    def _await_slice(self, seconds: float) -> bool | None:
+        # Spark's annotation says int, but Spark accepts fractions of a second.
         return self._query.awaitTermination(seconds)  # type: ignore[arg-type]  # see above
 
     def processAllAvailable(self) -> None:
@@ -122,81 +122,81 @@ class MicroBatchQuery(Query):
         check_timeout(timeout)
         finished = False
         try:
-            finished = not self.isActive or self._drained(timeout)
+            finished = not self.isActive or self._wait_until_drained(timeout)
         except Exception as error:
-            # Only how the query itself ended matters.
+            # The query is stopped anyway.
             log.warning(
-                "query %r stopped before its micro-batch ended, and the next run repeats it: %s",
-                self._called,
+                "query %r was stopped before its micro-batch ended; the next run repeats it: %s",
+                self._label,
                 shown(error),
-                extra={"action": "drain_failed", "query": self._called, "error": condition_of(error)},
+                extra={"action": "drain_failed", "query": self._label, "error": condition_of(error)},
             )
         finally:
             self._query.stop()
-        self._has_ended()
+        self._handle_end()
         return finished
 
     def finish(self) -> None:
         """Stop a query that has all its rows.
 
-        Queues finish the micro-batch in flight. Another source might never stop, so its micro-batch is
-        interrupted.
+        If it only reads queues, it finishes its micro-batch. Other sources might never stop, so the
+        micro-batch is interrupted.
         """
-        if self._sources and not self._others:
+        if self._consumers and not self._has_other_sources:
             self.stop()
         else:
             self._query.stop()
-            self._has_ended()
+            self._handle_end()
 
-    def _drained(self, timeout: float) -> bool:
-        """Drain the sources; return whether the query became idle within ``timeout`` seconds."""
+    def _wait_until_drained(self, timeout: float) -> bool:
+        """Drain the queues; return whether the query became idle within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
-        quiet, left = 0, list(self._sources)
-        while self.isActive and quiet < self._quiet_polls:
-            if left:
-                left = self._drain(left)
+        quiet_polls, to_ask = 0, list(self._consumers)
+        while self.isActive and quiet_polls < self._quiet_polls:
+            if to_ask:
+                to_ask = self._request_drains(to_ask)
             if time.monotonic() > deadline:
                 log.warning(
-                    "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
-                    self._called,
+                    "query %r was stopped within a micro-batch, after %s s; the next run repeats it",
+                    self._label,
                     timeout,
-                    extra={"action": "stop_timeout", "query": self._called, "seconds": timeout},
+                    extra={"action": "stop_timeout", "query": self._label, "seconds": timeout},
                 )
                 return False
             status = self.status
             busy = status.get("isTriggerActive") and status.get("isDataAvailable")
-            quiet = 0 if busy else quiet + 1
+            quiet_polls = 0 if busy else quiet_polls + 1
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _drain(self, sources: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
-        """Ask the owners of consumers to plan no more micro-batches; return the sources still to be asked.
+    def _request_drains(self, consumers: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
+        """Ask the owners of consumers to plan no more micro-batches; return the consumers still to ask for.
 
-        Another query may own a consumer by now, so only an owner that is known to be this query's is asked. A
-        query that has not begun a micro-batch yet has no owner to ask.
+        Another query may own a consumer by now, so only this query's own owners are asked. Before its first
+        micro-batch, a query has no owner that could be asked.
         """
-        offsets, left = self._planned(sources), []
-        for source in sources:
-            offset = offsets.get((source.queue, source.consumer))
+        offsets, to_ask = self._owned_offsets(consumers), []
+        for owned in consumers:
+            offset = offsets.get((owned.queue, owned.consumer))
             if offset is None:
-                left.append(source)
+                to_ask.append(owned)
                 continue
-            with connect(source.url, create=False) as store:
+            with connect(owned.url, create=False) as store:
                 request_drain(store.database, offset)
-        return left
+        return to_ask
 
-    def _planned(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], QueueOffset]:
-        """Return an offset of each source that an owner in this run has made: from the run's progress, or,
-        before there is any, from the checkpoint.
+    def _owned_offsets(self, consumers: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], QueueOffset]:
+        """Return an offset of each consumer from its owner in this run: from the run's progress or, before
+        the first progress, from the checkpoint.
         """
         progress = self._query.lastProgress
         if progress is not None:
-            reported = [QueueOffset.of(_json(source.latestOffset)) for source in progress.sources]
+            reported = [QueueOffset.of(_parse_or_none(source.latestOffset)) for source in progress.sources]
             return {(offset.queue, offset.consumer): offset for offset in reported if offset is not None}
         expected = {
-            (source.queue, source.consumer): self._expected[source]
-            for source in sources
-            if source in self._expected
+            (source.queue, source.consumer): self._expected_epochs[source]
+            for source in consumers
+            if source in self._expected_epochs
         }
         if not expected:
             return {}
@@ -208,15 +208,15 @@ class MicroBatchQuery(Query):
         }
 
     @property
-    def _called(self) -> str:
+    def _label(self) -> str:
         return self.name or self.id
 
-    def _has_ended(self) -> None:
+    def _handle_end(self) -> None:
         if not self._ended:
             self._ended = True
             log.info(
                 "query %r has ended",
-                self._called,
+                self._label,
                 extra={
                     "action": "query_ended",
                     "query": self.name,
@@ -224,24 +224,24 @@ class MicroBatchQuery(Query):
                     "run_id": self.runId,
                 },
             )
-        sync_consumers(self._called, self._checkpoint, self._sources)
+        sync_consumers(self._label, self._checkpoint, self._consumers)
         self._on_end(None)
 
 
-def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
-    """Return the owner epochs that a query will get if it starts now and no other query starts first.
+def expected_epochs(consumers: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
+    """Return the owner epochs that a query gets if it starts now and no other query starts first.
 
-    Raises NotRegisteredError when a consumer is not registered on its queue.
+    Raises NotRegisteredError if a consumer is not registered on its queue.
     """
     epochs = {}
-    for source in sources:
+    for owned in consumers:
         try:
-            with connect(source.url, create=False) as store:
-                epochs[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
+            with connect(owned.url, create=False) as store:
+                epochs[owned] = store.consumer(owned.consumer).registration(owned.queue).epoch + 1
         except NotRegisteredError:
             raise
         except PenstockError:
-            # The query itself reports all other problems of a source.
+            # The query itself reports all other problems.
             continue
     return epochs
 
@@ -249,45 +249,45 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
 def catch_up_with_sink(
     spark: SparkSession, sink: Sink, guarantee: str, location: str, consumers: Sequence[OwnedConsumer]
 ) -> None:
-    """Log the last epoch or micro-batch in a checkpoint if the sink has it and the checkpoint does not.
+    """Log the sink's last epoch or micro-batch in the checkpoint if it is missing there.
 
-    The driver of a continuous query may have died in between, or a power failure may have lost what Spark
-    wrote last. A query that is ``at_least_once`` repeats the epoch instead.
+    A continuous query's driver may have died between the two commits, or a power failure may have lost what
+    Spark wrote last. With ``at_least_once``, the query repeats the epoch instead.
     """
-    # After the very first epoch, the checkpoint may have only the query's id.
+    # A checkpoint without the query's id is new. After the very first epoch, it may have only this id.
     if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:
         return
-    logs = CheckpointLog(location)
-    record = sink.record(spark, logs.query_id())
-    if record is None:
+    checkpoint_log = CheckpointLog(location)
+    sink_record = sink.record(spark, checkpoint_log.query_id())
+    if sink_record is None:
         return
     if guarantee == "at_least_once":
-        require_not_behind(logs, record)
+        require_not_behind(checkpoint_log, sink_record)
     else:
-        catch_up(logs, record, lambda offset: move_consumer(consumers, offset))
+        catch_up(checkpoint_log, sink_record, lambda offset: move_consumer(consumers, offset))
 
 
 def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
-    """Move the consumer past an epoch that the sink has."""
+    """Move the offset's consumer past an epoch that the sink has."""
     parsed = QueueOffset.of(offset)
     for owned in consumers:
         if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
             move_past_commit(open_store(owned.url).database, parsed)
 
 
-def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
-    """Move the consumers to where the checkpoint's commit log ends, once the query no longer owns them.
+def sync_consumers(label: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
+    """Move consumers to the end of the checkpoint's commit log, once the query no longer owns them.
 
-    An error is logged, not raised, since only how the query itself ended matters.
+    Errors are logged, not raised: they must not hide how the query itself ended.
     """
     offsets: list[QueueOffset] = []
     if consumers:
-        with _logging_errors(called):
+        with _logging_errors(label):
             checkpoint = Checkpoint(location)
             offsets = checkpoint.ranges(checkpoint.last_commit())
     for owned in consumers:
-        with _logging_errors(called), connect(owned.url, create=False) as store:
-            _await_release(store, owned)
+        with _logging_errors(label), connect(owned.url, create=False) as store:
+            _wait_for_release(store, owned)
             for offset in offsets:
                 if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
                     raise_safe_offset(store.database, offset, moved_by_sink=owned.moved_by_sink)
@@ -295,21 +295,21 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
 
 
 @contextmanager
-def _logging_errors(called: str) -> Iterator[None]:
+def _logging_errors(label: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         log.warning(
             "query %r has ended, but its consumer could not be moved to the end of its checkpoint; the next "
-            "run does that: %s",
-            called,
+            "run moves it: %s",
+            label,
             shown(error),
-            extra={"action": "level_failed", "query": called, "error": condition_of(error)},
+            extra={"action": "level_failed", "query": label, "error": condition_of(error)},
         )
 
 
-def _await_release(store: Store, owned: OwnedConsumer) -> None:
-    """Wait until Spark ends the process that owns the consumer, a moment after the query."""
+def _wait_for_release(store: Store, owned: OwnedConsumer) -> None:
+    """Wait until Spark ends the process that owns the consumer, shortly after the query."""
     registration = store.consumer(owned.consumer).registration(owned.queue)
     lock = store.database.owner_lock(registration.lock_name(store.uuid))
     deadline = time.monotonic() + _RELEASE_SECONDS
@@ -317,7 +317,7 @@ def _await_release(store: Store, owned: OwnedConsumer) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _json(text: str | None) -> object:
+def _parse_or_none(text: str | None) -> object:
     try:
         return parse_json(text or "null")
     except ValueError:

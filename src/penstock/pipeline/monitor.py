@@ -1,6 +1,6 @@
-"""Queries that report to a store for the monitor page: pipelines, and all others after ``penstock.monitor``.
+"""Reports of queries to a store, for the monitor page: pipelines, and all queries after ``penstock.monitor``.
 
-A session's streaming listener passes events of the queries that Spark runs on to a publisher.
+A session's streaming listener passes the events of Spark's queries to a publisher.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import InvalidOptionError, PenstockError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.pipeline.progress_format import error_of, text_of
-from penstock.pipeline.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
+from penstock.pipeline.publisher import LedgerName, Publisher, publisher_of, without_ledger_name
 from penstock.queue.store import connect
 from penstock.redaction import shown
 from penstock.spark.checkpoint import redact_location
@@ -34,10 +34,10 @@ from penstock.store.url import parse_url
 
 log = logging.getLogger("penstock.pipeline")
 
-_ENDING_SECONDS = 2.0
+_END_SECONDS = 2.0
 
 OnEnd = Callable[[Exception | None], None]
-"""Called with the error, or None, once the end of a query is known."""
+"""Called with the error, or None, when a query has ended."""
 
 
 def monitor(spark: SparkSession, *, url: str | None = None) -> None:
@@ -66,17 +66,17 @@ def monitor(spark: SparkSession, *, url: str | None = None) -> None:
     store_url = url or default_url(spark)
     if store_url is None:
         raise InvalidOptionError(
-            f"no store is named: give url, or set {URL_SETTING} on the session",
+            f"no store is named: pass url, or set {URL_SETTING} on the session",
             condition="INVALID_OPTION.MISSING",
             option="url",
         )
     connect(store_url, create=False).close()
-    session_listener(spark).publish_others(publisher_of(store_url), _spark_ui(spark))
+    session_listener(spark).set_default_publisher(publisher_of(store_url), _spark_ui(spark))
 
 
 @dataclass(frozen=True)
 class MonitorTarget:
-    """The store that a pipeline's query reports to, and what is known about the query before it starts."""
+    """Where a pipeline's query reports to, and what is known about the query before it starts."""
 
     spark: SparkSession
     publisher: Publisher
@@ -105,30 +105,30 @@ class MonitorTarget:
 def monitor_target(
     spark: SparkSession, source: Source, sink: Sink, consumers: Sequence[OwnedConsumer] = ()
 ) -> MonitorTarget | None:
-    """Return where a pipeline's query reports to, or None.
+    """Return where a pipeline's query reports to; None if nowhere.
 
-    That is the store of its sink, or else of its source, or else the store of ``penstock.monitor``. Over
-    Spark Connect it is None before ``penstock.monitor``.
+    It is the store of the sink, or else of the source, or else the store of ``penstock.monitor``. Over Spark
+    Connect, queries report only after ``penstock.monitor``.
     """
     listener = session_listener(spark, listen=False)
-    if not (is_classic(spark) or listener.listens):
+    if not (is_classic(spark) or listener.is_registered):
         return None
     sink_url = sink.store_url(spark)
     urls = [sink_url, source.store_url(spark), *(owned.url for owned in consumers)]
     url = next((url for url in urls if url is not None and _is_store(url)), None)
-    publisher = listener.others if url is None else publisher_of(url)
+    publisher = listener.default_publisher if url is None else publisher_of(url)
     if publisher is None:
         return None
-    # A transformation may read further queues.
+    # Transforms may read further queues.
     sources = dict.fromkeys([source.description, *(f"queue {owned.queue!r}" for owned in consumers)])
-    ledger_name = sink.ledger_name if url is not None and url == sink_url else in_no_ledger
-    described = ", ".join(filter(None, sources)) or None
-    return MonitorTarget(spark, publisher, described, sink.description, ledger_name)
+    ledger_name = sink.ledger_name if url is not None and url == sink_url else without_ledger_name
+    source_description = ", ".join(filter(None, sources)) or None
+    return MonitorTarget(spark, publisher, source_description, sink.description, ledger_name)
 
 
 @dataclass(frozen=True)
 class ContinuousMonitor:
-    """Reports of a continuous query."""
+    """Reporter of a continuous query."""
 
     target: MonitorTarget
     query_id: str
@@ -143,20 +143,20 @@ class ContinuousMonitor:
         self.target.publisher.progressed(self.run_id, progress)
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
-        """Report that the query has ended, and wait until the report is written."""
+        """Report the end of the query, and wait until it is written."""
         publisher = self.target.publisher
         publisher.end(self.run_id, None if error is None else error_of(error, publisher.secrets))
-        publisher.settle(self.run_id, timeout)
+        publisher.await_end(self.run_id, timeout)
 
 
 def start_monitored(
     spark: SparkSession, target: MonitorTarget | None, start: Callable[[], StreamingQuery], checkpoint: str
 ) -> tuple[StreamingQuery, OnEnd]:
-    """Start a query that Spark runs and report it; return it with the function to call when it ends."""
+    """Start a Spark query and report it; return it with the function to call when it ends."""
     try:
         listener = session_listener(spark, listen=target is not None)
     except Exception as error:
-        _warn(error)
+        _log_failure(error)
         return start(), _ignore
     with listener.starting():
         query = start()
@@ -166,27 +166,29 @@ def start_monitored(
             if target is not None:
                 target.begin(str(query.id), run_id, query.name, MICRO_BATCH, checkpoint)
         except Exception as error:
-            _warn(error)
+            _log_failure(error)
             return query, _ignore
-    return query, _ignore if target is None else partial(_end, listener, target.publisher, query, run_id)
+    return query, _ignore if target is None else partial(
+        _await_end, listener, target.publisher, query, run_id
+    )
 
 
-def _end(
+def _await_end(
     listener: SessionListener,
     publisher: Publisher,
     query: StreamingQuery,
     run_id: str,
     error: Exception | None,
 ) -> None:
-    """Wait until the end is written; another thread reports the last progress and the end."""
-    if not listener.await_end(run_id, _ENDING_SECONDS):
-        error = error or _exception(query)
+    """Wait until a query's end is written; if the listener is late, report the end here."""
+    if not listener.await_end(run_id, _END_SECONDS):
+        error = error or _error_of_query(query)
         publisher.end(run_id, None if error is None else error_of(error, publisher.secrets))
         listener.forget(run_id)
-    publisher.settle(run_id, _ENDING_SECONDS)
+    publisher.await_end(run_id, _END_SECONDS)
 
 
-def _exception(query: StreamingQuery) -> Exception | None:
+def _error_of_query(query: StreamingQuery) -> Exception | None:
     try:
         return query.exception()
     except Exception as error:
@@ -197,7 +199,7 @@ def _ignore(_error: Exception | None) -> None:
     pass
 
 
-def _warn(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     log.warning(
         "the query does not report to the monitor page: %s",
         shown(error),
@@ -219,78 +221,80 @@ def _is_store(url: str) -> bool:
 
 
 class SessionListener:
-    """Listener for a session's queries, with the publisher of each."""
+    """Listener for the queries of a session; it knows the publisher of each query."""
 
     def __init__(self) -> None:
-        self.listens = False
-        """Whether it is registered with Spark."""
-        self._guard = threading.Condition()
+        self.is_registered = False
+        """Whether the listener is registered with Spark."""
+        self._changed = threading.Condition()
         self._runs: dict[str, Publisher | None] = {}
-        """The publishers by run; None for runs that are not reported."""
-        self._starting = 0
-        self._parked: list[Callable[[], None]] = []
-        self.others: Publisher | None = None
-        """The publisher for queries that are not a pipeline's."""
+        """The publisher of each run; None if the run is not reported."""
+        self._starting_queries = 0
+        self._held_events: list[Callable[[], None]] = []
+        self.default_publisher: Publisher | None = None
+        """The publisher of queries that are not started by pipelines."""
         self._spark_ui: str | None = None
 
-    def publish_others(self, publisher: Publisher, spark_ui: str | None) -> None:
-        """Report all queries that are not a pipeline's to this publisher from now on."""
-        with self._guard:
-            self.others, self._spark_ui = publisher, spark_ui
+    def set_default_publisher(self, publisher: Publisher, spark_ui: str | None) -> None:
+        """Report queries that are not started by pipelines to this publisher from now on."""
+        with self._changed:
+            self.default_publisher, self._spark_ui = publisher, spark_ui
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Hold events of unknown queries while a pipeline starts one, until it has claimed its query."""
-        with self._guard:
-            self._starting += 1
+        """Hold back events of unknown queries while a pipeline starts and claims its query."""
+        with self._changed:
+            self._starting_queries += 1
         try:
             yield
         finally:
-            with self._guard:
-                self._starting -= 1
-                parked, self._parked = (self._parked, []) if not self._starting else ([], self._parked)
-            for event in parked:
+            with self._changed:
+                self._starting_queries -= 1
+                held_events, self._held_events = (
+                    (self._held_events, []) if not self._starting_queries else ([], self._held_events)
+                )
+            for event in held_events:
                 event()
 
     def claim(self, run_id: str, publisher: Publisher | None) -> None:
-        """Report a run to a publisher, or do not report it."""
-        with self._guard:
-            if self.listens:
+        """Set the publisher of a run; None if the run is not reported."""
+        with self._changed:
+            if self.is_registered:
                 self._runs[run_id] = publisher
 
     def forget(self, run_id: str) -> None:
-        with self._guard:
+        with self._changed:
             self._runs.pop(run_id, None)
-            self._guard.notify_all()
+            self._changed.notify_all()
 
     def await_end(self, run_id: str, timeout: float) -> bool:
-        """Wait until the end of a run is reported; return whether that happened in time."""
-        with self._guard:
-            return self._guard.wait_for(lambda: run_id not in self._runs, timeout)
+        """Wait until the end of a run is reported; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: run_id not in self._runs, timeout)
 
-    # Called by Spark, from its own threads.
+    # Called by Spark in its own threads.
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
-        if self._holds_back(run_id, lambda: self.started(query_id, run_id, name)):
+        if self._hold_event(run_id, lambda: self.started(query_id, run_id, name)):
             return
-        with self._guard:
-            publisher, known = self.others, run_id in self._runs
-            if known or publisher is None:
+        with self._changed:
+            publisher, is_known = self.default_publisher, run_id in self._runs
+            if is_known or publisher is None:
                 return
             self._runs[run_id] = publisher
-        called = text_of(name, publisher.secrets)
-        run = QueryRun(query_id, run_id, called, MICRO_BATCH, now_micros(), spark_ui=self._spark_ui)
+        query_name = text_of(name, publisher.secrets)
+        run = QueryRun(query_id, run_id, query_name, MICRO_BATCH, now_micros(), spark_ui=self._spark_ui)
         publisher.begin(run)
 
     def progressed(self, progress: Json) -> None:
         run_id = str(progress["runId"])
-        if not self._holds_back(run_id, lambda: self.progressed(progress)):
+        if not self._hold_event(run_id, lambda: self.progressed(progress)):
             publisher = self._runs.get(run_id)
             if publisher is not None:
                 publisher.progressed(run_id, progress)
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
-        if self._holds_back(run_id, lambda: self.terminated(run_id, exception, condition)):
+        if self._hold_event(run_id, lambda: self.terminated(run_id, exception, condition)):
             return
         publisher = self._runs.get(run_id)
         if publisher is not None:
@@ -300,28 +304,28 @@ class SessionListener:
             publisher.end(run_id, error)
         self.forget(run_id)
 
-    def _holds_back(self, run_id: str, later: Callable[[], None]) -> bool:
-        with self._guard:
-            if self._starting and run_id not in self._runs:
-                self._parked.append(later)
+    def _hold_event(self, run_id: str, event: Callable[[], None]) -> bool:
+        with self._changed:
+            if self._starting_queries and run_id not in self._runs:
+                self._held_events.append(event)
                 return True
         return False
 
 
 _listeners: WeakKeyDictionary[SparkSession, SessionListener] = WeakKeyDictionary()
-_guard = threading.Lock()
+_listeners_lock = threading.Lock()
 
 
 def session_listener(spark: SparkSession, *, listen: bool = True) -> SessionListener:
-    """Return the listener of a session; the first call with ``listen`` registers it with Spark.
+    """Return the listener of a session; with ``listen``, register it with Spark if it is not registered yet.
 
-    Queries that Spark does not run need no registration.
+    Continuous queries need no registration.
     """
-    with _guard:
+    with _listeners_lock:
         listener = _listeners.get(spark)
         if listener is None:
             listener = _listeners[spark] = SessionListener()
-        if listen and not listener.listens:
+        if listen and not listener.is_registered:
             add_listener(spark, listener)
-            listener.listens = True
+            listener.is_registered = True
         return listener

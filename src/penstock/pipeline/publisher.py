@@ -1,7 +1,7 @@
-"""Publish the progress of this process's queries to a store.
+"""Publisher of the progress of this process's queries to a store.
 
-One thread writes the newest progress of each query, at most once a second. Its callers leave a note and do
-not wait. If the store does not answer, that is logged once, and the thread tries again later.
+A thread writes the newest progress of each query, at most once a second, so callers do not wait. If the store
+does not answer, the publisher logs that once, and tries again later.
 """
 
 from __future__ import annotations
@@ -28,77 +28,77 @@ from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.pipeline")
 
-EVERY_SECONDS = 1.0
-"""Seconds between two writes for one query."""
+WRITE_SECONDS = 1.0
+"""The minimum number of seconds between two writes for one query."""
 RETRY_SECONDS = 10.0
-"""Seconds until the next try after a store did not answer."""
-GIVEN_UP_SECONDS = 300.0
-"""Seconds after which the end of a run is dropped if the store has not answered."""
+"""Seconds until the next attempt after a store did not answer."""
+GIVE_UP_SECONDS = 300.0
+"""Seconds after which a run that has ended is forgotten, if the store has not answered."""
 _EXIT_SECONDS = 2.0
 
 LedgerName = Callable[[Transaction], str | None]
 """Returns a sink's name in the ledger."""
 
 
-def in_no_ledger(_tx: Transaction) -> None:
-    """Return None, as the ledger name of a sink that has no entries in the ledger."""
+def without_ledger_name(_tx: Transaction) -> None:
+    """Return None, for sinks without entries in a ledger."""
 
 
 @dataclass(frozen=True)
-class _Unwritten:
-    """Unwritten progress of a run: the newest progress, and the sum of the rows since the last write."""
+class _UnwrittenProgress:
+    """Progress of a run that is not written yet: the newest progress, and all rows since the last write."""
 
     progress: Json
     rows_in: int
     rows_out: int | None
 
-    def merged_with(self, later: _Unwritten | None) -> _Unwritten:
+    def add(self, later: _UnwrittenProgress | None) -> _UnwrittenProgress:
         if later is None:
             return self
-        known = self.rows_out is not None or later.rows_out is not None
-        out = (self.rows_out or 0) + (later.rows_out or 0) if known else None
-        return _Unwritten(later.progress, self.rows_in + later.rows_in, out)
+        is_counted = self.rows_out is not None or later.rows_out is not None
+        rows_out = (self.rows_out or 0) + (later.rows_out or 0) if is_counted else None
+        return _UnwrittenProgress(later.progress, self.rows_in + later.rows_in, rows_out)
 
 
 @dataclass
 class _ReportedRun:
-    """A run that the publisher reports."""
+    """A run, and what is known about it."""
 
     run: QueryRun
     ledger_name: LedgerName
-    begun: bool = False
-    news: _Unwritten | None = None
+    is_begun: bool = False
+    unwritten: _UnwrittenProgress | None = None
     ended_at: float | None = None
     error: QueryError | None = None
     written_at: float = 0.0
-    late: int = 0
-    """Rows that were dropped because they were older than the watermark."""
-    batch: int | None = None
-    """The last micro-batch whose rows were looked up in the ledger."""
+    late_rows: int = 0
+    """The number of rows that were dropped because they were older than the watermark."""
+    counted_batch: int | None = None
+    """The last micro-batch whose rows were counted in the ledger."""
 
     @property
     def ended(self) -> bool:
         return self.ended_at is not None
 
     def due(self) -> float:
-        """Return the time of the clock at which there is something to write."""
-        if not self.begun or self.ended:
+        """Return when the run has to be written next, by the monotonic clock."""
+        if not self.is_begun or self.ended:
             return 0.0
-        return self.written_at + (HEARTBEAT_SECONDS if self.news is None else EVERY_SECONDS)
+        return self.written_at + (HEARTBEAT_SECONDS if self.unwritten is None else WRITE_SECONDS)
 
 
 @dataclass(frozen=True)
-class _Note:
-    """What to write for a run in the next transaction."""
+class _Report:
+    """What the next transaction writes for a run."""
 
-    followed: _ReportedRun
-    begins: bool
-    news: _Unwritten | None
-    ends: bool
+    reported: _ReportedRun
+    is_first: bool
+    unwritten: _UnwrittenProgress | None
+    is_last: bool
 
 
 class Publisher(Forkable):
-    """The reports of this process to one store."""
+    """Publisher of this process's queries to one store."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -108,154 +108,157 @@ class Publisher(Forkable):
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self.followed: dict[str, _ReportedRun] = {}
+        self.reported_runs: dict[str, _ReportedRun] = {}
         self.thread: threading.Thread | None = None
         self._database: Database | None = None
-        self.again_at = 0.0
+        self.retry_at = 0.0
         self.unavailable = False
 
     def after_fork_in_child(self) -> None:
-        """Forget the queries, which the parent reports."""
+        """Forget all runs: the parent process reports them."""
         self._reset()
 
-    # For callers. These methods do not wait.
+    # Called by queries; only ``await_end`` and ``flush`` wait.
 
-    def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
+    def begin(self, run: QueryRun, ledger_name: LedgerName = without_ledger_name) -> None:
         with self._changed:
-            self.followed[run.run_id] = _ReportedRun(run, ledger_name)
+            self.reported_runs[run.run_id] = _ReportedRun(run, ledger_name)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="penstock-publisher", daemon=True)
                 self.thread.start()
             self._changed.notify_all()
 
     def progressed(self, run_id: str, progress: Json) -> None:
-        """Report a run's progress, in the form of Spark's JSON."""
+        """Report a run's progress, as Spark's JSON."""
         with self._changed:
-            followed = self.followed.get(run_id)
-            if followed is None:
+            reported = self.reported_runs.get(run_id)
+            if reported is None:
                 return
-            self._add_late(followed, late_rows_of(progress))
-            first = followed.news is None
-            news = _Unwritten(progress, *rows_of(progress))
-            followed.news = news if followed.news is None else followed.news.merged_with(news)
-            # Only the first one makes the thread compute its pause again.
-            if first:
+            self._add_late_rows(reported, late_rows_of(progress))
+            is_first = reported.unwritten is None
+            unwritten = _UnwrittenProgress(progress, *rows_of(progress))
+            reported.unwritten = (
+                unwritten if reported.unwritten is None else reported.unwritten.add(unwritten)
+            )
+            # Only the first progress after a write changes when the thread has to write.
+            if is_first:
                 self._changed.notify_all()
 
-    def _add_late(self, followed: _ReportedRun, rows: int) -> None:
-        if rows and not followed.late:
-            # Logged once per run; the monitor page shows the count.
+    def _add_late_rows(self, reported: _ReportedRun, rows: int) -> None:
+        if rows and not reported.late_rows:
+            # Log this once per run; the monitor page shows the number of rows.
             log.warning(
-                "query %s drops rows because they are older than its watermark",
-                followed.run.name or followed.run.query_id,
-                extra={"action": "rows_late", "query": followed.run.name, "rows": rows},
+                "query %s drops rows that are older than its watermark",
+                reported.run.name or reported.run.query_id,
+                extra={"action": "rows_late", "query": reported.run.name, "rows": rows},
             )
-        followed.late += rows
+        reported.late_rows += rows
 
     def end(self, run_id: str, error: QueryError | None) -> None:
         with self._changed:
-            followed = self.followed.get(run_id)
-            if followed is not None and not followed.ended:
-                followed.ended_at, followed.error = time.monotonic(), error
+            reported = self.reported_runs.get(run_id)
+            if reported is not None and not reported.ended:
+                reported.ended_at, reported.error = time.monotonic(), error
                 self._changed.notify_all()
 
-    def settle(self, run_id: str, timeout: float) -> bool:
-        """Wait until the end of a run is written; return whether it is, within ``timeout`` seconds."""
+    def await_end(self, run_id: str, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until the end of a run is written; return whether it is."""
         with self._changed:
-            self._changed.wait_for(lambda: run_id not in self.followed or self.unavailable, timeout)
-            return run_id not in self.followed
+            self._changed.wait_for(lambda: run_id not in self.reported_runs or self.unavailable, timeout)
+            return run_id not in self.reported_runs
 
-    def settle_all(self, timeout: float) -> None:
-        """Wait until nothing is left to be written for now."""
+    def flush(self, timeout: float) -> None:
+        """Write all progress now, and wait until it is written."""
 
-        def written() -> bool:
+        def is_flushed() -> bool:
             return self.unavailable or all(
-                run.begun and run.news is None and not run.ended for run in self.followed.values()
+                run.is_begun and run.unwritten is None and not run.ended
+                for run in self.reported_runs.values()
             )
 
         with self._changed:
-            for followed in self.followed.values():
-                followed.written_at = 0.0 if followed.news is not None else followed.written_at
+            for reported in self.reported_runs.values():
+                reported.written_at = 0.0 if reported.unwritten is not None else reported.written_at
             self._changed.notify_all()
-            self._changed.wait_for(written, timeout)
+            self._changed.wait_for(is_flushed, timeout)
 
-    # In its thread.
+    # In the publisher's thread.
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (pause := self._pause()) > 0:
+                while (pause := self._seconds_until_due()) > 0:
                     self._changed.wait(pause)
-                if not self.followed:
+                if not self.reported_runs:
                     self.thread = None
                     self._close()
                     return
-                notes = self._notes()
+                reports = self._take_reports()
             try:
-                self._write(notes)
+                self._write(reports)
             except Exception as error:
-                self._failed(notes, error)
+                self._record_failure(reports, error)
             else:
-                self._written(notes)
+                self._record_written(reports)
 
-    def _pause(self) -> float:
+    def _seconds_until_due(self) -> float:
         """Return the seconds until there is something to write."""
-        due = min((followed.due() for followed in self.followed.values()), default=0.0)
-        if self.followed:
-            due = max(due, self.again_at)
+        due = min((reported.due() for reported in self.reported_runs.values()), default=0.0)
+        if self.reported_runs:
+            due = max(due, self.retry_at)
         return due - time.monotonic()
 
-    def _notes(self) -> list[_Note]:
-        """Take what is due; whatever arrives meanwhile is left for the next time."""
-        now, notes = time.monotonic(), []
-        for followed in self.followed.values():
-            if followed.due() <= now:
-                notes.append(_Note(followed, not followed.begun, followed.news, followed.ended))
-                followed.news = None
-        return notes
+    def _take_reports(self) -> list[_Report]:
+        """Take what is due. Progress that arrives later waits for the next write."""
+        now, reports = time.monotonic(), []
+        for reported in self.reported_runs.values():
+            if reported.due() <= now:
+                reports.append(_Report(reported, not reported.is_begun, reported.unwritten, reported.ended))
+                reported.unwritten = None
+        return reports
 
-    def _write(self, notes: list[_Note]) -> None:
-        database = self._opened()
-        # Not durable, so no commit waits for a disk; reports may be lost if the machine fails.
-        database.run(lambda tx: _write(tx, notes, self.secrets), durable=False, idempotent=True, timeout=0)
+    def _write(self, reports: list[_Report]) -> None:
+        database = self._open_database()
+        # Not durable, so that commits do not wait for a disk. Reports may be lost if the machine fails.
+        database.run(lambda tx: _write(tx, reports, self.secrets), durable=False, idempotent=True, timeout=0)
 
-    def _opened(self) -> Database:
+    def _open_database(self) -> Database:
         if self._database is None:
-            # Not created here: the programs that read or write the store create it.
+            # Programs that read or write the store create it, not the publisher.
             self._database = open_database(without_waits(self._url), create=False, timeout=0)
         return self._database
 
-    def _written(self, notes: list[_Note]) -> None:
+    def _record_written(self, reports: list[_Report]) -> None:
         with self._changed:
             now = time.monotonic()
-            for note in notes:
-                followed = note.followed
-                followed.begun, followed.written_at = True, now
-                if note.news is not None:
-                    followed.batch = int(note.news.progress["batchId"])
-                if note.ends and self.followed.get(followed.run.run_id) is followed:
-                    del self.followed[followed.run.run_id]
+            for report in reports:
+                reported = report.reported
+                reported.is_begun, reported.written_at = True, now
+                if report.unwritten is not None:
+                    reported.counted_batch = int(report.unwritten.progress["batchId"])
+                if report.is_last and self.reported_runs.get(reported.run.run_id) is reported:
+                    del self.reported_runs[reported.run.run_id]
             if self.unavailable:
                 log.info("queries report to the monitor page again", extra={"action": "published_again"})
             self.unavailable = False
             self._changed.notify_all()
 
-    def _failed(self, notes: list[_Note], error: Exception) -> None:
+    def _record_failure(self, reports: list[_Report], error: Exception) -> None:
         with self._changed:
-            for note in notes:
-                if note.news is not None:
-                    note.followed.news = note.news.merged_with(note.followed.news)
+            for report in reports:
+                if report.unwritten is not None:
+                    report.reported.unwritten = report.unwritten.add(report.reported.unwritten)
             now = time.monotonic()
-            self.again_at = now + RETRY_SECONDS
-            for run_id, followed in list(self.followed.items()):
-                if followed.ended_at is not None and now - followed.ended_at > GIVEN_UP_SECONDS:
-                    del self.followed[run_id]
-            # Logged once per outage.
+            self.retry_at = now + RETRY_SECONDS
+            for run_id, reported in list(self.reported_runs.items()):
+                if reported.ended_at is not None and now - reported.ended_at > GIVE_UP_SECONDS:
+                    del self.reported_runs[run_id]
+            # Log this once per outage.
             if not self.unavailable:
-                kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+                prefix = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
                     "queries continue without reports to the monitor page for now: %s",
-                    f"{kind}{shown(error)}",
+                    f"{prefix}{shown(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
             self.unavailable = True
@@ -269,46 +272,50 @@ class Publisher(Forkable):
                 database.close()
 
 
-def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
-    for note in notes:
-        followed = note.followed
-        run = followed.run
-        if note.begins:
+def _write(tx: Transaction, reports: list[_Report], secrets: list[str]) -> None:
+    for report in reports:
+        reported = report.reported
+        run = reported.run
+        if report.is_first:
             queries.begin(tx, run)
-        if note.news is None:
+        if report.unwritten is None:
             queries.report(tx, run, None)
         else:
-            progress = _progress(tx, followed, note.news, secrets)
-            source, sink = descriptions_of(note.news.progress, secrets)
+            progress = _progress(tx, reported, report.unwritten, secrets)
+            source, sink = descriptions_of(report.unwritten.progress, secrets)
             queries.report(tx, run, progress, source=source, sink=sink)
-        if note.ends:
-            queries.end(tx, run, followed.error)
+        if report.is_last:
+            queries.end(tx, run, reported.error)
 
 
-def _progress(tx: Transaction, followed: _ReportedRun, news: _Unwritten, secrets: list[str]) -> QueryProgress:
-    progress = progress_of(news.progress, news.rows_in, news.rows_out, secrets, followed.late)
+def _progress(
+    tx: Transaction, reported: _ReportedRun, unwritten: _UnwrittenProgress, secrets: list[str]
+) -> QueryProgress:
+    progress = progress_of(
+        unwritten.progress, unwritten.rows_in, unwritten.rows_out, secrets, reported.late_rows
+    )
     if progress.rows_out is not None:
         return progress
-    return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))
+    return replace(progress, rows_out=_rows_out(tx, reported, progress.batch_id))
 
 
-def _rows_out(tx: Transaction, followed: _ReportedRun, upto: int) -> int | None:
-    """Return the rows of the micro-batches up to ``upto`` that were not counted yet, from the ledger.
+def _rows_out(tx: Transaction, reported: _ReportedRun, upto: int) -> int | None:
+    """Count, in the ledger, the rows of uncounted micro-batches up to ``upto``.
 
     Spark does not count the rows that a Python sink writes (4.2, 4.3).
     """
-    after = upto - 1 if followed.batch is None else followed.batch
+    after = upto - 1 if reported.counted_batch is None else reported.counted_batch
     try:
-        sink = followed.ledger_name(tx)
+        sink = reported.ledger_name(tx)
     except (NotFoundError, InvalidInputError):
         return None
     if sink is None or upto <= after:
         return None
-    return queries.rows_committed(tx, sink, followed.run.query_id, after, upto)
+    return queries.rows_committed(tx, sink, reported.run.query_id, after, upto)
 
 
 def without_waits(url: str) -> str:
-    """Return the URL with options for commits that wait neither for the disk nor long for other processes."""
+    """Add options to a URL, so that commits wait neither for the disk nor long for other processes."""
     parsed = parse_url(url)
     if parsed.dialect != "sqlite":
         return url
@@ -316,19 +323,19 @@ def without_waits(url: str) -> str:
 
 
 _publishers: dict[str, Publisher] = {}
-_guard = threading.Lock()
+_publishers_lock = threading.Lock()
 
 
 def publisher_of(url: str) -> Publisher:
     """Return this process's publisher for a store."""
-    with _guard:
+    with _publishers_lock:
         return _publishers.setdefault(url, Publisher(url))
 
 
 def _at_exit(pid: int) -> None:
     if os.getpid() == pid:
         for publisher in list(_publishers.values()):
-            publisher.settle_all(_EXIT_SECONDS)
+            publisher.flush(_EXIT_SECONDS)
 
 
 atexit.register(_at_exit, os.getpid())

@@ -1,4 +1,4 @@
-"""Triggers, and running queries with the names of PySpark's ``StreamingQuery``; how SIGTERM stops them."""
+"""Triggers, running queries with PySpark's ``StreamingQuery`` interface, and the handler of SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.pipeline")
 
 STOP_SECONDS = 60.0
-_SLICE_SECONDS, _SHORTEST_SECONDS = 1.0, 0.001
+_SLICE_SECONDS, _MIN_WAIT_SECONDS = 1.0, 0.001
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trigger:
         interval
             The interval, such as ``"10 seconds"``.
         """
-        return cls("processing_time", _checked(interval, 0, "'10 seconds'"))
+        return cls("processing_time", _check_interval(interval, 0, "'10 seconds'"))
 
     @classmethod
     def available_now(cls) -> Trigger:
@@ -64,7 +64,7 @@ class Trigger:
         interval
             The minimum time between two commits, such as ``"100 ms"``.
         """
-        return cls("continuous", _checked(interval, 1, "'100 ms' or '1 second'"))
+        return cls("continuous", _check_interval(interval, 1, "'100 ms' or '1 second'"))
 
     @property
     def seconds(self) -> float:
@@ -81,10 +81,10 @@ class Trigger:
         return {"processingTime": f"{round(self.seconds * 1000)} milliseconds"}
 
 
-def _checked(interval: object, least: int, examples: str) -> str:
-    """Return an interval of at least ``least`` microseconds; refuse anything else."""
+def _check_interval(interval: object, min_micros: int, examples: str) -> str:
+    """Return the interval; refuse anything but an interval of at least ``min_micros`` microseconds."""
     micros = interval_micros(interval) if isinstance(interval, str) else None
-    if not isinstance(interval, str) or micros is None or micros < least:
+    if not isinstance(interval, str) or micros is None or micros < min_micros:
         raise InvalidOptionError(
             f"an interval is text such as {examples}, not {interval!r}", condition="INVALID_OPTION.VALUE"
         )
@@ -182,7 +182,7 @@ class Query(ABC):
 
 
 class EndedQuery(Query):
-    """A query that had nothing to do when it was started; ``status`` says why."""
+    """A query that had nothing to do when it started; ``status`` says why."""
 
     def __init__(self, query_id: str, name: str | None, message: str) -> None:
         self._id, self._name, self._message = query_id, name, message
@@ -224,7 +224,7 @@ class EndedQuery(Query):
         return None if timeout is None else True
 
     def processAllAvailable(self) -> None:
-        """Do nothing: everything is processed."""
+        """Do nothing: all rows are processed."""
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         check_timeout(timeout)
@@ -240,23 +240,24 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bool:
-    """Wait a second at a time until ``wait`` returns true; return False after ``timeout`` seconds.
+    """Call ``wait`` for at most a second at a time, until it returns true; return False after ``timeout``
+    seconds.
 
-    Python handles signals in its main thread. But the system may deliver a signal to another thread, for
-    example just after a suspended process was resumed, and then does not interrupt the main thread's wait.
+    Python handles signals in the main thread. But the system may deliver a signal to another thread, for
+    example after a suspended process was resumed. Such a signal does not interrupt a wait of the main thread.
     """
     check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        left = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
-        if wait(min(max(left, _SHORTEST_SECONDS), _SLICE_SECONDS)):
+        seconds_left = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+        if wait(min(max(seconds_left, _MIN_WAIT_SECONDS), _SLICE_SECONDS)):
             return True
-        if left <= _SLICE_SECONDS and deadline is not None:
+        if seconds_left <= _SLICE_SECONDS and deadline is not None:
             return False
 
 
-# A process has one handler for a signal, so it stops the queries of all sessions.
-_running: weakref.WeakSet[Query] = weakref.WeakSet()
+# A process has one handler for each signal, so the handler stops the queries of all sessions.
+_running_queries: weakref.WeakSet[Query] = weakref.WeakSet()
 
 
 def stop_on_sigterm(query: Query) -> None:
@@ -265,9 +266,9 @@ def stop_on_sigterm(query: Query) -> None:
     The first SIGTERM lets each query finish its micro-batch in flight, so that ``awaitTermination`` returns
     and the program ends normally; the second one ends the process immediately.
     """
-    _running.add(query)
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    _running_queries.add(query)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
 
 
@@ -278,12 +279,12 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop_all() -> None:
-    # In parallel, since each query has its own micro-batch to finish.
-    for query in list(_running):
+    # In parallel, because each query finishes its own micro-batch.
+    for query in list(_running_queries):
         threading.Thread(target=_stop, args=[query], name=f"penstock-shutdown-{query.id}").start()
 
 
 def _stop(query: Query) -> None:
-    called = query.name or query.id
-    log.info("stopping query %r", called, extra={"action": "shutdown", "query": called})
+    label = query.name or query.id
+    log.info("stopping query %r", label, extra={"action": "shutdown", "query": label})
     query.stop()

@@ -1,4 +1,4 @@
-"""Sinks of a pipeline besides tables: queues, the console and a function."""
+"""Sinks of pipelines, except tables: queues, the console and functions."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class QueueSink(Sink, ContinuousSink):
     def check(self, guarantee: str, output_mode: str) -> None:
         if output_mode in MODES and output_mode not in self.output_modes:
             raise InvalidOptionError(
-                "the rows of a queue never change, so it takes output mode append, not "
-                f"{in_quotes(output_mode)}: with a watermark the query can append each group once, when it "
-                "is final. Or write to a TableSink with keys, which replaces rows",
+                "the rows of a queue never change, so it only supports output mode append, not "
+                f"{in_quotes(output_mode)}: use a watermark, so that the query appends each group once, when "
+                "it is final. Or write to a TableSink with keys, which replaces rows",
                 condition="INVALID_OPTION.VALUE",
                 option="output_mode",
             )
@@ -77,7 +77,7 @@ class QueueSink(Sink, ContinuousSink):
         return rows.writeStream.format("penstock").options(**(self._options() | options))
 
     def _require_writable(self, rows: DataFrame) -> None:
-        """Refuse what Spark's first micro-batch would: a missing queue, or rows that do not fit it."""
+        """Refuse a missing queue, or rows that do not fit it, before Spark's first micro-batch would."""
         options = self._write_options(rows.sparkSession)
         try:
             with connect(options.url, create=False) as store:
@@ -85,7 +85,7 @@ class QueueSink(Sink, ContinuousSink):
         except (StoreNotFoundError, StoreUnavailableError):
             if is_classic(rows):
                 raise
-            # Spark Connect's server may reach a store that this process does not.
+            # A Spark Connect server may reach a store that this process cannot reach.
             return
         check_writable(rows.schema, queue)
 
@@ -146,9 +146,9 @@ class ConsoleSink(Sink, ContinuousSink):
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> ConsoleDriver:
-        whole = isinstance(self.truncate, bool)
-        width = (20 if self.truncate else 0) if whole else int(self.truncate)
-        return ConsoleDriver(self.rows, width)
+        is_flag = isinstance(self.truncate, bool)
+        max_characters = (20 if self.truncate else 0) if is_flag else int(self.truncate)
+        return ConsoleDriver(self.rows, max_characters)
 
 
 @dataclass(frozen=True)
@@ -178,12 +178,12 @@ class FunctionSink(BatchSink, ContinuousSink):
     def write(self, rows: DataFrame, batch: MicroBatch) -> None:
         function = self.function
 
-        def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def call_function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rows in batches:
                 function(rows)
             return iter(())
 
-        rows.mapInArrow(call, "nothing int").collect()
+        rows.mapInArrow(call_function, "nothing int").collect()
 
     @property
     def description(self) -> str:

@@ -166,13 +166,13 @@ class DataFrameSource(Source):
 
 
 def as_source(source: Source | Feed | DataFrame) -> Source:
-    """Return the source for what a user passed as one."""
+    """Return a source for what a user passed as one."""
     if isinstance(source, Source):
         return source
     if isinstance(source, DataFrame):
         if not source.isStreaming:
             raise InvalidInputError(
-                "the DataFrame is not a streaming one: read it with spark.readStream",
+                "the DataFrame is not streaming: read it with spark.readStream",
                 condition="INVALID_INPUT.NOT_STREAMING",
             )
         return DataFrameSource(source)
@@ -185,7 +185,7 @@ def as_source(source: Source | Feed | DataFrame) -> Source:
 
 
 def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedConsumer | None:
-    """Return the consumer of a read with these options (names in lower case); None without a consumer."""
+    """Return the consumer of a read; None if it has none. The names of ``options`` are in lower case."""
     url = options.get("url") or default_url(spark)
     queue = options.get("queue") or options.get("path") or spark.conf.get(CONF_PREFIX + "queue", None)
     consumer = options.get("consumer")
@@ -194,19 +194,19 @@ def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedCons
 
 
 def check_queue(queue: str, url: str | None, options: Mapping[str, object]) -> None:
-    """Refuse arguments of a queue's source or sink that have the wrong type."""
+    """Refuse arguments of a queue source or sink that have the wrong type."""
     check_name("queue", queue)
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
     require("options", options, Mapping, "a mapping such as {'maxRowsPerTrigger': 100_000}")
 
 
 def url_of(options: Mapping[str, str], spark: SparkSession) -> str | None:
-    """Return the store's URL from options of the data source, or else the session's."""
+    """Return the store's URL from options of the data source, or else from the session."""
     return {name.lower(): value for name, value in options.items()}.get("url", default_url(spark))
 
 
 def as_text(options: Mapping[str, object]) -> dict[str, str]:
-    """Return options as Spark takes them, without those that are None."""
+    """Return options as text, as Spark takes them; those that are None are left out."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

@@ -1,7 +1,7 @@
-"""Check the consumers of a query before it takes them over, which fences the query that owns them.
+"""Checks of a query's consumers before the query takes them over and fences their owner.
 
-The query or its first commit would refuse the same, but too late for the fenced query. They check again,
-since another query may start in between, and report all other problems.
+The query, or its first commit, makes the same checks, but too late for the fenced owner. It repeats them,
+because another query may start in between, and it reports all other problems.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.store.records.consumers import Registration
 
 @dataclass(frozen=True)
 class RegisteredConsumer:
-    """A consumer of a query, as registered in its store before the query starts."""
+    """A consumer of a query, as it is registered before the query starts."""
 
     owned: OwnedConsumer
     store: str
@@ -33,8 +33,8 @@ class RegisteredConsumer:
     registration: Registration
 
 
-def registered(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
-    """Look up consumers; consumers that cannot be read are left out."""
+def look_up_consumers(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
+    """Look up consumers; those that cannot be read are left out."""
     readable = []
     for owned in consumers:
         with suppress(PenstockError), connect(owned.url, create=False) as store:
@@ -44,23 +44,23 @@ def registered(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
 
 
 def require_same_consumers(location: str, consumers: Sequence[RegisteredConsumer]) -> None:
-    """Refuse a checkpoint from before its consumers were moved or registered again.
+    """Refuse a checkpoint that is older than a seek or a new registration of its consumers.
 
     Raises
     ------
     CheckpointMismatchError
-        With the field of the offset that differs.
+        Names the field of the offset that differs.
     """
-    logged = _logged(location) if consumers else {}
+    last_offsets = _last_offsets(location) if consumers else {}
     for consumer in consumers:
         registration = consumer.registration
-        offset = logged.get((registration.queue, registration.consumer))
+        offset = last_offsets.get((registration.queue, registration.consumer))
         if offset is not None:
             offset.require(consumer.store, registration.queue, registration.consumer, registration.generation)
 
 
-def _logged(location: str) -> dict[tuple[str, str | None], QueueOffset]:
-    """Return the last offset of each consumer in a checkpoint; empty if Python cannot read it."""
+def _last_offsets(location: str) -> dict[tuple[str, str | None], QueueOffset]:
+    """Return the last offset of each consumer in a checkpoint; empty if it cannot be read."""
     with suppress(CommitRefusedError):
         checkpoint = Checkpoint(location)
         ranges = checkpoint.ranges(checkpoint.last_planned())
@@ -80,7 +80,7 @@ def require_own_state(
     Raises
     ------
     ConsumerBoundError
-        With the app of the other checkpoint.
+        Names the app of the other checkpoint.
     """
     binding = sink.binding(spark) if consumers else None
     if binding is None or binding.allow_new_checkpoint:
@@ -89,10 +89,10 @@ def require_own_state(
     is_new = checkpoint.read("metadata") is None
     app_id = binding.app_id or (None if is_new else checkpoint.query_id())
     for consumer in consumers:
-        others = _bound_apps(spark, sink, consumer) - {app_id}
-        if others and keeps_state(frame):
+        other_apps = _bound_apps(spark, sink, consumer) - {app_id}
+        if other_apps and keeps_state(frame):
             registration = consumer.registration
-            raise bound_error(registration.queue, registration.consumer, min(others), app_id)
+            raise bound_error(registration.queue, registration.consumer, min(other_apps), app_id)
 
 
 def _bound_apps(spark: SparkSession, sink: Sink, consumer: RegisteredConsumer) -> set[str]:
@@ -101,11 +101,11 @@ def _bound_apps(spark: SparkSession, sink: Sink, consumer: RegisteredConsumer) -
     if consumer.owned.moved_by_sink:
         return set() if registration.app_id is None else {registration.app_id}
 
-    def marked(tx: Transaction) -> set[str]:
+    def find_marked_apps(tx: Transaction) -> set[str]:
         sink_name = str(sink.ledger_name(tx))
         name = mark_name(consumer.store, registration.queue, registration.consumer, sink_name)
         return marked_apps(tx, name)
 
     with suppress(PenstockError), connect(str(sink.store_url(spark)), create=False) as store:
-        return store.database.run(marked, write=False)
+        return store.database.run(find_marked_apps, write=False)
     return set()

@@ -31,7 +31,7 @@ from penstock.pipeline.micro_batches import (
 from penstock.pipeline.monitor import monitor_target, start_monitored
 from penstock.pipeline.query import EndedQuery, Query, Trigger, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
-from penstock.pipeline.start_checks import registered, require_own_state, require_same_consumers
+from penstock.pipeline.start_checks import look_up_consumers, require_own_state, require_same_consumers
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
@@ -130,12 +130,13 @@ class Stream:
         """
         if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
             raise InvalidInputError(
-                "the stream has a limit already: a pipeline has one", condition="INVALID_INPUT.SEVERAL_LIMITS"
+                "the stream already has a limit: a pipeline can only have one",
+                condition="INVALID_INPUT.SEVERAL_LIMITS",
             )
         if per is not None:
             if on_limit is not None:
                 raise InvalidOptionError(
-                    "on_limit is for a limit on all rows: with per, each key has its own limit, and the "
+                    "on_limit applies to a limit on all rows: with per, each key has its own limit, and the "
                     "query keeps running",
                     condition="INVALID_OPTION.CONFLICT",
                     option="on_limit",
@@ -143,7 +144,9 @@ class Stream:
             return self.transform(KeyLimit.of(n, per, ttl))
         if ttl is not None:
             raise InvalidOptionError(
-                "ttl is for keys: give per=[...] with it", condition="INVALID_OPTION.MISSING", option="ttl"
+                "ttl applies to keys: pass per=[...] as well",
+                condition="INVALID_OPTION.MISSING",
+                option="ttl",
             )
         return self.transform(RowLimit(n, on_limit or STOP))
 
@@ -159,7 +162,7 @@ class Stream:
 
     def to_df(self) -> DataFrame:
         """The transformed streaming DataFrame."""
-        return _transformed(self)[0]
+        return _apply_transforms(self)[0]
 
     def write(self, sink: Sink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
         """Choose where the rows go.
@@ -189,31 +192,31 @@ class Stream:
             Sink,
             "a QueueSink, TableSink, ConsoleSink, FunctionSink or another penstock.Sink",
         )
-        kept = sink.guarantees[0] if guarantee is None else guarantee
-        if kept not in GUARANTEES:
+        chosen = sink.guarantees[0] if guarantee is None else guarantee
+        if chosen not in GUARANTEES:
             raise InvalidOptionError(
                 f"guarantee is one of {', '.join(GUARANTEES)}, not "
-                f"{in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
+                f"{in_quotes(chosen)}.{did_you_mean(str(chosen), GUARANTEES)}",
                 condition="INVALID_OPTION.VALUE",
                 option="guarantee",
             )
-        sink.check(kept, output_mode)
-        return Pipeline(self, sink, kept, output_mode)
+        sink.check(chosen, output_mode)
+        return Pipeline(self, sink, chosen, output_mode)
 
 
-def _transformed(stream: Stream) -> tuple[DataFrame, DataFrame | None]:
-    """Return the transformed DataFrame, and the one whose keys a limit counts, if there is one."""
-    frame, counted = stream.source.to_df(stream.spark), None
+def _apply_transforms(stream: Stream) -> tuple[DataFrame, DataFrame | None]:
+    """Return the transformed DataFrame, and the input of a limit per key, if there is one."""
+    frame, limit_input = stream.source.to_df(stream.spark), None
     for function in stream.transforms:
-        counted = frame if isinstance(function, KeyLimit) else counted
+        limit_input = frame if isinstance(function, KeyLimit) else limit_input
         frame = function(frame)
         if not isinstance(frame, DataFrame):
             raise InvalidInputError(
                 f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
-                f"{type(frame).__name__}, not a DataFrame: does it lack a return?",
+                f"{type(frame).__name__}, not a DataFrame: is its return statement missing?",
                 condition="INVALID_INPUT.FUNCTION_RESULT",
             )
-    return frame, counted
+    return frame, limit_input
 
 
 @dataclass(frozen=True)
@@ -274,13 +277,13 @@ class Pipeline:
         return self._with_moved_consumer()._start(checkpoint, name, trigger, check, monitor)
 
     def _with_moved_consumer(self) -> Pipeline:
-        """Return the pipeline with a source that knows whether the sink's transaction moves its consumer."""
-        if self.guarantee == "at_least_once" or not self._one_store():
+        """Return the pipeline with a source that knows if the sink's transaction moves its consumer."""
+        if self.guarantee == "at_least_once" or not self._has_one_store():
             return self
         return replace(self, stream=replace(self.stream, source=self.stream.source.moved_by_sink()))
 
-    def _one_store(self) -> bool:
-        """Return whether source and sink are in one store."""
+    def _has_one_store(self) -> bool:
+        """Return whether the source and the sink are in the same store."""
         spark = self.stream.spark
         urls = self.stream.source.store_url(spark), self.sink.store_url(spark)
         if None in urls:
@@ -304,35 +307,35 @@ class Pipeline:
     ) -> Query:
         if trigger is not None and trigger.kind == "continuous":
             return self._start_continuous(checkpoint, name, trigger, monitor)
-        location = _location(self.stream.spark, checkpoint)
-        frame, counted = _transformed(self.stream)
+        location = _checkpoint_location(self.stream.spark, checkpoint)
+        frame, limit_input = _apply_transforms(self.stream)
         if check:
-            # The sink itself refuses unsuitable rows below.
+            # Below, the sink itself refuses rows that do not fit.
             report = check_modes(frame, self.sink.format, trigger)
             report.require(self.output_mode)
             _log_warnings(report[self.output_mode], name)
-        self._check(frame, location)
+        self._check_guarantee(frame, location)
         register(self.stream.spark)
-        if (keyed := self.stream.key_limit) is not None and counted is not None:
-            store_key_limit(counted, keyed, location)
+        if (key_limit := self.stream.key_limit) is not None and limit_input is not None:
+            store_key_limit(limit_input, key_limit, location)
         elif self.stream.row_limit is None:
             require_no_limit(location)
-        limiting = self._limiting(frame, location)
-        if limiting is not None:
-            reason = limiting.reason_to_end(name)
+        limit_run = self._limit_run(frame, location)
+        if limit_run is not None:
+            reason = limit_run.reason_to_end(name)
             if reason is not None:
-                ended = EndedQuery(limiting.checkpoint.query_id(), name, reason)
-                # The run that reached the limit may have been killed right after its last commit.
-                sync_consumers(name or ended.id, location, self._consumers(frame)[0])
+                ended = EndedQuery(limit_run.checkpoint.query_id(), name, reason)
+                # The run that reached the limit may have been killed after its last commit.
+                sync_consumers(name or ended.id, location, self._owned_consumers(frame)[0])
                 return ended
-            frame = self._limited(limiting, frame)
-            store_record(limiting.checkpoint, limiting.limit.rows)
+            frame = self._with_row_quota(limit_run, frame)
+            store_record(limit_run.checkpoint, limit_run.limit.rows)
         arguments: Mapping[str, str | bool] = (trigger or Trigger.processing_time()).arguments()
-        if limiting is not None:
-            arguments = limiting.trigger_arguments(arguments)
+        if limit_run is not None:
+            arguments = limit_run.trigger_arguments(arguments)
         query = self._start_micro_batches(frame, location, name, arguments, monitor)
-        if limiting is not None:
-            limiting.watch(query)
+        if limit_run is not None:
+            limit_run.watch(query)
         return query
 
     def _start_micro_batches(
@@ -344,11 +347,11 @@ class Pipeline:
         monitor: bool,
     ) -> MicroBatchQuery:
         spark = self.stream.spark
-        consumers, others = self._consumers(frame)
-        known = registered(consumers)
-        require_same_consumers(location, known)
+        consumers, has_other_sources = self._owned_consumers(frame)
+        registered_consumers = look_up_consumers(consumers)
+        require_same_consumers(location, registered_consumers)
         if self.guarantee != "at_least_once":
-            require_own_state(spark, self.sink, frame, location, known)
+            require_own_state(spark, self.sink, frame, location, registered_consumers)
         catch_up_with_sink(spark, self.sink, self.guarantee, location, consumers)
         settings = WriteSettings(self.guarantee, self.output_mode, location)
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
@@ -359,10 +362,15 @@ class Pipeline:
         with no_data_batches(spark):
             source = self.stream.source
             target = monitor_target(spark, source, self.sink, consumers) if monitor else None
-            expected = expected_epochs(consumers)
-            running, on_end = start_monitored(spark, target, writer.start, location)
+            epochs = expected_epochs(consumers)
+            spark_query, on_end = start_monitored(spark, target, writer.start, location)
             query = MicroBatchQuery(
-                running, location, consumers, others=others, expected=expected, on_end=on_end
+                spark_query,
+                location,
+                consumers,
+                has_other_sources=has_other_sources,
+                expected_epochs=epochs,
+                on_end=on_end,
             )
         log.info(
             "query %r starts",
@@ -379,7 +387,7 @@ class Pipeline:
         stop_on_sigterm(query)
         return query
 
-    def _limiting(self, frame: DataFrame, location: str) -> LimitRun | None:
+    def _limit_run(self, frame: DataFrame, location: str) -> LimitRun | None:
         limit = self.stream.row_limit
         if limit is None:
             return None
@@ -393,11 +401,11 @@ class Pipeline:
             return None
         return LimitRun.of(self.stream.spark, limit, location)
 
-    def _limited(self, limiting: LimitRun, frame: DataFrame) -> DataFrame:
-        """Return the rows of a source that reads only as many rows as the limit leaves, if it can."""
+    def _with_row_quota(self, limit_run: LimitRun, frame: DataFrame) -> DataFrame:
+        """Make the source read only as many rows as the limit leaves, if it supports that."""
         source = self.stream.source
-        one = len(streaming_reads(frame) or ()) == 1
-        options = limiting.options(frame, of_a_queue=one and source.takes_row_quota)
+        has_one_read = len(streaming_reads(frame) or ()) == 1
+        options = limit_run.options(frame, of_a_queue=has_one_read and source.takes_row_quota)
         return replace(self.stream, source=source.with_row_quota(options)).to_df() if options else frame
 
     def _start_continuous(
@@ -409,14 +417,14 @@ class Pipeline:
     ) -> ContinuousQuery:
         if self.output_mode == "complete":
             raise InvalidOptionError(
-                "the continuous trigger takes output mode append, not 'complete'",
+                "the continuous trigger supports output mode append, not 'complete'",
                 condition="INVALID_OPTION.CONFLICT",
                 option="output_mode",
             )
         stream = self.stream
-        location = None if checkpoint is None else _location(stream.spark, checkpoint)
+        location = None if checkpoint is None else _checkpoint_location(stream.spark, checkpoint)
         if location is not None:
-            require_same_consumers(location, registered(stream.source.owned_consumers(stream.spark)))
+            require_same_consumers(location, look_up_consumers(stream.source.owned_consumers(stream.spark)))
         query = start_continuous(
             stream.spark,
             stream.source,
@@ -432,20 +440,20 @@ class Pipeline:
         stop_on_sigterm(query)
         return query
 
-    def _check(self, frame: DataFrame, location: str) -> None:
+    def _check_guarantee(self, frame: DataFrame, location: str) -> None:
         if self.guarantee == "at_least_once":
             return
         Checkpoint(location).require_readable(self.guarantee)
-        culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
-        if culprit is not None:
+        operator = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
+        if operator is not None:
             raise CommitRefusedError(
-                "guarantee=idempotent is for transformations that divide rows into tasks the same way each "
-                f"time, and this one has {culprit}: use guarantee=exactly_once",
+                "guarantee=idempotent needs transformations that always divide rows into the same tasks, and "
+                f"this one has {operator}: use guarantee=exactly_once",
                 condition="COMMIT_REFUSED.NOT_IDEMPOTENT",
-                operator=culprit,
+                operator=operator,
             )
 
-    def _consumers(self, frame: DataFrame) -> tuple[tuple[OwnedConsumer, ...], bool]:
+    def _owned_consumers(self, frame: DataFrame) -> tuple[tuple[OwnedConsumer, ...], bool]:
         """Return the consumers that the query will own, and whether it reads anything without one."""
         spark, reads = self.stream.spark, streaming_reads(frame)
         if reads is None:
@@ -458,7 +466,7 @@ class Pipeline:
 
 
 def _log_warnings(report: ModeReport, name: str | None) -> None:
-    # A mode that is not refused has nothing but warnings.
+    # All problems of a mode that is not refused are warnings.
     for problem in report.problems:
         log.warning(
             "in output mode %s, %s (%s)",
@@ -474,8 +482,8 @@ def _log_warnings(report: ModeReport, name: str | None) -> None:
         )
 
 
-def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
-    """Return the checkpoint as an absolute path or URL: Spark's workers may have another directory."""
+def _checkpoint_location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
+    """Return the checkpoint as an absolute path or URL: Spark's workers may run in another directory."""
     if checkpoint is None:
         raise InvalidInputError(
             "a query of micro-batches needs a checkpoint: start(checkpoint='checkpoints/orders'), its own "
@@ -486,5 +494,5 @@ def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) ->
     text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
         return text
-    default = default_file_system(spark)
-    return os.path.abspath(text) if default is None else f"{default.rstrip('/')}/{text.lstrip('/')}"
+    file_system = default_file_system(spark)
+    return os.path.abspath(text) if file_system is None else f"{file_system.rstrip('/')}/{text.lstrip('/')}"
