@@ -258,7 +258,7 @@ def test_net_changes_of_a_table_without_a_key_are_counted(
     flags: str, window: str | None, data: st.DataObject
 ) -> None:
     time, here, rows = 1_700_000_000_000_000, Counter[object](), []
-    by_window: dict[int, Counter[object]] = {}
+    groups_by_time: dict[int, Counter[object]] = {}
     for version in range(1, data.draw(st.integers(1, 5)) + 1):
         time += data.draw(st.integers(1, 4_000_000))
         number = {None: 0, "commit": version}.get(window, time // 3_000_000)
@@ -266,7 +266,7 @@ def test_net_changes_of_a_table_without_a_key_are_counted(
             content = (data.draw(st.sampled_from([1, None])), "x", data.draw(model.DATA), None)
             goes = here[content] > 0 and data.draw(st.booleans())
             here[content] += -1 if goes else 1
-            by_window.setdefault(number, Counter())[content] += -1 if goes else 1
+            groups_by_time.setdefault(number, Counter())[content] += -1 if goes else 1
             images = "U" not in flags and data.draw(st.booleans())
             kind = (
                 ("update_preimage" if images else "delete")
@@ -286,7 +286,7 @@ def test_net_changes_of_a_table_without_a_key_are_counted(
     changed = {number: {**content} for number, content in left.items()}
     assert changed == {
         number: kept
-        for number, content in by_window.items()
+        for number, content in groups_by_time.items()
         if (kept := {each: count for each, count in content.items() if count})
     }
 

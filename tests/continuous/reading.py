@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from penstock.continuous.channel import EPOCH, FILLER, KIND, MARKER, METADATA_COLUMNS
-from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
+from penstock.continuous.dataframe import ContinuousFrame, apply_transform, begin_frame
 from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
 
@@ -64,12 +64,12 @@ def source_of(spark: SparkSession, plain: DataFrame, steps: list[Step]) -> Conti
 
 def run(spark: SparkSession, plain: DataFrame, steps: list[Step], transform: Callable[[Any], Any]) -> Output:
     """Return what passes a transform."""
-    return output_of(transformed(source_of(spark, plain, steps), transform))
+    return output_of(apply_transform(source_of(spark, plain, steps), transform))
 
 
 def output_of(frame: ContinuousFrame) -> Output:
     """Return the output of a frame."""
-    table = frame.carried.toArrow()
+    table = frame.full_frame.toArrow()
     assert table.column_names == [*frame.columns, KIND, EPOCH]
     count = table.num_columns
     kind, epoch = table.column(count - 2), table.column(count - 1)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.continuous.channel import EPOCH, KIND
-from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
+from penstock.continuous.dataframe import ContinuousFrame, apply_transform, begin_frame
 from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
 from tests.continuous.reading import Output, output_of, run, source_of
@@ -42,7 +42,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
 def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Output:
     """Check rows and schema against the plain DataFrame's, and that no marker or filler is lost or moved."""
     expected = transform(plain)
-    made = transformed(source_of(spark, plain, STEPS), transform)
+    made = apply_transform(source_of(spark, plain, STEPS), transform)
     assert made.schema == expected.schema
     out = output_of(made)
     assert out.rows == expected.toArrow().to_pylist()
@@ -156,7 +156,7 @@ def test_the_hidden_columns_are_not_visible(frame: ContinuousFrame, plain: DataF
 
 
 def test_dropping_a_hidden_column_by_name_drops_nothing(frame: ContinuousFrame) -> None:
-    assert frame.drop(KIND, EPOCH).carried.columns[-2:] == [KIND, EPOCH]
+    assert frame.drop(KIND, EPOCH).full_frame.columns[-2:] == [KIND, EPOCH]
 
 
 def test_a_column_with_the_name_of_a_hidden_one_is_refused(
@@ -263,11 +263,11 @@ def test_a_transform_must_return_a_frame_derived_from_its_input(
 ) -> None:
     for other in (None, plain, source_of(spark, plain, STEPS)):
         with pytest.raises(ContinuousRefusedError, match="OTHER_FRAME"):
-            transformed(frame, lambda _, other=other: other)  # type: ignore[misc]
+            apply_transform(frame, lambda _, other=other: other)  # type: ignore[misc]
 
 
 def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFrame) -> None:
-    plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
+    plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).full_frame)
     assert plan.python_stages == ()
     assert plan.filler_rows == 66
     assert plan.latency_notes == ()
@@ -275,8 +275,10 @@ def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFra
 
 
 def test_a_shuffle_in_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
-    begun = begin_frame(frame.carried.repartition(2))
+    begun = begin_frame(frame.full_frame.repartition(2))
     with pytest.raises(ContinuousRefusedError, match="Repartition"):
-        check_plan(begun.carried)
+        check_plan(begun.full_frame)
     with pytest.raises(ContinuousRefusedError, match="Join"):
-        check_plan(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])).carried)
+        check_plan(
+            begin_frame(frame.full_frame.crossJoin(spark.range(1)).select(frame.full_frame["*"])).full_frame
+        )

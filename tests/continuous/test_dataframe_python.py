@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.continuous.channel import KIND
-from penstock.continuous.dataframe import ContinuousFrame, transformed
+from penstock.continuous.dataframe import ContinuousFrame, apply_transform
 from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
 from penstock.json_text import Json
@@ -224,9 +224,14 @@ def test_maps_and_functions_can_be_chained(spark: SparkSession, plain: DataFrame
             same, "a bigint, id bigint"
         )
 
-    made = transformed(source_of(spark, plain, STEPS), transform)
+    made = apply_transform(source_of(spark, plain, STEPS), transform)
     assert output_of(made).rows == transform(plain).toArrow().to_pylist()
-    assert check_plan(made.carried).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
+    assert check_plan(made.full_frame).python_stages == (
+        "mapInPandas",
+        "mapInArrow",
+        "Arrow UDF",
+        "mapInPandas",
+    )
 
 
 def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
@@ -292,7 +297,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
     ],
 )
 def test_a_plan_names_its_python_stages_and_their_cost(frame: ContinuousFrame, kind: str, stage: str) -> None:
-    plan = check_plan(frame.select(functions()[kind]).carried)
+    plan = check_plan(frame.select(functions()[kind]).full_frame)
     assert plan.python_stages == (stage,)
     assert plan.filler_rows == 130
     assert len(plan.latency_notes) == (stage in ("pickled UDF", "pandas UDF"))

@@ -66,5 +66,5 @@ def test_limits_that_the_continuous_trigger_cannot_count_are_refused(
             stream.write(sink).start(trigger=CONTINUOUS)
         assert found.value.condition == "CONTINUOUS_REFUSED.LIMIT"
     feed.add(5, 5).run(3)
-    with pytest.raises(CheckpointMismatchError, match="micro-batches counts"):
+    with pytest.raises(CheckpointMismatchError, match="micro-batches count"):
         feed.start(5, trigger=CONTINUOUS)

@@ -24,9 +24,9 @@ def begun_with(folder: Path, *sources: str) -> Checkpoint:
 def test_the_remaining_quota_counts_from_the_end_of_the_last_micro_batch(tmp_path: Path) -> None:
     checkpoint = begun_with(tmp_path, QUEUE)
     quota = remaining_quota(checkpoint, LimitState(3, 0, 0), 10, exact=True)
-    assert (quota.left, quota.since) == (7, (5, 1))
+    assert (quota.rows_left, quota.since) == (7, (5, 1))
     quota = remaining_quota(checkpoint, LimitState(0, None, 0), 10, exact=True)
-    assert (quota.left, quota.since) == (10, (3, 0))
+    assert (quota.rows_left, quota.since) == (10, (3, 0))
 
 
 @pytest.mark.parametrize("sources", [["5"], [], ['{"logOffset":0}'], [QUEUE, QUEUE]])

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Store
-from penstock.spark.ranges import MOST_TASKS
+from penstock.spark.ranges import MAX_TASKS
 from tests.support.spark_queues import batch, column, fill, make_queue, table
 from tests.support.waiting import wait_until
 
@@ -105,7 +105,7 @@ def test_a_read_can_start_at_a_consumers_offsets(spark: SparkSession, store: Sto
         ({"endingOffsets": '{"0": 99}'}, ["POSITION.PAST_END]", "rows up to 4", "99"]),
         (
             {"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 1}'},
-            ["POSITION.BACKWARDS]", "before startingOffsets", "exchange"],
+            ["POSITION.BACKWARDS]", "before row", "exchange"],
         ),
         ({"consumer": "biling"}, ["no consumer 'biling'", "Did you mean 'billing'"]),
         ({"queue": "orders", "consumer": "idle"}, ["not registered"]),
@@ -239,10 +239,10 @@ def test_partitions_with_few_rows_share_tasks(spark: SparkSession, store: Store,
 
 
 def test_a_read_of_very_many_tasks_is_refused(spark: SparkSession, store: Store, store_url: str) -> None:
-    fill(make_queue(store), range(MOST_TASKS + 1))
+    fill(make_queue(store), range(MAX_TASKS + 1))
     with pytest.raises(Exception, match=r"INVALID_OPTION.TOO_MANY_TASKS\].*raise rowsPerTask"):
         batch(spark, store_url, rowsPerTask=1).count()
-    assert batch(spark, store_url, rowsPerTask=MOST_TASKS).count() == MOST_TASKS + 1
+    assert batch(spark, store_url, rowsPerTask=MAX_TASKS).count() == MAX_TASKS + 1
 
 
 def test_many_small_appends_are_read_in_few_batches(

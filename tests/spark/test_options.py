@@ -16,7 +16,7 @@ import penstock
 from penstock import Store
 from penstock.errors import InvalidOptionError, MissingDependencyError
 from penstock.spark.data_source import PenstockDataSource
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
 from penstock.spark.queue_readers import Scan
@@ -111,7 +111,7 @@ def test_starting_positions_are_parsed() -> None:
         (lambda: read(endingOffsets="consumer"), "a read can end at latest", "VALUE"),
         (lambda: read(startingTimestamp="2026-01-31T12:00:00"), "give the time zone too", "VALUE"),
         (lambda: read(startingTimestamp="yesterday"), "give a time such as", "VALUE"),
-        (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other", "CONFLICT"),
+        (lambda: read(startingTimestamp="1", startingOffsets="latest"), "cannot be combined", "CONFLICT"),
         (lambda: read(startingOffsets="consumer"), "needs the option consumer", "MISSING"),
         (
             lambda: read(consumer="c", startingOffsets="latest"),
@@ -260,16 +260,16 @@ def test_names_with_special_characters_work(
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
 def test_an_embedded_store_is_accepted_on_one_machine(master: str) -> None:
     assert is_local(master)
-    check_reach("sqlite:///x.db", master)
+    check_store_reach("sqlite:///x.db", master)
 
 
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", "local-cluster[2,1,1024]"])
 def test_an_embedded_store_is_refused_on_a_cluster(master: str) -> None:
-    check_reach(URL, master)
+    check_store_reach(URL, master)
     with pytest.raises(InvalidOptionError, match=r"SQLITE_ON_CLUSTER\].*use a postgresql store"):
-        check_reach("sqlite:///x.db", master)
+        check_store_reach("sqlite:///x.db", master)
     kind = type("Baked", (PenstockDataSource,), {"master": master})
-    with pytest.raises(InvalidOptionError, match="one machine's file"):
+    with pytest.raises(InvalidOptionError, match="a file on one machine"):
         kind({"url": "sqlite:///x.db", "path": "orders"}).schema()
 
 

@@ -15,7 +15,7 @@ from penstock import Store
 from penstock.commit.owner import request_drain
 from penstock.json_text import Json
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.ranges import MOST_TASKS
+from penstock.spark.ranges import MAX_TASKS
 from penstock.testing import replay_last_batch
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import (
@@ -131,12 +131,12 @@ def test_micro_batches_respect_the_limits(
 def test_a_micro_batch_of_very_many_tasks_is_refused_before_it_is_logged(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    fill(make_queue(store), range(MOST_TASKS + 1))
+    fill(make_queue(store), range(MAX_TASKS + 1))
     out = make_queue(store, "out")
     with pytest.raises(Exception, match=r"INVALID_OPTION.TOO_MANY_TASKS\].*raise rowsPerTask"):
         run(stream(spark, store_url, rowsPerTask=1), store_url, "out", tmp_path / "ck")
     run(stream(spark, store_url), store_url, "out", tmp_path / "ck")
-    assert len(ids_in(out)) == MOST_TASKS + 1
+    assert len(ids_in(out)) == MAX_TASKS + 1
 
 
 @one_store
@@ -308,7 +308,7 @@ def test_a_checkpoint_of_another_source_is_refused(
         assert f"offset has {field}" in said
     rates = spark.readStream.format("rate").load().selectExpr("value as id")
     run(rates.limit(0), store_url, "out", tmp_path / "ck-rate", trigger={"once": True})
-    assert "which is not a queue's" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
+    assert "not an offset of a queue" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
 
 
 @one_store

@@ -22,7 +22,7 @@ from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import is_case_sensitive, quote_column, to_struct
-from penstock.spark.shuffle_batches import PLACE, SCHEMA, shuffle_keys
+from penstock.spark.shuffle_batches import SCHEMA, SHUFFLE_KEY, shuffle_keys
 
 _KEY = "__penstock_key_"
 # With this name (Spark 4.2) and this metadata (Spark 4.3), Spark refuses update and complete mode when a
@@ -189,7 +189,7 @@ class Plan:
             packing = Packing(self.layout.row_id, shuffle_keys(partitions))
             packed = self.df.mapInArrow(self._first_pass(packing=packing), to_struct(SCHEMA))
             passes = AllPasses(self.layout, self.passes, packed=True)
-            return packed.repartition(PLACE).mapInArrow(passes, self.df.schema)
+            return packed.repartition(SHUFFLE_KEY).mapInArrow(passes, self.df.schema)
         columns = [self._column(path) for path in self.layout.row_id]
         if not self.passes.carryovers:
             return self.df.repartition(*columns).mapInArrow(self._first_pass(whole=True), self.df.schema)

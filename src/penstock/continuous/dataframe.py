@@ -1,4 +1,4 @@
-"""The DataFrame that a continuous query's transforms get; it hides the engine's metadata columns."""
+"""The DataFrame for transforms of a continuous query, which hides the engine's metadata columns."""
 
 from __future__ import annotations
 
@@ -31,36 +31,38 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-_MAP_LIKE = (
+_ROW_METHODS = (
     "alias", "drop", "dropna", "fillna", "filter", "replace", "select", "selectExpr", "to", "toDF", "where",
     "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata",
 )  # fmt: skip
-"""Methods that return another frame; the plan shows their columns and expressions."""
-_READ_ONLY = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
-"""Attributes of the frame without the metadata columns."""
+"""Methods that return a frame; the plan shows their columns and expressions."""
+_SCHEMA_ATTRIBUTES = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
+"""Attributes that come from the DataFrame without the metadata columns."""
 _HIDDEN_FIELDS = (StructField(KIND, ByteType()), StructField(EPOCH, LongType()))
 
 
 class ContinuousFrame:
     """Replacement for ``pyspark.sql.DataFrame`` that refuses unsupported operations by name.
 
-    Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the
-    frame itself.
+    `begin_frame` and the methods of a frame return frames. Spark executes `full_frame`, never the frame
+    itself.
     """
 
-    def __init__(self, carrier: HiddenColumnRewriter, plain: DataFrame, known: tuple[PlanPair, ...]) -> None:
-        self._carrier = carrier
-        self._plain = plain
-        self._known = known
+    def __init__(
+        self, rewriter: HiddenColumnRewriter, user_frame: DataFrame, pairs: tuple[PlanPair, ...]
+    ) -> None:
+        self._rewriter = rewriter
+        self._user_frame = user_frame
+        self._pairs = pairs
 
     @property
-    def carried(self) -> DataFrame:
-        """The DataFrame for Spark to run: the user's columns, then the metadata columns."""
-        return self._carrier.carried(self._known[0])
+    def full_frame(self) -> DataFrame:
+        """The DataFrame that Spark executes: the user's columns, then the metadata columns."""
+        return self._rewriter.full_frame(self._pairs[0])
 
     @property
     def sparkSession(self) -> SparkSession:
-        return self._carrier.spark
+        return self._rewriter.spark
 
     @property
     def isStreaming(self) -> bool:
@@ -76,7 +78,7 @@ class ContinuousFrame:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> ContinuousFrame:
-        return transformed(self, lambda frame: func(frame, *args, **kwargs))
+        return apply_transform(self, lambda frame: func(frame, *args, **kwargs))
 
     def mapInArrow(
         self,
@@ -85,10 +87,12 @@ class ContinuousFrame:
         barrier: bool = False,
         profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
-        """Apply a function to record batches, again after each pause in the stream and each epoch."""
-        plain = self._plain.mapInArrow(func, schema)
-        wrapped = wrap_arrow_function(func, plain.schema)
-        return self._mapped(plain, self.carried.mapInArrow(wrapped, _carried(plain.schema)), profile)
+        """Apply a function to record batches; it is called again after each pause and each epoch."""
+        user_frame = self._user_frame.mapInArrow(func, schema)
+        wrapped = wrap_arrow_function(func, user_frame.schema)
+        return self._apply_function(
+            user_frame, self.full_frame.mapInArrow(wrapped, _full_schema(user_frame.schema)), profile
+        )
 
     def mapInPandas(
         self,
@@ -97,38 +101,43 @@ class ContinuousFrame:
         barrier: bool = False,
         profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
-        """Apply a function to pandas DataFrames, again after each pause in the stream and each epoch."""
-        plain = self._plain.mapInPandas(func, schema)
-        rows, wrapped = self._carrier.without_nulls(self._known[0]), wrap_pandas_function(func, plain.schema)
-        return self._mapped(plain, rows.mapInPandas(wrapped, _carried(plain.schema)), profile)
+        """Apply a function to pandas DataFrames; it is called again after each pause and each epoch."""
+        user_frame = self._user_frame.mapInPandas(func, schema)
+        rows, wrapped = (
+            self._rewriter.without_nulls(self._pairs[0]),
+            wrap_pandas_function(func, user_frame.schema),
+        )
+        return self._apply_function(
+            user_frame, rows.mapInPandas(wrapped, _full_schema(user_frame.schema)), profile
+        )
 
-    def _mapped(
-        self, plain: DataFrame, carried: DataFrame, profile: ResourceProfile | None
+    def _apply_function(
+        self, user_frame: DataFrame, full_frame: DataFrame, profile: ResourceProfile | None
     ) -> ContinuousFrame:
         if profile is not None:
-            # The whole plan of a continuous query runs in the same tasks.
+            # All stages of a continuous query run in the same tasks.
             raise unsupported_error("resource profile")
-        _refuse_hidden_names(plain.columns)
-        made = self._carrier.carry_function(plain, carried)
-        return ContinuousFrame(self._carrier, plain, (made, *self._known))
+        _refuse_hidden_names(user_frame.columns)
+        pair = self._rewriter.extend_function(user_frame, full_frame)
+        return ContinuousFrame(self._rewriter, user_frame, (pair, *self._pairs))
 
-    def _derived(self, plain: DataFrame) -> ContinuousFrame:
-        _refuse_hidden_names(plain.columns)
-        made = self._carrier.carry(plain, self._known)
-        return ContinuousFrame(self._carrier, plain, (made, *self._known))
+    def _extend(self, user_frame: DataFrame) -> ContinuousFrame:
+        _refuse_hidden_names(user_frame.columns)
+        pair = self._rewriter.extend(user_frame, self._pairs)
+        return ContinuousFrame(self._rewriter, user_frame, (pair, *self._pairs))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _READ_ONLY:
-            return getattr(self._plain, name)
-        if name in _MAP_LIKE:
-            return lambda *args, **kwargs: self._derived(getattr(self._plain, name)(*args, **kwargs))
+        if name in _SCHEMA_ATTRIBUTES:
+            return getattr(self._user_frame, name)
+        if name in _ROW_METHODS:
+            return lambda *args, **kwargs: self._extend(getattr(self._user_frame, name)(*args, **kwargs))
         if name in PROPERTIES:
             raise unsupported_method_error(name)
         if not name.startswith("_"):
             if is_dataframe_attribute(name):
-                return _refusing(name)
-            if name in self._plain.columns:
-                return self._plain[name]
+                return _refusal_of(name)
+            if name in self._user_frame.columns:
+                return self._user_frame[name]
         raise PySparkAttributeError(
             errorClass="ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": name}
         )
@@ -136,22 +145,22 @@ class ContinuousFrame:
     def __getitem__(
         self, item: int | str | Column | list[Column | str] | tuple[Column | str, ...]
     ) -> Column | ContinuousFrame:
-        selected: Column | DataFrame = self._plain[item]
-        return selected if isinstance(selected, Column) else self._derived(selected)
+        selected: Column | DataFrame = self._user_frame[item]
+        return selected if isinstance(selected, Column) else self._extend(selected)
 
     def __dir__(self) -> list[str]:
-        return dir(self._plain)
+        return dir(self._user_frame)
 
     def __repr__(self) -> str:
-        return f"Continuous{self._plain!r}"
+        return f"Continuous{self._user_frame!r}"
 
 
-def _carried(schema: StructType) -> StructType:
-    """Return a function's schema with the metadata columns added and its fields' metadata removed."""
+def _full_schema(schema: StructType) -> StructType:
+    """Return a function's schema with the metadata columns, and without the metadata of its fields."""
     return StructType([*(StructField(field.name, field.dataType) for field in schema), *_HIDDEN_FIELDS])
 
 
-def _refusing(name: str) -> Callable[..., NoReturn]:
+def _refusal_of(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise (
             unsupported_error(OPERATORS_OF_METHODS[name])
@@ -162,27 +171,27 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def begin_frame(carried: DataFrame) -> ContinuousFrame:
-    """Return the frame over a continuous query's reader: the source's columns, then the metadata columns."""
-    _refuse_hidden_names(carried.columns[:-2])
-    carrier = HiddenColumnRewriter(carried.sparkSession, check_operator)
-    begin = carrier.begin(carried)
-    return ContinuousFrame(carrier, carrier.plain(begin), (begin,))
+def begin_frame(full_frame: DataFrame) -> ContinuousFrame:
+    """Return the frame for a reader, whose last two columns are the metadata columns."""
+    _refuse_hidden_names(full_frame.columns[:-2])
+    rewriter = HiddenColumnRewriter(full_frame.sparkSession, check_operator)
+    pair = rewriter.start(full_frame)
+    return ContinuousFrame(rewriter, rewriter.user_frame(pair), (pair,))
 
 
-def transformed(
+def apply_transform(
     frame: ContinuousFrame, function: Callable[[ContinuousFrame], ContinuousFrame]
 ) -> ContinuousFrame:
-    """Apply a user's transform to a frame, and return the result."""
-    made = function(frame)
-    if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
+    """Apply a user's transform to a frame; return the result."""
+    result = function(frame)
+    if not isinstance(result, ContinuousFrame) or result._pairs[-1] is not frame._pairs[-1]:
         raise ContinuousRefusedError(
-            "a transform of a continuous query must return a DataFrame derived from the one that it got, but "
-            f"this one returned {type(made).__name__}: return the DataFrame, or {OTHER_TRIGGER}",
+            "a transform of a continuous query must return a DataFrame derived from its argument, but this "
+            f"one returned {type(result).__name__}: return the DataFrame, or {OTHER_TRIGGER}",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
-            given=type(made).__name__,
+            given=type(result).__name__,
         )
-    return made
+    return result
 
 
 def _refuse_hidden_names(columns: list[str]) -> None:
@@ -190,8 +199,8 @@ def _refuse_hidden_names(columns: list[str]) -> None:
         # Spark ignores case.
         if name.lower() in (KIND, EPOCH):
             raise ContinuousRefusedError(
-                f"a column of a continuous query cannot be called {name}, because the engine has a metadata "
-                "column of that name: rename it",
+                f"a column of a continuous query cannot be called {name}, because the engine uses that name "
+                "for a metadata column: rename it",
                 condition="CONTINUOUS_REFUSED.COLUMN_NAME",
                 column=name,
             )

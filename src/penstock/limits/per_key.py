@@ -41,7 +41,7 @@ from penstock.spark import shuffle_batches
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.factorize import cumcount, factorize
 from penstock.spark.schemas import is_case_sensitive, to_struct
-from penstock.spark.shuffle_batches import PLACE, ROWS, SCHEMA, unpack
+from penstock.spark.shuffle_batches import ROWS, SCHEMA, SHUFFLE_KEY, unpack
 
 _KEY = "key_"
 _COUNT, _LAST = "count", "last"
@@ -78,8 +78,8 @@ class KeyLimit:
         key = self._key(frame)
         packed = frame.mapInArrow(PackRows(key, self.rows), to_struct(PACKED))
         if not frame.isStreaming:
-            return packed.repartition(PLACE).mapInArrow(FirstRowsOfBatch(key, self.rows), frame.schema)
-        counted = packed.groupBy(PLACE).applyInPandasWithState(
+            return packed.repartition(SHUFFLE_KEY).mapInArrow(FirstRowsOfBatch(key, self.rows), frame.schema)
+        counted = packed.groupBy(SHUFFLE_KEY).applyInPandasWithState(
             CountInState(key, self.rows, self.forget_ms),
             to_struct(SCHEMA),
             _STATE,
@@ -339,7 +339,7 @@ class CountInState:
             state.update((new_counts.to_bytes(),))
         if passes.any():
             rows = table.filter(pa.array(passes))
-            yield pd.DataFrame({PLACE: [place[0]], ROWS: [_ipc_bytes(rows)]})
+            yield pd.DataFrame({SHUFFLE_KEY: [place[0]], ROWS: [_ipc_bytes(rows)]})
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def is_one_to_one(frame: DataFrame) -> bool:
             "remove df.limit(n) from its transformations",
             condition="INVALID_INPUT.SEVERAL_LIMITS",
         )
-    return all(Trait.ONE_TO_ONE in traits_of(node.name) for node in limits[0].below())
+    return all(Trait.ONE_TO_ONE in traits_of(node.name) for node in limits[0].descendants())
 
 
 def is_per_micro_batch(frame: DataFrame) -> bool:
@@ -83,5 +83,5 @@ def is_per_micro_batch(frame: DataFrame) -> bool:
     return any(
         node.name in _AGGREGATES and node.streaming
         for metrics_node in metrics_nodes
-        for node in metrics_node.below()
+        for node in metrics_node.descendants()
     )

@@ -34,7 +34,7 @@ from penstock.spark.error_boundary import iterate_in_worker, original_error
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import StreamingRead, replace_reads
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.options import STREAM_SOURCE, source_options, with_defaults
 from penstock.spark.schemas import projection, source_schema
 from penstock.spark.session import session_defaults
@@ -135,7 +135,7 @@ class PenstockRead:
         options = replace(
             options, max_rows_per_trigger=rows, max_rows_per_partition=None, max_bytes_per_trigger=None
         )
-        check_reach(options.url, self.spark.conf.get("spark.master", None))
+        check_store_reach(options.url, self.spark.conf.get("spark.master", None))
         queue = open_store(options.url, verify=True).queue(options.queue).record
         columns = projection(self.schema, source_schema(queue.schema, options.metadata_columns))
         return QueueStreamReader(options, queue, columns)
@@ -182,7 +182,7 @@ def _without_consumer(spark: SparkSession, options: Mapping[str, str]) -> dict[s
     complete["queue"] = parsed.queue
     if parsed.consumer is None:
         return complete
-    check_reach(parsed.url, spark.conf.get("spark.master", None))
+    check_store_reach(parsed.url, spark.conf.get("spark.master", None))
     offsets = open_store(parsed.url, verify=True).consumer(parsed.consumer).offsets(parsed.queue)
     # startingOffsets keeps Spark from using the session's default consumer instead.
     del complete["consumer"]

@@ -24,7 +24,7 @@ from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
 from penstock.queue.store import connect
 from penstock.spark.connectors import BatchSink, Binding, MicroBatch, Sink, WriteSettings
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import SinkOptions, sink_options
 from penstock.spark.schemas import check_writable
@@ -107,7 +107,7 @@ class QueueSink(Sink, ContinuousSink):
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> QueueSinkDriver:
         options = self._write_options(spark)
-        check_reach(options.url, spark.conf.get("spark.master", None))
+        check_store_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSinkDriver(options, query_id, guarantee == "exactly_once")
 
     def record(self, spark: SparkSession, query_id: str) -> QueueSinkDriver:

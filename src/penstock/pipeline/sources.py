@@ -21,7 +21,7 @@ from penstock.queue.checks import check_name
 from penstock.spark.connectors import OwnedConsumer, Source
 from penstock.spark.error_boundary import raising_original_errors
 from penstock.spark.internals.plans import streaming_reads
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.options import CONF_PREFIX, source_options
 from penstock.spark.session import default_url, register, session_defaults
 
@@ -84,7 +84,7 @@ class QueueSource(Source, ContinuousSource):
 
     def continuous_driver(self, spark: SparkSession) -> QueueSourceDriver:
         options = source_options(self._options(), session_defaults(spark), streaming=True)
-        check_reach(options.url, spark.conf.get("spark.master", None))
+        check_store_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSourceDriver(options)
 
 

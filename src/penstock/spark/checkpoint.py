@@ -1,4 +1,4 @@
-"""Reader for checkpoints of streaming queries, on any file system, and the commits that are built from them.
+"""Reader for checkpoints of streaming queries on any file system; it also builds commits from them.
 
 The layout is Spark's (4.3.0). ``metadata`` has the query's id. ``offsets/N`` is written before micro-batch N
 runs: a version line, a line of metadata, and for each source a line of JSON (format 1) or ``name:json``
@@ -29,13 +29,13 @@ _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTA
 _USER = re.compile(r"//[^/:@]*:")
 
 LIMIT_PASSED_SETTING = "penstock.limit.passed"
-"""The setting, logged with each epoch, that has the rows that a limit has let through by the epoch's end."""
+"""The setting, logged with each epoch, for how many rows a limit has let through up to the epoch."""
 LIMIT_RECORD = "penstock/limit.json"
-"""The file with the limit on all rows that micro-batches count."""
+"""The file with a limit on all rows that micro-batches count."""
 MAX_FILE_BYTES = 64 << 20
-"""The size limit of a checkpoint file; Spark's own files have some kilobytes."""
+"""The maximum size of a checkpoint file; Spark's own files have a few kilobytes."""
 RUNS_KEY = "penstock runs"
-"""The key in the offsets of a source without rows that counts the runs of a query."""
+"""The key in the offsets of the empty source that counts the runs of a query."""
 
 
 class Checkpoint:
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @property
     def shown(self) -> str:
-        """The checkpoint's location, without a password."""
+        """The checkpoint's location without passwords, for messages."""
         return redact_location(self.location)
 
     def query_id(self) -> str:
@@ -61,7 +61,7 @@ class Checkpoint:
         return self._query_id
 
     def require_query(self, writers: Iterable[str]) -> None:
-        """Refuse a checkpoint of another query; ``writers`` are the query ids that the tasks report."""
+        """Refuse a checkpoint of another query; ``writers`` are the query ids that tasks have reported."""
         queries, expected = set(writers), self.query_id()
         if queries != {expected}:
             raise CheckpointMismatchError(
@@ -86,7 +86,7 @@ class Checkpoint:
             ) from None
 
     def offsets(self, batch_id: int) -> list[JsonValue]:
-        """Return the sources' offsets of a micro-batch; empty before the first one."""
+        """Return the offsets of all sources for a micro-batch; empty before the first one."""
         if batch_id < 0:
             return []
         name = f"offsets/{batch_id}"
@@ -96,7 +96,7 @@ class Checkpoint:
             raise self.malformed(name, error) from error
 
     def ranges(self, batch_id: int | None) -> list[QueueOffset]:
-        """Return the ranges of queues in a micro-batch; empty without one."""
+        """Return the ranges of queues in a micro-batch; empty if ``batch_id`` is None."""
         return [] if batch_id is None else batch_ranges(self.offsets(batch_id), ())
 
     def input_digest(self, batch_id: int) -> str:
@@ -117,7 +117,7 @@ class Checkpoint:
         rebind: bool = False,
         new_sink: bool = False,
     ) -> BatchCommit[T]:
-        """Return the commit of a micro-batch whose tasks are done; its app is the query's id by default."""
+        """Return the commit of a micro-batch whose tasks have ended; the app is the query's id by default."""
         offsets = self.offsets(batch_id)
         query_id, stateful = self.query_id(), self.stateful()
         return BatchCommit(
@@ -138,7 +138,7 @@ class Checkpoint:
         )
 
     def limit_passed(self, batch_id: int) -> int | None:
-        """Return how many rows the limit of a continuous query had let through; None without such a limit."""
+        """Return how many rows the limit of a continuous query has let through; None without a limit."""
         name = f"offsets/{batch_id}"
         text = self._read(name)
         try:
@@ -149,7 +149,7 @@ class Checkpoint:
             raise self.malformed(name, error) from error
 
     def malformed(self, name: str, error: Exception) -> CommitRefusedError:
-        """Return the error for a file of the checkpoint that is malformed."""
+        """Return the error for a malformed file of the checkpoint."""
         return CommitRefusedError(
             f"the checkpoint's file {name} at {self.shown} is malformed or truncated "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
@@ -161,17 +161,17 @@ class Checkpoint:
         return bool(self.files.get_file_info(f"{self.root}/state").type == fs.FileType.Directory)
 
     def last_commit(self) -> int | None:
-        """Return the last micro-batch in the commit log."""
-        return self._last("commits")
+        """Return the last micro-batch in the commit log; None if there is none."""
+        return self._last_number("commits")
 
     def last_planned(self) -> int | None:
-        """Return the last micro-batch in the offset log, which may not be committed."""
-        return self._last("offsets")
+        """Return the last micro-batch in the offset log, which may be uncommitted; None if there is none."""
+        return self._last_number("offsets")
 
     def tree(self) -> dict[str, fs.FileInfo]:
-        """Return all files and folders by path, except those that a running query deletes meanwhile."""
+        """Return all files and folders by path, without those that a running query deletes meanwhile."""
         infos = self.files.get_file_info(fs.FileSelector(self.root, allow_not_found=True, recursive=True))
-        # A file system may put its own address in front of a path.
+        # Some file systems put their own address before a path.
         return {info.path.partition(f"{self.root}/")[2]: info for info in infos}
 
     def read(self, name: str) -> bytes | None:
@@ -185,7 +185,7 @@ class Checkpoint:
             raise OSError(f"the file {name} has more than {MAX_FILE_BYTES} bytes")
         return content
 
-    def _last(self, name: str) -> int | None:
+    def _last_number(self, name: str) -> int | None:
         selector = fs.FileSelector(f"{self.root}/{name}", allow_not_found=True)
         names = [info.base_name for info in self.files.get_file_info(selector)]
         return max(map(int, filter(is_batch_number, names)), default=None)
@@ -198,25 +198,28 @@ class Checkpoint:
             return content.decode()
         except Exception as error:
             raise CommitRefusedError(
-                f"the checkpoint's file {name} cannot be read at {self.shown}: "
-                f"{type(error).__name__}; it may be another query's, or was deleted",
+                f"the checkpoint's file {name} cannot be read at {self.shown}: {type(error).__name__}; it "
+                "was deleted, or the checkpoint belongs to another query",
                 condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
                 checkpoint=self.shown,
             ) from error
 
 
 def is_batch_number(name: str) -> bool:
-    """Return whether a log file's name is the number of a micro-batch, in ASCII digits as Spark writes it."""
+    """Return whether the name of a log file is the number of a micro-batch, in ASCII digits."""
     return name.isascii() and name.isdigit()
 
 
 def _restorable_offset(offsets: Sequence[JsonValue]) -> str | None:
-    """Return the offset that can restore a checkpoint without this micro-batch: a single source's."""
+    """Return the offset with which a checkpoint that lost this micro-batch can be restored.
+
+    This is only possible for a query with a single source.
+    """
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 
 def parse_offsets(text: str) -> list[JsonValue]:
-    """Parse an offset log file into the offset of each source: JSON, other text, or None for none yet."""
+    """Parse an offset log file; return each source's offset: JSON, other text, or None for none yet."""
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
         raise CommitRefusedError(
@@ -224,11 +227,11 @@ def parse_offsets(text: str) -> list[JsonValue]:
             "Penstock",
             condition="COMMIT_REFUSED.CHECKPOINT_TOO_NEW",
         )
-    named = version == "v2"
-    return [_offset(line.partition(":")[2] if named else line) for line in lines if line]
+    has_names = version == "v2"
+    return [_parse_offset(line.partition(":")[2] if has_names else line) for line in lines if line]
 
 
-def _offset(text: str) -> JsonValue:
+def _parse_offset(text: str) -> JsonValue:
     if text == "-":
         return None
     try:
@@ -239,33 +242,32 @@ def _offset(text: str) -> JsonValue:
 
 
 def _open(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location and the path in it, taken literally, as Hadoop does."""
+    """Return the file system of a location, and the path in it; like Hadoop, do not decode the path."""
     match = _LOCATION.fullmatch(location)
     assert match is not None, "it matches any text"
     scheme, authority, path = match.groups()
     if scheme in (None, "file"):
         return fs.LocalFileSystem(), path.rstrip("/")
     try:
-        known = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
-        files, path = fs.FileSystem.from_uri(f"{known}:{authority or ''}{path}")
+        arrow_scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
+        files, path = fs.FileSystem.from_uri(f"{arrow_scheme}:{authority or ''}{path}")
     except (OSError, ValueError, NotImplementedError):
-        files, path = _by_fsspec(location)
+        files, path = _open_with_fsspec(location)
     return files, path.rstrip("/")
 
 
-def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
+def _open_with_fsspec(location: str) -> tuple[fs.FileSystem, str]:
     try:
         from fsspec.core import url_to_fs
 
-        # Spark writes these files at the same time, so nothing may be cached.
+        # Nothing may be cached, because Spark writes these files at the same time.
         files, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
         reason = redacted_cause(error, location)
         raise CommitRefusedError(
-            f"the checkpoint at {redact_location(location)} cannot be read from Python ({reason}), "
-            "and the sink must read its offset log for this guarantee: "
-            "install an fsspec driver for the scheme, put the checkpoint where pyarrow can read it, or use "
-            "guarantee=at_least_once",
+            f"the checkpoint at {redact_location(location)} cannot be read from Python ({reason}), but the "
+            "sink must read its offset log for this guarantee: install an fsspec driver for the scheme, put "
+            "the checkpoint where pyarrow can read it, or use guarantee=at_least_once",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=redact_location(location),
             reason=reason,
@@ -276,24 +278,24 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
 def redacted_cause(error: Exception, location: str) -> str:
     """Return the text of an error without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
-    password, query = location[_password(location)], location.partition("?")[2]
-    # Libraries sort and encode the parameters in their own way.
+    password, query = location[_password_slice(location)], location.partition("?")[2]
+    # Libraries may sort and encode the parameters differently.
     values = [value for _, value in parse_qsl(query) if len(value) >= SHORTEST_SECRET]
     secrets = [query, password, unquote(password), *values, *map(quote, values)]
     return redact(text, [secret for secret in secrets if secret])
 
 
 def redact_location(location: str) -> str:
-    """Return a location without its password and its query string."""
-    shown, mark, _ = location.partition("?")
-    password = _password(shown)
+    """Return a location without its password and query string."""
+    shown, separator, _ = location.partition("?")
+    password = _password_slice(shown)
     if shown[password]:
         shown = f"{shown[: password.start]}***{shown[password.stop :]}"
-    return f"{shown}?***" if mark else shown
+    return f"{shown}?***" if separator else shown
 
 
-def _password(location: str) -> slice:
-    """Return the slice of the password, which ends at the last @, since it may contain one itself."""
-    last = max(location.rfind("@"), 0)
-    user = _USER.search(location, 0, last)
-    return slice(last, last) if user is None else slice(user.end(), last)
+def _password_slice(location: str) -> slice:
+    """Return the slice with the password, which ends at the last @, since passwords may contain an @."""
+    host_start = max(location.rfind("@"), 0)
+    user_match = _USER.search(location, 0, host_start)
+    return slice(host_start, host_start) if user_match is None else slice(user_match.end(), host_start)

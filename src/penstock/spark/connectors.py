@@ -1,7 +1,7 @@
 """Protocols for the sources and sinks of a pipeline.
 
-A pipeline asks its source for a streaming DataFrame and its sink for a writer, whatever their kinds. The
-protocols that the continuous trigger also needs are in :mod:`penstock.continuous.connectors.protocol`.
+A pipeline gets a streaming DataFrame from its source and a writer from its sink. The additional protocols for
+the continuous trigger are in :mod:`penstock.continuous.connectors.protocol`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnedConsumer:
     queue: str
     consumer: str
     moved_by_sink: bool = False
-    """Whether the query's sink is known to move it in its own transaction."""
+    """Whether the query's sink is known to move the consumer in its own transaction."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Source(ABC):
 
     @abstractmethod
     def to_df(self, spark: SparkSession) -> DataFrame:
-        """Return its rows as a streaming DataFrame.
+        """Return the source's rows as a streaming DataFrame.
 
         Parameters
         ----------
@@ -69,18 +69,18 @@ class Source(ABC):
         return None
 
     def owned_consumers(self, spark: SparkSession) -> Sequence[OwnedConsumer]:
-        """Return the consumers that a query of this source owns, for a session whose plans cannot be read."""
+        """Return the consumers that a query of this source owns; for sessions whose plans cannot be read."""
         return ()
 
     takes_row_quota: ClassVar[bool] = False
     """Whether the source can read only as many rows as a limit still lets through."""
 
     def with_row_quota(self, options: Mapping[str, str]) -> Source:
-        """Return the same source, reading only as many rows as these options allow."""
+        """Return a copy of the source that reads only as many rows as these options allow."""
         return self
 
     def moved_by_sink(self) -> Source:
-        """Return the same source, aware that the sink's own transaction moves its consumer."""
+        """Return a copy of the source that expects the sink's transaction to move its consumer."""
         return self
 
 
@@ -125,7 +125,7 @@ class Sink(ABC):
 
     @abstractmethod
     def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
-        """Return a writer of the rows for Spark to start, with the checkpoint among its options."""
+        """Return a writer of the rows, with the checkpoint among its options; the pipeline starts it."""
 
     def check(self, guarantee: str, output_mode: str) -> None:
         """Refuse a guarantee or an output mode that the sink does not support.
@@ -134,13 +134,13 @@ class Sink(ABC):
         ------
         InvalidOptionError
         """
-        for option, value, kept in (
+        for option, value, supported in (
             ("guarantee", guarantee, self.guarantees),
             ("output_mode", output_mode, self.output_modes),
         ):
-            if value not in kept:
+            if value not in supported:
                 raise InvalidOptionError(
-                    f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not "
+                    f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(supported)}, not "
                     f"{in_quotes(value)}",
                     condition="INVALID_OPTION.VALUE",
                     option=option,

@@ -1,8 +1,8 @@
-"""The certificate by which tasks identify their driver, in an application that encrypts its traffic.
+"""The certificate of a driver, for applications that encrypt their traffic.
 
-A driver creates its own key and signs its certificate itself. The key does not leave its memory, except where
-``ssl`` can only read it from a file. Tasks get the certificate with the driver's address and trust no other
-certificate, so there is no authority, host name or date to check.
+A driver creates a key and a self-signed certificate. The key stays in memory, except on systems where ``ssl``
+can only read it from a file. Tasks get the certificate together with the driver's address and trust no other
+certificate, so they need not check an authority, a host name or a date.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.extras import missing
 _NAME = "Penstock driver"
 _FIRST_DAY = datetime(2000, 1, 1, tzinfo=UTC)
 _LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""The certificate's last day, as in RFC 5280, 4.1.2.5, so that a wrong clock does not lock out a task."""
+"""The certificate has no expiry (RFC 5280, 4.1.2.5), so that a wrong clock does not lock out a task."""
 
 
 @dataclass(frozen=True)
 class DriverTls:
-    """The driver's end of TLS, and its certificate in PEM."""
+    """The driver's TLS context, and its certificate in PEM."""
 
     context: ssl.SSLContext
     certificate: str
@@ -40,16 +40,16 @@ def driver_tls() -> DriverTls:
     MissingDependencyError
         When cryptography is not installed.
     """
-    key, certificate = _signed_by_itself()
+    key, certificate = _create_self_signed()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A ticket would make the socket readable without a message.
+    # A session ticket would make the socket readable without a message.
     context.num_tickets = 0
-    _load(context, key + certificate)
+    _load_into(context, key + certificate)
     return DriverTls(context, certificate)
 
 
-def _load(context: ssl.SSLContext, pem: str) -> None:
+def _load_into(context: ssl.SSLContext, pem: str) -> None:
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("penstock driver"), "w") as file:
             file.write(pem)
@@ -71,7 +71,7 @@ def task_context(certificate: str) -> ssl.SSLContext:
     return context
 
 
-def _signed_by_itself() -> tuple[str, str]:
+def _create_self_signed() -> tuple[str, str]:
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

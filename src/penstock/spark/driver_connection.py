@@ -1,6 +1,7 @@
-"""A connection between a task and its driver: whole messages, authenticated, encrypted if Spark's own are.
+"""A connection for messages between a task and its driver: authenticated, and encrypted if Spark's traffic
+is.
 
-Both sides prove that they know the driver's secret. If they encrypt, they use TLS 1.3, and the task accepts
+Both sides prove that they know the driver's secret. Encrypted connections use TLS 1.3, and the task accepts
 only the certificate of its driver, which it gets together with the secret.
 """
 
@@ -16,64 +17,64 @@ import threading
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 
-_HEAD = struct.Struct("!i")
-_MOST_BYTES = 0x7FFFFFFF
-_RECORD_HEAD_BYTES = 5
-"""The head of a TLS record: kind, version, and the length of the rest in two bytes (RFC 8446, 5.1)."""
-_RECORD_KINDS = range(20, 25)
+_LENGTH = struct.Struct("!i")
+_MAX_BYTES = 0x7FFFFFFF
+_RECORD_HEADER_BYTES = 5
+"""The header of a TLS record: type, version, and the length of the rest in two bytes (RFC 8446, 5.1)."""
+_RECORD_TYPES = range(20, 25)
 
 
 class Connection:
-    """Messages over a socket, each with its length before it; one thread may receive while others send."""
+    """Messages over a socket, each after its length. One thread may receive while others send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._tls: _Tls | None = None
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool) -> None:
-        """Encrypt from now on; raise an ``ssl.SSLError`` if the peer does not, or cannot be trusted."""
+        """Encrypt from now on; raise an ``ssl.SSLError`` if the peer does not, or is not trusted."""
         tls = _Tls(context, server=server)
         try:
-            while not tls.handshake_done():
-                self._socket.sendall(tls.to_send())
-                tls.received(self._record())
+            while not tls.continue_handshake():
+                self._socket.sendall(tls.take_outgoing())
+                tls.add_received(self._read_record())
         except ssl.SSLError:
-            # An alert says why to the peer.
+            # Send the alert, which tells the peer the reason.
             with suppress(OSError):
-                self._socket.sendall(tls.to_send())
+                self._socket.sendall(tls.take_outgoing())
             raise
-        self._socket.sendall(tls.to_send())
+        self._socket.sendall(tls.take_outgoing())
         self._tls = tls
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``, which is readable when a message has arrived."""
+        """Return the file descriptor for ``select``; it is readable when a message has arrived."""
         return self._socket.fileno()
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Let operations that wait for the peer fail with a TimeoutError after ``seconds``."""
+        """Make operations that wait for the peer fail with a TimeoutError after ``seconds``."""
         self._socket.settimeout(seconds)
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Return whether a message has arrived or the peer has hung up, within ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds; return whether a message has arrived or the peer has gone."""
         if self._socket.fileno() < 0:
             raise OSError("the connection is closed")
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        return bool(waiting.poll(timeout * 1000))
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
 
     def send_bytes(self, message: bytes) -> None:
-        if len(message) > _MOST_BYTES:
+        if len(message) > _MAX_BYTES:
             raise OSError(f"a message of {len(message)} bytes is too long")
-        framed = _HEAD.pack(len(message)) + message
-        with self._sending:
-            self._socket.sendall(framed if self._tls is None else self._tls.encrypted(framed))
+        framed = _LENGTH.pack(len(message)) + message
+        with self._send_lock:
+            self._socket.sendall(framed if self._tls is None else self._tls.encrypt(framed))
 
-    def recv_bytes(self, most: int = _MOST_BYTES) -> bytes:
-        """Return the next message; raise an OSError if it is longer than ``most`` bytes."""
-        (length,) = _HEAD.unpack(self._receive(_HEAD.size))
-        if not 0 <= length <= most:
-            raise OSError(f"a message of {length} bytes has arrived, but only {most} are allowed")
+    def recv_bytes(self, max_bytes: int = _MAX_BYTES) -> bytes:
+        """Return the next message; raise an OSError if it is longer than ``max_bytes`` bytes."""
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        if not 0 <= length <= max_bytes:
+            raise OSError(f"a message of {length} bytes has arrived, but only {max_bytes} are allowed")
         return self._receive(length)
 
     def shut_down(self) -> None:
@@ -92,66 +93,65 @@ class Connection:
 
     def _receive(self, count: int) -> bytes:
         if self._tls is None:
-            return self._exactly(count)
-        while (found := self._tls.decrypted(count)) is None:
-            self._tls.received(self._record())
-        return found
+            return self._read_exactly(count)
+        while (data := self._tls.decrypt(count)) is None:
+            self._tls.add_received(self._read_record())
+        return data
 
-    def _record(self) -> bytes:
-        """Return the next TLS record.
+    def _read_record(self) -> bytes:
+        """Read the next TLS record, and nothing after it.
 
-        Read no further, so that bytes that have arrived are either in the socket, where ``select`` sees them,
-        or have been processed.
+        So all bytes that have arrived are either in the socket, where ``select`` sees them, or processed.
         """
-        head = self._exactly(_RECORD_HEAD_BYTES)
-        if head[0] not in _RECORD_KINDS:
+        header = self._read_exactly(_RECORD_HEADER_BYTES)
+        if header[0] not in _RECORD_TYPES:
             raise ssl.SSLError("the peer does not encrypt")
-        return head + self._exactly(int.from_bytes(head[3:]))
+        return header + self._read_exactly(int.from_bytes(header[3:]))
 
-    def _exactly(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            piece = self._socket.recv(count - len(found))
+    def _read_exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = self._socket.recv(count - len(data))
             if not piece:
                 raise EOFError("the peer has hung up")
-            found += piece
-        return bytes(found)
+            data += piece
+        return bytes(data)
 
 
 class _Tls:
-    """TLS without its socket.
+    """TLS without a socket.
 
-    With an ``ssl.SSLSocket``, one thread could not send while another one waits for a message.
+    With an ``ssl.SSLSocket``, a thread could not send while another one waits for a message.
     """
 
     def __init__(self, context: ssl.SSLContext, *, server: bool) -> None:
-        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._received, self._to_send, server_side=server)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._lock = threading.Lock()
         self._decrypted = bytearray()
 
-    def handshake_done(self) -> bool:
-        """Take the next step of the handshake; return whether it needs no more data from the peer."""
+    def continue_handshake(self) -> bool:
+        """Take the next step of the handshake; return whether the handshake is complete."""
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return False
         return True
 
-    def to_send(self) -> bytes:
-        return self._to_send.read()
+    def take_outgoing(self) -> bytes:
+        return self._outgoing.read()
 
-    def received(self, record: bytes) -> None:
+    def add_received(self, record: bytes) -> None:
         with self._lock:
-            self._received.write(record)
+            self._incoming.write(record)
 
-    def encrypted(self, what: bytes) -> bytes:
+    def encrypt(self, data: bytes) -> bytes:
         with self._lock:
-            self._object.write(what)
-            return self._to_send.read()
+            self._object.write(data)
+            return self._outgoing.read()
 
-    def decrypted(self, count: int) -> bytes | None:
-        """Return ``count`` of the received bytes; None while there are fewer."""
+    def decrypt(self, count: int) -> bytes | None:
+        """Return the next ``count`` bytes; None if fewer have arrived."""
         with self._lock, suppress(ssl.SSLWantReadError):
             while len(self._decrypted) < count:
                 piece = self._object.read(count - len(self._decrypted))
@@ -160,19 +160,19 @@ class _Tls:
                 self._decrypted += piece
         if len(self._decrypted) < count:
             return None
-        found = bytes(self._decrypted[:count])
+        data = bytes(self._decrypted[:count])
         del self._decrypted[:count]
-        return found
+        return data
 
 
 TASK, DRIVER = b"penstock task", b"penstock driver"
-"""The side that a proof is for, so that a proof of one side cannot be used as one of the other."""
+"""The sides of a connection. They are part of a proof, so that one side cannot reuse the other's proof."""
 _CHALLENGE_BYTES = 32
 _ACCEPTED, _REFUSED = b"accepted", b"refused"
 
 
 def require_proof(connection: Connection, secret: bytes, side: bytes) -> None:
-    """Make the peer prove that it is one side and knows the secret, without revealing it (HMAC-SHA-256).
+    """Make the peer prove that it is on one side and knows the secret, which is not sent (HMAC-SHA-256).
 
     The handshake of ``multiprocessing`` uses MD5 before Python 3.12, and does not distinguish the sides.
     """
@@ -197,10 +197,10 @@ def _proof(secret: bytes, side: bytes, challenge: bytes) -> bytes:
     return hmac.digest(secret, side + challenge, "sha256")
 
 
-def send_at_once(connection: socket.socket) -> None:
+def disable_nagle(connection: socket.socket) -> None:
     """Send small messages immediately.
 
-    Otherwise each would wait until the peer has acknowledged the previous one, which may take 40 ms (Nagle's
-    algorithm and delayed acknowledgements, RFC 896 and RFC 1122).
+    Otherwise a message may wait 40 ms until the peer has acknowledged the previous one (Nagle's algorithm and
+    delayed acknowledgements, RFC 896 and RFC 1122).
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

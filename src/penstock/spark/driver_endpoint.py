@@ -1,11 +1,11 @@
 """Requests of tasks to their driver, over one authenticated socket.
 
-A task gets the address, the secret and the driver's certificate with its pickled function, which Spark sends
-to executors like all code. Traffic is encrypted if Spark's own is.
+The driver's address, secret and certificate are part of the function that Spark pickles and sends to the
+executors. Traffic is encrypted if Spark's own traffic is.
 
-Any process that reaches the driver's port can connect and send nothing. Tasks must not have to wait for such
-a stranger, so handshakes run concurrently, for at most a second each. If there are too many, the oldest one
-is closed: a task's handshake takes milliseconds, so the oldest is a stranger's.
+Any process that reaches the driver's port can connect and send nothing. So that tasks need not wait for such
+strangers, handshakes run concurrently, and each may take a second. If there are too many, the oldest is
+closed. It is a stranger's, because a task's handshake takes milliseconds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from penstock.spark.driver_connection import (
     DRIVER,
     TASK,
     Connection,
+    disable_nagle,
     prove,
     require_proof,
-    send_at_once,
 )
 from penstock.spark.internals.sessions import is_local
 
@@ -42,50 +42,52 @@ log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
 HANDSHAKE_SECONDS = 1.0
-"""How long a handshake may take."""
+"""The longest time for a handshake."""
 MAX_HANDSHAKES = 128
-"""How many handshakes may run at the same time."""
+"""The maximum number of handshakes at the same time."""
 _BACKLOG = 128
 _CONNECT_SECONDS = 60.0
 """How long a task tries to reach its driver, which may be busy or paused."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 1.0
 _SEND_SECONDS = 30
-"""How long a driver waits for a task that receives nothing."""
+"""How long a driver waits to send to a task that does not receive."""
 _READY = b"ready"
-"""The end of a handshake. If it does not arrive, the driver was too slow, and the task tries again."""
+"""The end of a handshake. If it does not arrive, the handshake has expired, and the task tries again."""
 
 
 @dataclass(frozen=True)
 class DriverNetwork:
-    """How tasks reach a driver."""
+    """How tasks reach their driver."""
 
     host: str
     """The driver's address for executors."""
-    bind: str
-    """The address to listen at."""
+    bind_address: str
+    """The address at which the driver listens."""
     encrypted: bool = False
 
 
 LOOPBACK = "127.0.0.1"
-_ENCRYPT = (
+_ENCRYPTION_SETTINGS = (
     "spark.network.crypto.enabled",
     "spark.ssl.rpc.enabled",
     "spark.authenticate.enableSaslEncryption",
 )
-"""Spark's settings that encrypt its RPC, each in a different way (Spark 4.3, "Spark Security")."""
+"""Spark's settings that encrypt its RPC in different ways (Spark 4.3, "Spark Security")."""
 
 
 def driver_network(spark: SparkSession) -> DriverNetwork:
-    """Return how the tasks of an application reach its driver: in local mode nothing leaves the machine."""
+    """Return how the tasks of an application reach its driver; in local mode, over the loopback interface."""
     context = spark.sparkContext
     if is_local(str(context.master)):
         return DriverNetwork(LOOPBACK, LOOPBACK)
     settings = context.getConf()
     host = str(settings.get("spark.driver.host"))
-    bind = str(settings.get("spark.driver.bindAddress", host))
-    encrypted = any(str(settings.get(name, "false")).strip().lower() == "true" for name in _ENCRYPT)
+    bind_address = str(settings.get("spark.driver.bindAddress", host))
+    encrypted = any(
+        str(settings.get(name, "false")).strip().lower() == "true" for name in _ENCRYPTION_SETTINGS
+    )
     # Spark puts brackets around an IPv6 address.
-    return DriverNetwork(host.strip("[]"), bind.strip("[]"), encrypted)
+    return DriverNetwork(host.strip("[]"), bind_address.strip("[]"), encrypted)
 
 
 @dataclass(frozen=True)
@@ -99,23 +101,23 @@ class Address:
     """The driver's certificate in PEM; None if the traffic is not encrypted."""
 
     def ask(self, question: bytes) -> bytes:
-        with self._translated_errors(), connect(self) as connection:
+        with self._translating_errors(), connect(self) as connection:
             connection.send_bytes(question)
             return connection.recv_bytes()
 
     def connect(self) -> Connection:
         """Connect to the driver."""
-        with self._translated_errors():
+        with self._translating_errors():
             return connect(self)
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except (AuthenticationError, ssl.SSLError) as error:
             raise StoreUnavailableError(
-                f"the process at {self.host}:{self.port} is not the driver of this task; that driver has "
-                "probably ended: start the query again",
+                f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
+                "ended: start the query again",
                 condition="STORE_UNAVAILABLE.OTHER_DRIVER",
                 host=self.host,
                 port=self.port,
@@ -131,12 +133,12 @@ class Address:
 
 
 def connect(address: Address) -> Connection:
-    """Connect to a driver, and retry if it closes the connection before the handshake is done.
+    """Connect to a driver; retry if it closes the connection before the end of the handshake.
 
-    The driver does so after a second, which a task on a busy machine may exceed, and when strangers crowd its
-    port.
+    The driver does that after a second, which may be too short on a busy machine, or if too many strangers
+    connect.
     """
-    deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
+    deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         try:
             return connect_once(address, deadline)
@@ -146,16 +148,16 @@ def connect(address: Address) -> Connection:
             if time.monotonic() + pause > deadline:
                 raise
         time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
 
 def connect_once(address: Address, deadline: float) -> Connection:
-    left = max(deadline - time.monotonic(), 1.0)
-    sock = socket.create_connection((address.host, address.port), timeout=left)
-    send_at_once(sock)
+    seconds_left = max(deadline - time.monotonic(), 1.0)
+    sock = socket.create_connection((address.host, address.port), timeout=seconds_left)
+    disable_nagle(sock)
     connection = Connection(sock)
-    # The limit also stops a peer that sends something and pauses, since any process may have the port by now.
-    connection.set_timeout(left)
+    # Another process may have the port by now, and may send something and pause.
+    connection.set_timeout(seconds_left)
     try:
         if address.certificate is not None:
             connection.encrypt(task_context(address.certificate), server=False)
@@ -177,19 +179,19 @@ class _Handshakes:
         self._secret, self._tls = secret, tls
         self._lock = threading.Lock()
         self._open: dict[Connection, float] = {}
-        """The deadline of each connection, the oldest first."""
+        """The deadline of each connection, oldest first."""
 
     def begin(self, connection: Connection) -> bool:
-        """Give a connection a second for its handshake; return False if the oldest one had to be closed."""
+        """Give a connection a second for its handshake; return False if the oldest one was closed for it."""
         with self._lock:
-            full = len(self._open) >= MAX_HANDSHAKES
-            if full:
+            is_full = len(self._open) >= MAX_HANDSHAKES
+            if is_full:
                 self._close(next(iter(self._open)))
             self._open[connection] = time.monotonic() + HANDSHAKE_SECONDS
-        return not full
+        return not is_full
 
     def authenticate(self, connection: Connection) -> None:
-        """Wait until both ends have proved that they know the secret."""
+        """Wait until both sides have proved that they know the secret."""
         try:
             if self._tls is not None:
                 connection.encrypt(self._tls.context, server=True)
@@ -205,7 +207,7 @@ class _Handshakes:
         connection.send_bytes(_READY)
 
     def expire(self) -> float | None:
-        """Close expired connections, and return the seconds until the next one expires."""
+        """Close expired connections; return the seconds until the next one expires."""
         with self._lock:
             now = time.monotonic()
             for connection, deadline in list(self._open.items()):
@@ -225,20 +227,20 @@ class _Handshakes:
 
 
 class AuthenticatedListener:
-    """An authenticated socket of the driver; ``serve`` handles and closes a connection, in its own thread."""
+    """An authenticated socket of the driver. ``serve`` runs in a thread per connection, and closes it."""
 
     def __init__(self, network: DriverNetwork, serve: Callable[[Connection], None], name: str) -> None:
         tls = driver_tls() if network.encrypted else None
         secret = secrets.token_bytes(32)
         self._handshakes = _Handshakes(secret, tls)
-        family = socket.getaddrinfo(network.bind, 0, type=socket.SOCK_STREAM)[0][0]
-        self._socket = socket.create_server((network.bind, 0), family=family, backlog=_BACKLOG)
+        family = socket.getaddrinfo(network.bind_address, 0, type=socket.SOCK_STREAM)[0][0]
+        self._socket = socket.create_server((network.bind_address, 0), family=family, backlog=_BACKLOG)
         self._socket.setblocking(False)
         port: int = self._socket.getsockname()[1]
         self.address = Address(network.host, port, secret, None if tls is None else tls.certificate)
-        self._wake, self._woken = socket.socketpair()
+        self._wake_sender, self._wake_receiver = socket.socketpair()
         self._serve = serve
-        self._crowded = False
+        self._has_warned = False
         self.closed = False
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
         self._thread.start()
@@ -247,42 +249,42 @@ class AuthenticatedListener:
         if self.closed:
             return
         self.closed = True
-        self._wake.send(b"\0")
+        self._wake_sender.send(b"\0")
         self._thread.join()
         self._handshakes.close_all()
-        for sock in (self._socket, self._wake, self._woken):
+        for sock in (self._socket, self._wake_sender, self._wake_receiver):
             sock.close()
 
     def _listen(self) -> None:
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._socket, selectors.EVENT_READ)
-            ready.register(self._woken, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
             while not self.closed:
-                for key, _ in ready.select(self._handshakes.expire()):
+                for key, _ in selector.select(self._handshakes.expire()):
                     if key.fileobj is self._socket:
                         self._accept()
                     else:
-                        # A forked child that closes its copy wakes this thread, too.
-                        self._woken.recv(64)
+                        # A forked child that closes its copy also wakes this thread.
+                        self._wake_receiver.recv(64)
 
     def _accept(self) -> None:
         try:
-            incoming, _ = self._socket.accept()
+            sock, _ = self._socket.accept()
         except BlockingIOError:
             return
         except OSError as error:
             # The peer has disconnected, or this process has too many open files.
             _log_failure(error)
-            time.sleep(_FIRST_PAUSE)
+            time.sleep(_FIRST_PAUSE_SECONDS)
             return
-        incoming.setblocking(True)
-        send_at_once(incoming)
-        incoming.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
-        connection = Connection(incoming)
-        if not self._handshakes.begin(connection) and not self._crowded:
-            self._crowded = True
+        sock.setblocking(True)
+        disable_nagle(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        connection = Connection(sock)
+        if not self._handshakes.begin(connection) and not self._has_warned:
+            self._has_warned = True
             log.warning(
-                "%d connections to the driver's port %d have not authenticated; further ones are closed: "
+                "%d connections to the driver's port %d have not authenticated; the oldest are closed: "
                 "allow only executors to reach that port",
                 MAX_HANDSHAKES,
                 self.address.port,
@@ -298,7 +300,7 @@ class AuthenticatedListener:
         try:
             self._handshakes.authenticate(connection)
         except Exception as error:
-            # A stranger, or a peer that has disconnected.
+            # The peer is a stranger or has disconnected.
             connection.close()
             _log_failure(error)
             return

@@ -1,6 +1,6 @@
-"""Penstock's errors on their way through Spark.
+"""Penstock's errors across the boundary to Spark.
 
-Where Spark calls Penstock, errors are raised without their traceback, which would bury the message in Spark's
+Where Spark calls Penstock, errors are raised without their traceback, which would hide the message in Spark's
 report. On the driver, the original error is recovered from that report.
 """
 
@@ -18,19 +18,19 @@ from penstock.errors import ContinuousFailedError, PenstockError, QueryFailedErr
 from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.sessions import JvmError, JvmException, cause_of
 
-C = TypeVar("C", bound=type)
+Class = TypeVar("Class", bound=type)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# One line of a Python traceback: the error's class, its condition, its message.
+# A line of a Python traceback with an error's class, condition and message.
 _PENSTOCK_ERROR = re.compile(
     r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE
 )
-# The errors of a micro-batch whose Spark context ends (4.2, 4.3).
-_SHUT_DOWN = re.compile(
+# Errors of a micro-batch whose Spark context is stopped (4.2, 4.3).
+_SHUT_DOWN_MESSAGE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext\.dagScheduler\(\)\" is null"
 )
-# What PySpark and Spark say before the message of a job's error, and a frame of the JVM after it (4.2, 4.3).
+# What PySpark and Spark add before the message of a job's error, and a stack frame of the JVM (4.2, 4.3).
 _BEFORE_MESSAGE = re.compile(
     r"\A(?:An error occurred while calling \S+\n: )?(?:[\w.$]+: )?(?:Job aborted due to stage failure: .*?"
     r"(?:finished unsuccessfully\.\s+|\(executor [^)]*\): )(?:[\w.$]+: )?)?",
@@ -40,18 +40,19 @@ _JVM_FRAME = re.compile(r"^\s+(?:at [^\s(]+\(.*|\.\.\. \d+ more)\n?", re.MULTILI
 _TRACEBACK = re.compile(r"^.*?(Traceback \(most recent call last\):.*?)\s*(?:SQLSTATE: 38000|\Z)", re.DOTALL)
 
 
-def without_tracebacks(kind: C) -> C:
-    """Decorate a class, so that Penstock's errors leave its public methods without their traceback."""
-    for name, method in list(vars(kind).items()):
+def without_tracebacks(cls: Class) -> Class:
+    """Decorate a class so that its public methods raise Penstock's errors without tracebacks."""
+    for name, method in list(vars(cls).items()):
         if callable(method) and not name.startswith("_"):
-            setattr(kind, name, _callback(method))
-    return kind
+            setattr(cls, name, _callback(method))
+    return cls
 
 
 def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function, so that Penstock's errors leave it without their traceback.
+    """Decorate a function so that it raises Penstock's errors without tracebacks.
 
-    Those of its Spark jobs, too, which Spark reports below the tracebacks of the driver and of the task.
+    This includes errors of its Spark jobs, which Spark reports after the tracebacks of the driver and the
+    task.
     """
 
     @functools.wraps(function)
@@ -72,7 +73,7 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
 def _callback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T | Iterator[object]:
-        # Not through without_traceback: its function would be one more line of the traceback.
+        # Using without_traceback here would add a frame to the traceback.
         try:
             result = method(*arguments, **named)
         except PenstockError as error:
@@ -83,10 +84,10 @@ def _callback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
 
 
 def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
-    """Yield the same rows, in one of Spark's Python workers.
+    """Yield the rows of a task in one of Spark's Python workers.
 
-    Penstock's errors leave the iteration without their traceback, and the worker's garbage collection after
-    the task skips the imported modules.
+    Penstock's errors are raised without tracebacks, and the worker's garbage collection after the task skips
+    imported modules.
     """
     freeze_imports()
     try:
@@ -96,35 +97,37 @@ def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
 
 
 def original_error(error: Exception) -> Exception:
-    """Return the Penstock error in Spark's report; Spark's own error if there is none."""
-    found = _reported_error(error)
-    if found is None and (_has_jvm_ended(error) or _SHUT_DOWN.search(_report(error))):
-        return _shut_down()
-    return found or error
+    """Return the Penstock error in Spark's report, or else the error itself."""
+    reported = _reported_error(error)
+    if reported is None and (_has_jvm_ended(error) or _SHUT_DOWN_MESSAGE.search(_report(error))):
+        return _shut_down_error()
+    return reported or error
 
 
 def job_failure(error: Exception) -> Exception:
-    """Return the error of a Spark job without the frames of the JVM: Penstock's own, or else what a user's
-    function or expression has raised. Other errors, and that Spark was shut down, are returned as they are.
+    """Return the error of a Spark job without stack frames of the JVM.
+
+    It is Penstock's own error, or what a user's function or expression has raised. Other errors, and the
+    shutdown of Spark, are returned unchanged.
     """
     if not isinstance(error, PySparkException | JvmException | ContinuousFailedError):
         return error
     report = _report(error)
-    found = _reported_error(error)
-    if found is not None or isinstance(error, ContinuousFailedError) or _SHUT_DOWN.search(report):
-        return found or error
+    reported = _reported_error(error)
+    if reported is not None or isinstance(error, ContinuousFailedError) or _SHUT_DOWN_MESSAGE.search(report):
+        return reported or error
     return ContinuousFailedError(f"a task of the query failed: {_cause(report)}")
 
 
 def _cause(report: str) -> str:
-    """Return why a job failed: first in short, and then with the traceback of a Python function."""
+    """Return the message of a job's error, followed by the traceback if a Python function raised it."""
     text = _BEFORE_MESSAGE.sub("", _JVM_FRAME.sub("", report), count=1).strip()
     traceback = _TRACEBACK.match(text)
     if traceback is None:
         return text
     lines = traceback[1].rstrip().splitlines()
-    frames = max(number for number, line in enumerate(lines) if line.startswith((" ", "Traceback")))
-    return "\n".join([*lines[frames + 1 :], *lines])
+    last_frame = max(number for number, line in enumerate(lines) if line.startswith((" ", "Traceback")))
+    return "\n".join([*lines[last_frame + 1 :], *lines])
 
 
 def _reported_error(error: Exception) -> PenstockError | None:
@@ -138,13 +141,13 @@ def _reported_error(error: Exception) -> PenstockError | None:
     if not matches:
         return None
     name, condition, message = matches[-1]
-    kind = error_class(name.rpartition(".")[2]) or QueryFailedError
-    return kind(message.strip(), condition=condition)
+    error_type = error_class(name.rpartition(".")[2]) or QueryFailedError
+    return error_type(message.strip(), condition=condition)
 
 
 @contextmanager
 def raising_original_errors() -> Iterator[None]:
-    """Raise the Penstock error inside an error that Spark raises while it analyses a plan."""
+    """Raise the Penstock error that is inside an analysis error of Spark."""
     try:
         yield
     except AnalysisException as error:
@@ -152,7 +155,7 @@ def raising_original_errors() -> Iterator[None]:
 
 
 def _report(error: BaseException | None) -> str:
-    """Return the messages of an error and of its causes: Spark's own may be just "Writing job failed"."""
+    """Return the messages of an error and its causes; Spark's own may be just "Writing job failed"."""
     messages = []
     while error is not None:
         messages.append(str(error))
@@ -161,14 +164,14 @@ def _report(error: BaseException | None) -> str:
 
 
 def _has_jvm_ended(error: Exception) -> bool:
-    """Return whether the JVM did not answer; an error that it raised is an answer."""
+    """Return whether the JVM did not answer; an exception that it raised is an answer."""
     return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
 
 
-def _shut_down() -> QueryFailedError:
+def _shut_down_error() -> QueryFailedError:
     return QueryFailedError(
-        "Spark was shut down in the middle of a micro-batch or epoch, which the next run repeats. To stop a "
-        "query, send the signal only to the driver's process, not to its process group "
+        "Spark was shut down during a micro-batch or epoch, which the next run repeats. To stop a query, "
+        "send the signal only to the driver's process, not to its process group "
         "(timeout --foreground, systemd's KillMode=mixed)",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

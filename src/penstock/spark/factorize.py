@@ -1,6 +1,6 @@
-"""Factorization of Arrow columns: equal values get equal integer codes, vectorised and exact, for every type.
+"""Factorization of Arrow columns: equal values get equal integer codes, exactly, for every type.
 
-Codes are only comparable within one call, since they depend on the data. NULL equals NULL, NaN equals NaN,
+Codes are only comparable within one call, because they depend on the data. NULL equals NULL, NaN equals NaN,
 and -0.0 equals 0.0, as in Spark's grouping; maps are equal regardless of the order of their entries.
 """
 
@@ -45,7 +45,7 @@ class Codes:
 
 
 def factorize(columns: Sequence[pa.Array]) -> Codes:
-    """Return one code for the values of several columns of equal length in each row."""
+    """Return a code for each row of several columns of equal length."""
     combined = Codes(np.zeros(len(columns[0]) if columns else 0, np.int64), 1)
     for column in columns:
         combined = combine_codes(combined, factorize_column(column))
@@ -54,21 +54,23 @@ def factorize(columns: Sequence[pa.Array]) -> Codes:
 
 def factorize_column(column: pa.Array) -> Codes:
     """Return a code for each value of a column."""
-    kind = column.type
+    data_type = column.type
     if len(column) == 0:
         return Codes(_NO_ROWS, 1)
-    if pat.is_struct(kind):
-        below = factorize(column.flatten()) if kind.num_fields else Codes(np.zeros(len(column), np.int64), 1)
-        return _with_nulls(column, below)
-    if pat.is_map(kind):
+    if pat.is_struct(data_type):
+        codes = (
+            factorize(column.flatten()) if data_type.num_fields else Codes(np.zeros(len(column), np.int64), 1)
+        )
+        return _with_nulls(column, codes)
+    if pat.is_map(data_type):
         return _with_nulls(column, _list_codes(column, factorize([column.keys, column.items]), ordered=False))
-    if pat.is_list(kind) or pat.is_large_list(kind):
+    if pat.is_list(data_type) or pat.is_large_list(data_type):
         return _with_nulls(column, _list_codes(column, factorize_column(column.values), ordered=True))
-    if pat.is_integer(kind) or pat.is_timestamp(kind) or pat.is_date32(kind):
-        narrow = _narrow(column)
-        if narrow is not None:
-            return narrow
-    return _encoded(column)
+    if pat.is_integer(data_type) or pat.is_timestamp(data_type) or pat.is_date32(data_type):
+        value_codes = _value_codes(column)
+        if value_codes is not None:
+            return value_codes
+    return _dictionary_codes(column)
 
 
 def order_codes(column: pa.Array) -> NDArray[np.int64]:
@@ -90,15 +92,15 @@ def rows_equal(columns: Sequence[pa.Array], left: Indices, right: Indices) -> ND
             codes = factorize_column(column).values
             equal &= codes[left] == codes[right]
             continue
-        one, other = column.take(pa.array(left)), column.take(pa.array(right))
-        nulls = pc.and_(one.is_null(), other.is_null())
-        same = pc.or_(nulls, pc.equal(one, other).fill_null(False))
+        left_values, right_values = column.take(pa.array(left)), column.take(pa.array(right))
+        both_null = pc.and_(left_values.is_null(), right_values.is_null())
+        same = pc.or_(both_null, pc.equal(left_values, right_values).fill_null(False))
         equal &= same.to_numpy(zero_copy_only=False)
     return equal
 
 
 def cumcount(values: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return for each row how many earlier rows have the same code."""
+    """Return, for each row, how many earlier rows have the same code."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else order
@@ -116,15 +118,15 @@ def combine_codes(left: Codes, right: Codes) -> Codes:
     return Codes(left.values * right.size + right.values, left.size * right.size)
 
 
-def _with_nulls(column: pa.Array, below: Codes) -> Codes:
+def _with_nulls(column: pa.Array, codes: Codes) -> Codes:
     if not column.null_count:
-        return below
-    alive = column.is_valid().to_numpy(zero_copy_only=False)
-    return Codes(np.where(alive, below.values + 1, 0), below.size + 1)
+        return codes
+    is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return Codes(np.where(is_valid, codes.values + 1, 0), codes.size + 1)
 
 
-def _narrow(column: pa.Array) -> Codes | None:
-    """Return codes that are the values themselves, if the values are close enough together."""
+def _value_codes(column: pa.Array) -> Codes | None:
+    """Return codes that are the values themselves; None if the values are too far apart."""
     if pat.is_integer(column.type):
         if column.type.bit_width == 64 and pat.is_unsigned_integer(column.type):
             return None
@@ -137,17 +139,17 @@ def _narrow(column: pa.Array) -> Codes | None:
         return None
     values = (numbers.fill_null(low) if numbers.null_count else numbers).to_numpy()
     if low == high:
-        # Usual for columns with the version of a commit. The zeros cost nothing until they are read.
+        # This is common for columns with the version of a commit. The zeros cost nothing until they are read.
         codes = Codes(np.zeros(len(values), np.int64), 1)
     elif 0 <= low <= high - low:
-        # Subtracting the minimum would make a copy, and the codes at most half as large.
+        # Subtracting the minimum would cost a copy and at most halve the codes.
         codes = Codes(values, high + 1)
     else:
         codes = Codes(values - low, high - low + 1)
     return _with_nulls(column, codes)
 
 
-def _encoded(column: pa.Array) -> Codes:
+def _dictionary_codes(column: pa.Array) -> Codes:
     if pat.is_floating(column.type):
         # Adding zero turns -0.0 into 0.0; NaNs may have different bits.
         column = pc.add(column, pa.scalar(0, column.type))
@@ -161,13 +163,13 @@ def _encoded(column: pa.Array) -> Codes:
 
 
 def _list_codes(column: pa.Array, elements: Codes, *, ordered: bool) -> Codes:
-    """Return codes of lists: the bytes of their elements' codes are compared as the list's value."""
+    """Return codes of lists, which are compared by the bytes of their elements' codes."""
     offsets = np.asarray(column.offsets).astype(np.int64)
     values = elements.values
     if not ordered:
-        parents = np.repeat(np.arange(len(column)), np.diff(offsets))
-        inside = values[offsets[0] : offsets[-1]]
+        list_indices = np.repeat(np.arange(len(column)), np.diff(offsets))
+        element_codes = values[offsets[0] : offsets[-1]]
         values = values.copy()
-        values[offsets[0] : offsets[-1]] = inside[np.lexsort((inside, parents))]
+        values[offsets[0] : offsets[-1]] = element_codes[np.lexsort((element_codes, list_indices))]
     buffers = [None, pa.py_buffer(offsets * 8), pa.py_buffer(np.ascontiguousarray(values, np.int64))]
-    return _encoded(pa.Array.from_buffers(pa.large_binary(), len(column), buffers))
+    return _dictionary_codes(pa.Array.from_buffers(pa.large_binary(), len(column), buffers))

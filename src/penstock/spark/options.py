@@ -1,4 +1,4 @@
-"""Parse the options of the data source from Spark's text options, whose names are case-insensitive."""
+"""Parser for the options of the data source; Spark's options are texts with case-insensitive names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
 INTERNAL = ("limitRows", "limitUrl", "movedBySink")
-"""Options that Penstock itself passes to its source."""
+"""Options that only Penstock itself passes to its source."""
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
           "includeMetadataColumns", "rowsPerTask", "maxTasks")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
@@ -36,12 +36,12 @@ _EXCLUSIVE_GROUPS = ({"queue", "path"}, {"consumer", "startingoffsets", "startin
 
 
 class OptionReader:
-    """Parses options by their case-insensitive names, and refuses options that an operation does not have."""
+    """Parses options by case-insensitive names, and refuses options that an operation does not support."""
 
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], operation: str, others: Iterable[str] = ()
     ) -> None:
-        self._options = _lowered(options)
+        self._options = _lower_names(options)
         by_lower = {name.lower(): name for name in known}
         for name in self._options.keys() - by_lower.keys() - _SPARK_OPTIONS:
             other = next((other for other in others if other.lower() == name), None)
@@ -59,7 +59,7 @@ class OptionReader:
             )
 
     def spark_option(self, name: str) -> str | None:
-        """Return an option that Spark adds, by its name in lower case."""
+        """Return an option that Spark adds; its name is in lower case."""
         return self._options.get(name)
 
     def text(self, name: str) -> str | None:
@@ -136,14 +136,14 @@ def parse_timestamp(text: str) -> int:
 
 @dataclass(frozen=True)
 class Quota:
-    """The limit of a query and its remaining rows when the query starts, passed to the source as options."""
+    """A query's limit, and its remaining rows when the query starts. The source gets it as options."""
 
     rows: int
-    """The number of rows that the limit lets through over the whole life of the query."""
-    left: int | None
-    """How many more rows to read, if each passes the limit; None if the query may drop or add rows."""
+    """The number of rows that the limit lets through over all runs of the query."""
+    rows_left: int | None
+    """How many more rows to read, if each row counts; None if the query may drop or add rows."""
     since: tuple[int, ...] | None
-    """The positions from which ``left`` counts; None for the start of the query."""
+    """The positions from which ``rows_left`` counts; None for the start of the query."""
     checkpoint: str = field(repr=False)
     """The location of the query's checkpoint."""
 
@@ -162,8 +162,8 @@ class Quota:
         return cls(values["rows"], values.get("left"), None if since is None else tuple(since), checkpoint)
 
     def options(self) -> dict[str, str]:
-        """Return the options for the source; Spark redacts an option with ``url`` in its name."""
-        values = {"rows": self.rows, "left": self.left, "since": self.since}
+        """Return options for the source. Spark redacts options with ``url`` in their name."""
+        values = {"rows": self.rows, "left": self.rows_left, "since": self.since}
         return {"limitRows": json.dumps(values), "limitUrl": self.checkpoint}
 
 
@@ -175,9 +175,9 @@ class SourceOptions:
     queue: str
     consumer: str | None = None
     starting_offsets: str | dict[int, int] | None = None
-    """``earliest``, ``latest``, ``consumer``, or row indexes; ``earliest`` for partitions without one."""
+    """``earliest``, ``latest``, ``consumer``, or row indexes; other partitions use ``earliest``."""
     ending_offsets: str | dict[int, int] = "latest"
-    """``earliest``, ``latest``, or row indexes; ``latest`` for partitions without one."""
+    """``earliest``, ``latest``, or row indexes; other partitions use ``latest``."""
     starting_timestamp: int | None = None
     """Microseconds since 1970."""
     fail_on_data_loss: bool = True
@@ -189,7 +189,7 @@ class SourceOptions:
     max_bytes_per_trigger: int | None = None
     align_to_appends: bool = False
     quota: Quota | None = None
-    """The limit of the query and its remaining rows."""
+    """The limit of the query, and its remaining rows."""
     moved_by_sink: bool = False
     """Whether the query's sink is known to move the consumer in its own transaction."""
 
@@ -219,30 +219,30 @@ class SinkOptions:
 def source_options(
     options: Mapping[str, str], defaults: Mapping[str, str] | None = None, *, streaming: bool | None
 ) -> SourceOptions:
-    """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind it is."""
+    """Parse the options of a read; ``streaming`` is None while it is unknown if the read is streaming."""
     known, operation = {
         None: (ANY_SOURCE, "read"),
         False: (BATCH_SOURCE, "batch read"),
         True: (STREAM_SOURCE, "streaming read"),
     }[streaming]
-    read = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
+    reader = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
     parsed = SourceOptions(
-        url=read.required("url"),
-        queue=_queue(read),
-        consumer=read.text("consumer"),
-        starting_offsets=read.value("startingOffsets", _offsets),
-        ending_offsets=read.value("endingOffsets", _ending, SourceOptions.ending_offsets),
-        starting_timestamp=read.value("startingTimestamp", parse_timestamp),
-        fail_on_data_loss=read.value("failOnDataLoss", parse_boolean, True),
-        metadata_columns=read.value("includeMetadataColumns", parse_boolean, False),
-        rows_per_task=read.value("rowsPerTask", parse_positive, SourceOptions.rows_per_task),
-        max_tasks=read.value("maxTasks", parse_positive, SourceOptions.max_tasks),
-        max_rows_per_partition=read.value("maxRowsPerPartition", parse_positive),
-        max_rows_per_trigger=read.value("maxRowsPerTrigger", parse_positive),
-        max_bytes_per_trigger=read.value("maxBytesPerTrigger", parse_positive),
-        align_to_appends=read.value("alignToAppends", parse_boolean, False),
-        quota=Quota.of(read.value("limitRows", parse_json), read.text("limitUrl")),
-        moved_by_sink=read.value("movedBySink", parse_boolean, False),
+        url=reader.required("url"),
+        queue=_queue_name(reader),
+        consumer=reader.text("consumer"),
+        starting_offsets=reader.value("startingOffsets", _parse_offsets),
+        ending_offsets=reader.value("endingOffsets", _parse_ending_offsets, SourceOptions.ending_offsets),
+        starting_timestamp=reader.value("startingTimestamp", parse_timestamp),
+        fail_on_data_loss=reader.value("failOnDataLoss", parse_boolean, True),
+        metadata_columns=reader.value("includeMetadataColumns", parse_boolean, False),
+        rows_per_task=reader.value("rowsPerTask", parse_positive, SourceOptions.rows_per_task),
+        max_tasks=reader.value("maxTasks", parse_positive, SourceOptions.max_tasks),
+        max_rows_per_partition=reader.value("maxRowsPerPartition", parse_positive),
+        max_rows_per_trigger=reader.value("maxRowsPerTrigger", parse_positive),
+        max_bytes_per_trigger=reader.value("maxBytesPerTrigger", parse_positive),
+        align_to_appends=reader.value("alignToAppends", parse_boolean, False),
+        quota=Quota.of(reader.value("limitRows", parse_json), reader.text("limitUrl")),
+        moved_by_sink=reader.value("movedBySink", parse_boolean, False),
     )
     _check_start(parsed)
     return parsed
@@ -251,13 +251,13 @@ def source_options(
 def _check_start(options: SourceOptions) -> None:
     if options.starting_offsets is not None and options.starting_timestamp is not None:
         raise InvalidOptionError(
-            "startingOffsets and startingTimestamp exclude each other: set one of them",
+            "startingOffsets and startingTimestamp cannot be combined: set only one of them",
             condition="INVALID_OPTION.CONFLICT",
         )
     start = options.starting_offsets
     if options.consumer is None and start == "consumer":
         raise InvalidOptionError(
-            "startingOffsets=consumer needs the option consumer: set it, too",
+            "startingOffsets=consumer needs the option consumer: set it as well",
             condition="INVALID_OPTION.MISSING",
         )
     has_other_start = start not in (None, "consumer") or options.starting_timestamp is not None
@@ -274,30 +274,30 @@ def sink_options(
 ) -> SinkOptions:
     """Parse the options of a write."""
     known, operation = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
-    read = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
+    reader = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
     return SinkOptions(
-        url=read.required("url"),
-        queue=_queue(read),
-        guarantee=read.value("guarantee", _guarantee, SinkOptions.guarantee),
-        app_id=_app_id(read),
-        max_rows_per_write=read.value("maxRowsPerWrite", parse_positive, SinkOptions.max_rows_per_write),
-        allow_new_checkpoint=read.value("allowNewCheckpoint", parse_boolean, False),
-        allow_new_sink=read.value("allowNewSink", parse_boolean, False),
-        checkpoint=read.spark_option("checkpointlocation"),
-        query_name=read.spark_option("queryname"),
+        url=reader.required("url"),
+        queue=_queue_name(reader),
+        guarantee=reader.value("guarantee", _parse_guarantee, SinkOptions.guarantee),
+        app_id=_app_id(reader),
+        max_rows_per_write=reader.value("maxRowsPerWrite", parse_positive, SinkOptions.max_rows_per_write),
+        allow_new_checkpoint=reader.value("allowNewCheckpoint", parse_boolean, False),
+        allow_new_sink=reader.value("allowNewSink", parse_boolean, False),
+        checkpoint=reader.spark_option("checkpointlocation"),
+        query_name=reader.spark_option("queryname"),
     )
 
 
-def _app_id(read: OptionReader) -> str | None:
-    app_id = read.text("appId")
+def _app_id(reader: OptionReader) -> str | None:
+    app_id = reader.text("appId")
     return None if app_id is None else check_name("app", app_id)
 
 
-def _queue(read: OptionReader) -> str:
-    named, path = read.text("queue"), read.text("path")
+def _queue_name(reader: OptionReader) -> str:
+    named, path = reader.text("queue"), reader.text("path")
     if named and path and named != path:
         raise InvalidOptionError(
-            f"two queues are named, option queue={named!r} and {path!r}: name one",
+            f"two queues are named, {named!r} as the option queue, and {path!r}: name only one",
             condition="INVALID_OPTION.CONFLICT",
         )
     queue = named or path
@@ -309,13 +309,13 @@ def _queue(read: OptionReader) -> str:
     return queue
 
 
-def _guarantee(text: str) -> str:
+def _parse_guarantee(text: str) -> str:
     if text.lower() not in GUARANTEES:
         raise ValueError(f"give one of {', '.join(GUARANTEES)}.{did_you_mean(text, GUARANTEES)}")
     return text.lower()
 
 
-def _offsets(text: str) -> str | dict[int, int]:
+def _parse_offsets(text: str) -> str | dict[int, int]:
     if text.lower() in ("earliest", "latest", "consumer"):
         return text.lower()
     try:
@@ -323,27 +323,27 @@ def _offsets(text: str) -> str | dict[int, int]:
         offsets = {int(partition): index for partition, index in parsed.items()}
     except (ValueError, AttributeError):
         offsets = None
-    # True is an int in Python, and no row index.
+    # True is an int in Python, but not a row index.
     if offsets is None or any(type(index) is not int for index in offsets.values()):
         raise ValueError('give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}')
     return offsets
 
 
-def _ending(text: str) -> str | dict[int, int]:
+def _parse_ending_offsets(text: str) -> str | dict[int, int]:
     if text.lower() == "consumer":
         raise ValueError("a read can end at latest, or at row indexes")
-    return _offsets(text)
+    return _parse_offsets(text)
 
 
 def with_defaults(
     options: Mapping[str, str], defaults: Mapping[str, str], names: Sequence[str]
 ) -> dict[str, str]:
-    """Add the session's defaults to the options, for those of ``names`` that no option sets or excludes."""
-    lowered = _lowered(options)
+    """Add the session's defaults for all ``names`` that no option sets or excludes."""
+    lowered = _lower_names(options)
     excluded = {name for group in _EXCLUSIVE_GROUPS if group & lowered.keys() for name in group}
     known = {name.lower() for name in names} - excluded
-    return {name: value for name, value in _lowered(defaults).items() if name in known} | lowered
+    return {name: value for name, value in _lower_names(defaults).items() if name in known} | lowered
 
 
-def _lowered(options: Mapping[str, str]) -> dict[str, str]:
+def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): str(value) for name, value in options.items()}

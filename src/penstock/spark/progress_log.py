@@ -1,4 +1,4 @@
-"""A streaming listener that writes the events of a session's queries to the log."""
+"""Streaming listener that logs the events of a session's queries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def log_progress(spark: SparkSession) -> None:
 
 
 class ProgressLog(StreamingQueryListener):
-    """A listener that logs each event; Spark waits for it, but never sees its errors."""
+    """Listener that logs each event. Spark waits for it, so it raises no errors."""
 
     def __init__(self) -> None:
         self._names: dict[str, str | None] = {}
@@ -80,7 +80,7 @@ class ProgressLog(StreamingQueryListener):
                     **_ids(progress, progress.name),
                     "batch": progress.batchId,
                     "rows": progress.numInputRows,
-                    "rows_out": _known(progress.sink.numOutputRows),
+                    "rows_out": _none_if_unknown(progress.sink.numOutputRows),
                     "rows_per_second": progress.processedRowsPerSecond,
                     "duration_ms": dict(progress.durationMs),
                     "watermark": progress.eventTime.get("watermark"),
@@ -102,16 +102,16 @@ class ProgressLog(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         with suppress(Exception):
             name = self._names.pop(str(event.runId), None)
-            why, condition = _first_line(event.exception), event.errorClassOnException
+            reason, condition = _first_line(event.exception), event.errorClassOnException
             log.log(
-                logging.INFO if why is None else logging.ERROR,
+                logging.INFO if reason is None else logging.ERROR,
                 "query %s has ended: %s",
                 name or event.id,
-                why or "it was stopped or finished",
+                reason or "it was stopped or finished",
                 extra={
                     "action": "terminated",
                     **_ids(event, name),
-                    "error": condition if why is None else condition or "UNKNOWN",
+                    "error": condition if reason is None else condition or "UNKNOWN",
                 },
             )
 
@@ -120,8 +120,8 @@ def _ids(event: _Event, name: str | None) -> dict[str, str | None]:
     return {"query": name, "query_id": str(event.id), "run_id": str(event.runId)}
 
 
-def _known(rows: int | None) -> int | None:
-    """Replace Spark's -1, for a number that a sink does not report, by None."""
+def _none_if_unknown(rows: int | None) -> int | None:
+    """Replace -1, which Spark reports if a sink does not count rows, with None."""
     return None if rows is None or rows < 0 else rows
 
 
@@ -131,7 +131,7 @@ def _total(progress: StreamingQueryProgress, metric: str) -> int | None:
 
 
 def _first_line(exception: str | None) -> str | None:
-    """Shorten an exception to its message, without plans, stack traces and passwords."""
+    """Return the first line of an exception's message, without passwords."""
     if exception is None:
         return None
     return sentence(exception.strip().partition("\n")[0], _MAX_CHARACTERS)

@@ -1,7 +1,7 @@
-"""Writers to a queue: batch writes, which are atomic, and streaming writes with each guarantee.
+"""Writers to a queue: for batch writes, which are atomic, and for streaming writes with each guarantee.
 
-A task assigns its rows to partitions and stores them as segments, staged or appended. The driver then commits
-what the tasks report.
+A task assigns its rows to partitions, and stages or appends them as segments. The driver then commits what
+the tasks report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.queue.placement import Placement, placement_of
 from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.internals.python_workers import check_reach, freeze_imports
+from penstock.spark.internals.python_workers import check_store_reach, freeze_imports
 from penstock.spark.options import SinkOptions
 from penstock.store import staging
 from penstock.store.database import Transaction
@@ -47,24 +47,24 @@ FLUSH_SEGMENTS = 8
 FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
 """The bytes of Arrow data that a task buffers before it stores them."""
 OBJECTS_FLUSH_BYTES = 2 * SEGMENT_RAW_BYTES
-"""The bytes that a task buffers before it writes objects; meanwhile it buffers as many again."""
+"""The bytes that a task buffers before it writes objects; while it writes them, it buffers as many again."""
 _storages = OpenedStorages()
-"""The storages of this worker, which Spark uses for many tasks."""
+"""The storages that are open in this worker, which Spark uses for many tasks."""
 _BATCH = 0
 _STATEFUL = (
-    "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may be "
-    "split into other tasks: use guarantee=exactly_once"
+    "guarantee=idempotent needs a stateless query, because a repeated micro-batch of a stateful one may "
+    "have other tasks: use guarantee=exactly_once"
 )
 
 
 @dataclass(frozen=True)
 class StreamTask:
-    """The micro-batch of a task, from the task's local properties (Spark 4.2 and 4.3)."""
+    """A task's micro-batch, from its local properties (Spark 4.2 and 4.3)."""
 
     query_id: str
     batch_id: int
     checkpoint_root: str | None = field(repr=False)
-    """The session's checkpoint location, for queries without their own; the URL may hold a password."""
+    """The session's checkpoint location, for queries without their own; the URL may have a password."""
 
     @classmethod
     def current(cls) -> StreamTask:
@@ -78,7 +78,7 @@ class StreamTask:
         )
 
     def location(self, options: SinkOptions) -> str | None:
-        """Return the checkpoint's location: Spark does not pass it if the session's setting is used."""
+        """Return the checkpoint's location, which Spark does not pass if the session's setting is used."""
         if options.checkpoint is not None or self.checkpoint_root is None or options.query_name is None:
             return options.checkpoint
         return f"{self.checkpoint_root.rstrip('/')}/{options.query_name}"
@@ -86,7 +86,7 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class TaskResult(WriterCommitMessage):
-    """The summary of a task for the driver."""
+    """A task's report to the driver."""
 
     task: int
     attempt: str
@@ -98,22 +98,22 @@ class TaskResult(WriterCommitMessage):
     """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
     written: tuple[TaskSegments, ...] = ()
-    """What the task has written without using the database, for the commit to record."""
+    """What the task has written into objects; the commit enters it in the database."""
 
 
 @dataclass(frozen=True)
 class ObjectWrites:
-    """What tasks need to write rows into objects without a database connection; created on the driver."""
+    """What tasks need to write rows into objects without a database connection; the driver creates it."""
 
     store_uuid: str
     location: str
     begun_at: int
-    """Microseconds since 1970, by the database's clock, before any task began."""
+    """When the write began, before any task started, in microseconds since 1970 by the database's clock."""
     placement: Placement
 
     @classmethod
     def of(cls, options: SinkOptions, queue: QueueRecord) -> ObjectWrites | None:
-        """Return None for a queue whose rows are in the database."""
+        """Return what the tasks need; None for a queue whose rows are in the database."""
         if queue.payloads is None:
             return None
         database = open_store(options.url).database
@@ -123,7 +123,7 @@ class ObjectWrites:
 
 @dataclass
 class SegmentGroups:
-    """Splits the rows of a task into groups of segments; a group is stored in one transaction."""
+    """Divides the rows of a task into groups of segments; each group is stored in one transaction."""
 
     queue: QueueRecord
     placement: Placement
@@ -131,7 +131,7 @@ class SegmentGroups:
     """The partition of rows without a key."""
     max_rows: int
     flush_bytes: int | None = None
-    """The bytes of Arrow data to gather for a group; ``FLUSH_BYTES`` when None."""
+    """The bytes of Arrow data in a group; ``FLUSH_BYTES`` when None."""
     rows: int = 0
     """The number of rows so far."""
     _buffered: list[pa.RecordBatch] = field(default_factory=list)
@@ -161,32 +161,32 @@ class SegmentGroups:
 
 
 class TaskWriter:
-    """One attempt of the running task to write its rows into a queue, with a method for each guarantee."""
+    """Writer for an attempt of the running task, with a method for each guarantee."""
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
-        check_reach(options.url, None)
+        check_store_reach(options.url, None)
         freeze_imports()
         self.task = _task_number()
         self._attempt = str(uuid.uuid4())
         self._queue = queue
         self._database = open_store(options.url).database
         self._placement = placement_of(self._database, queue)
-        self._pieces = SegmentGroups(queue, self._placement, self.task, options.max_rows_per_write)
+        self._groups = SegmentGroups(queue, self._placement, self.task, options.max_rows_per_write)
 
     def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Stage the rows, invisible to readers until the driver commits."""
+        """Stage the rows; they stay invisible until the driver commits."""
         attempt = Attempt(app_id, batch_id, self.task, self._attempt)
         count = 0
-        for group in self._pieces.groups(batches):
+        for group in self._groups.groups(batches):
             count += staging.stage_segments(self._database, self._queue, attempt, group, count)
-        return self._wrote(count, [])
+        return self._result(count, [])
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Append the rows group by group; a repeated task repeats them."""
+        """Append the rows group by group; a repeated task appends them again."""
         appended = [
-            append_task(self._database, self._queue, None, group) for group in self._pieces.groups(batches)
+            append_task(self._database, self._queue, None, group) for group in self._groups.groups(batches)
         ]
-        return self._wrote(len(appended), appended)
+        return self._result(len(appended), appended)
 
     def append_once(
         self,
@@ -197,23 +197,25 @@ class TaskWriter:
         covers: str = "",
         new_sink: bool,
     ) -> TaskResult:
-        """Append all rows in one transaction; for a repeated task this is a no-op.
+        """Append all rows in one transaction; this is a no-op for a repeated task.
 
-        ``origin`` is the query's id, and ``covers`` a digest of the micro-batch's input, empty if unknown.
+        ``origin`` is the query's id, and ``covers`` is a digest of the micro-batch's input, empty if unknown.
         """
-        segments = [segment for group in self._pieces.groups(batches) for segment in group]
+        segments = [segment for group in self._groups.groups(batches) for segment in group]
         appended = append_task(
             self._database, self._queue, key, segments, origin=origin, input_id=covers, new_sink=new_sink
         )
-        return self._wrote(len(segments), [appended])
+        return self._result(len(segments), [appended])
 
-    def _wrote(self, segments: int, appended: Sequence[Appended | None]) -> TaskResult:
-        to_compact = {partition for made in appended if made is not None for partition in made.to_compact}
+    def _result(self, segments: int, appended: Sequence[Appended | None]) -> TaskResult:
+        to_compact = {
+            partition for append in appended if append is not None for partition in append.to_compact
+        }
         return TaskResult(
             self.task,
             self._attempt,
             segments,
-            self._pieces.rows,
+            self._groups.rows,
             self._placement.partitions,
             tuple(sorted(to_compact)),
         )
@@ -226,21 +228,21 @@ def write_objects(
     freeze_imports()
     task = _task_number()
     storage = _storages.at(objects.location)
-    pieces = SegmentGroups(
+    groups = SegmentGroups(
         queue, objects.placement, task, options.max_rows_per_write, flush_bytes=OBJECTS_FLUSH_BYTES
     )
-    # The next rows are received and compressed while these are sent.
+    # The next rows are received and compressed while a group is written.
     written = tuple(
         TaskSegments.of(storage, objects.store_uuid, queue.queue_id, group, objects.begun_at)
-        for group in ahead(pieces.groups(batches))
+        for group in ahead(groups.groups(batches))
     )
     partitions = objects.placement.partitions
-    return TaskResult(task, str(uuid.uuid4()), 0, pieces.rows, partitions, written=written)
+    return TaskResult(task, str(uuid.uuid4()), 0, groups.rows, partitions, written=written)
 
 
-def written_by(wrote: Sequence[TaskResult]) -> list[TaskSegments]:
-    """Return what tasks have written without using the database, in the order of the tasks."""
-    return [each for message in sorted(wrote, key=attrgetter("task")) for each in message.written]
+def written_segments(results: Sequence[TaskResult]) -> list[TaskSegments]:
+    """Return what tasks have written into objects, in the order of the tasks."""
+    return [segments for result in sorted(results, key=attrgetter("task")) for segments in result.written]
 
 
 def _task_number() -> int:
@@ -250,7 +252,7 @@ def _task_number() -> int:
 
 @without_tracebacks
 class QueueWriter(DataSourceArrowWriter):
-    """One batch write."""
+    """Writer for a batch write."""
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         self._options = options
@@ -259,17 +261,17 @@ class QueueWriter(DataSourceArrowWriter):
         self._objects = ObjectWrites.of(options, queue)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task, invisible to readers."""
+        """Write the rows of one task; they stay invisible until the commit."""
         if self._objects is not None:
             return write_objects(self._options, self._queue, self._objects, iterator)
         return TaskWriter(self._options, self._queue).stage(self._job, _BATCH, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make the staged rows visible, as one append."""
+        """Make the rows of all tasks visible, as one append."""
         store = open_store(self._options.url)
-        wrote = [message for message in messages if isinstance(message, TaskResult)]
-        attempts = {message.attempt: message.segments for message in wrote}
-        written = written_by(wrote)
+        results = [message for message in messages if isinstance(message, TaskResult)]
+        attempts = {message.attempt: message.segments for message in results}
+        written = written_segments(results)
 
         def publish(tx: Transaction) -> Appended:
             if self._objects is None:
@@ -280,7 +282,7 @@ class QueueWriter(DataSourceArrowWriter):
             store.schedule_maintenance(self._queue, store.database.run(publish).to_compact)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows; if that fails, they stay invisible and are cleaned up later."""
+        """Delete the staged rows; if that fails, they stay invisible and are cleaned up later."""
         # An error here would hide the error that caused the abort.
         with contextlib.suppress(Exception):
             database = open_store(self._options.url).database
@@ -289,29 +291,29 @@ class QueueWriter(DataSourceArrowWriter):
 
 @without_tracebacks
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a streaming query; Spark creates one for every micro-batch."""
+    """Writer for a streaming query; Spark creates one for every micro-batch."""
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         self._options = options
         self._queue = queue
-        exactly = options.guarantee == "exactly_once"
-        self._objects = ObjectWrites.of(options, queue) if exactly else None
+        is_exactly_once = options.guarantee == "exactly_once"
+        self._objects = ObjectWrites.of(options, queue) if is_exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
         stream = StreamTask.current()
         if self._objects is not None:
-            wrote = write_objects(self._options, self._queue, self._objects, iterator)
-            return replace(wrote, stream=stream)
+            result = write_objects(self._options, self._queue, self._objects, iterator)
+            return replace(result, stream=stream)
         writer = TaskWriter(self._options, self._queue)
         app_id = self._options.app_id or stream.query_id
         if self._options.guarantee == "exactly_once":
-            wrote = writer.stage(app_id, stream.batch_id, iterator)
+            result = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
             covers = self._from_checkpoint(
                 stream, lambda checkpoint: checkpoint.input_digest(stream.batch_id)
             )
-            wrote = writer.append_once(
+            result = writer.append_once(
                 LedgerKey(queue_sink(self._queue), app_id, stream.batch_id, writer.task),
                 stream.query_id,
                 self._stateless(stream, iterator),
@@ -319,24 +321,24 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 new_sink=self._options.allow_new_sink,
             )
         else:
-            wrote = writer.append(iterator)
-        return replace(wrote, stream=stream)
+            result = writer.append(iterator)
+        return replace(result, stream=stream)
 
     def _stateless(self, stream: StreamTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task, then raise an error if the query keeps state."""
+        """Yield the rows of a task; at the end, refuse them if the query keeps state."""
         yield from batches
-        # A task of an idempotent write appends visibly, so a refusal at the commit would come too late.
+        # A task of an idempotent write appends visible rows, so the commit would refuse them too late.
         if self._from_checkpoint(stream, Checkpoint.stateful):
             raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_IDEMPOTENT")
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
-        """Read from the checkpoint; None if an executor cannot: the driver reads it, too, and has to."""
+        """Read from the checkpoint; None if this executor cannot read it, which only the driver has to."""
         location = stream.location(self._options)
         try:
             return None if location is None else read(Checkpoint(location))
         except Exception as error:
             log.debug(
-                "the checkpoint cannot be read here: %s",
+                "the checkpoint cannot be read from this executor: %s",
                 type(error).__name__,
                 extra={"action": "checkpoint_unread", "error": condition_of(error)},
             )
@@ -344,71 +346,74 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, on the driver."""
-        wrote = [message for message in messages if isinstance(message, TaskResult)]
-        if not wrote:
+        results = [message for message in messages if isinstance(message, TaskResult)]
+        if not results:
             raise CommitRefusedError(
-                "no task has written: Spark's continuous trigger loses every row that goes into a Python "
-                "sink; use a processing-time trigger",
+                "no task has reported rows: with Spark's continuous trigger, all rows that are written to a "
+                "Python sink are lost. Use a processing-time trigger",
                 condition="COMMIT_REFUSED.CONTINUOUS_TRIGGER",
             )
-        to_compact = {partition for message in wrote for partition in message.to_compact}
+        to_compact = {partition for message in results for partition in message.to_compact}
         if self._options.guarantee == "at_least_once":
-            self._note_batch(wrote, batchId)
+            self._record_batch(results, batchId)
         else:
-            appended = self._commit_batch(wrote, batchId)
+            appended = self._commit_batch(results, batchId)
             to_compact.update(() if appended is None else appended.to_compact)
         open_store(self._options.url).schedule_maintenance(self._queue, to_compact)
 
-    def _note_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> None:
-        query_id = next(message.stream.query_id for message in wrote if message.stream is not None)
+    def _record_batch(self, results: Sequence[TaskResult], batch_id: int) -> None:
+        query_id = next(message.stream.query_id for message in results if message.stream is not None)
         record_batch(
             open_store(self._options.url).database,
             LedgerKey(queue_sink(self._queue), self._options.app_id or query_id, batch_id),
             query_id,
-            sum(message.rows for message in wrote),
+            sum(message.rows for message in results),
             new_sink=self._options.allow_new_sink,
         )
 
-    def _commit_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> Appended | None:
+    def _commit_batch(self, results: Sequence[TaskResult], batch_id: int) -> Appended | None:
         store = open_store(self._options.url)
-        checkpoint = Checkpoint(self._location(wrote))
-        checkpoint.require_query(message.stream.query_id for message in wrote if message.stream is not None)
-        self._require_placement(wrote)
-        exactly = self._options.guarantee == "exactly_once"
-        if not exactly and checkpoint.stateful():
+        checkpoint = Checkpoint(self._location(results))
+        checkpoint.require_query(message.stream.query_id for message in results if message.stream is not None)
+        self._require_placement(results)
+        is_exactly_once = self._options.guarantee == "exactly_once"
+        if not is_exactly_once and checkpoint.stateful():
             raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_IDEMPOTENT")
         batch = checkpoint.batch_commit(
             QueueTarget(self._queue),
             batch_id,
-            rows=sum(message.rows for message in wrote),
+            rows=sum(message.rows for message in results),
             app_id=self._options.app_id,
-            attempts={m.attempt: m.segments for m in wrote if m.segments} if exactly else {},
-            written=None if self._objects is None else written_by(wrote),
-            tasks=None if exactly else {message.task: message.rows for message in wrote},
+            attempts={message.attempt: message.segments for message in results if message.segments}
+            if is_exactly_once
+            else {},
+            written=None if self._objects is None else written_segments(results),
+            tasks=None if is_exactly_once else {message.task: message.rows for message in results},
             rebind=self._options.allow_new_checkpoint,
             new_sink=self._options.allow_new_sink,
         )
         return commit_batch(store.database, batch)
 
-    def _require_placement(self, wrote: Sequence[TaskResult]) -> None:
-        """Refuse rows that may be in the wrong partition."""
-        if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
+    def _require_placement(self, results: Sequence[TaskResult]) -> None:
+        """Refuse rows that tasks may have assigned to the wrong partition."""
+        if self._queue.key and {message.partitions for message in results} != {self._queue.partitions}:
             raise CommitRefusedError(
-                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
-                "the query, which repeats the micro-batch",
+                f"partitions were added to queue {self._queue.name!r} while the micro-batch was written: "
+                "restart the query, which repeats the micro-batch",
                 condition="COMMIT_REFUSED.QUEUE_CHANGED",
                 queue=self._queue.name,
             )
 
-    def _location(self, wrote: Sequence[TaskResult]) -> str:
-        known = (message.stream.location(self._options) for message in wrote if message.stream is not None)
-        location = next((location for location in known if location is not None), None)
+    def _location(self, results: Sequence[TaskResult]) -> str:
+        locations = (
+            message.stream.location(self._options) for message in results if message.stream is not None
+        )
+        location = next((location for location in locations if location is not None), None)
         if location is None:
             raise CommitRefusedError(
-                f"guarantee={self._options.guarantee} needs to know the checkpoint: set the option "
-                "checkpointLocation; or name the query, if it uses the session's "
-                "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each "
-                "start",
+                f"guarantee={self._options.guarantee} needs the checkpoint's location: set the option "
+                "checkpointLocation. Or, if the session sets spark.sql.streaming.checkpointLocation, name "
+                "the query; without a name, it gets a new checkpoint at each start",
                 condition="COMMIT_REFUSED.CHECKPOINT_UNKNOWN",
             )
         return location

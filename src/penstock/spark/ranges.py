@@ -1,6 +1,6 @@
-"""Row ranges of reads: where they start and end, how far the next micro-batch reaches, and its tasks.
+"""Row ranges of reads: start and end, the end of the next micro-batch, and the division into tasks.
 
-All functions take partitions of a queue that one statement has read, so that a range has whole appends.
+All functions take partitions that were read with one statement, so that a range only has whole appends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 log = logging.getLogger("penstock.spark")
 
-MOST_TASKS = 100_000
-"""The largest number of tasks in a micro-batch or batch read, which a driver plans in seconds."""
+MAX_TASKS = 100_000
+"""The maximum number of tasks in a micro-batch or batch read; a driver plans as many in seconds."""
 
 
 def parse_offset(offset: JsonValue) -> QueueOffset:
@@ -33,8 +33,8 @@ def parse_offset(offset: JsonValue) -> QueueOffset:
     parsed = QueueOffset.of(offset)
     if parsed is None:
         raise CheckpointMismatchError(
-            f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to "
-            "another query; use that query's source, or a new checkpoint",
+            f"the checkpoint has the offset {str(offset)[:200]!r}, which is not an offset of a queue: it "
+            "belongs to another query. Use that query's source, or a new checkpoint",
             condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
         )
     return parsed
@@ -43,7 +43,7 @@ def parse_offset(offset: JsonValue) -> QueueOffset:
 def start_positions(
     tx: Transaction, options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord]
 ) -> list[int]:
-    """Return the start of a read without a checkpoint, by partition; its first rows may be trimmed."""
+    """Return the start of a read without a checkpoint, by partition; the rows there may be trimmed."""
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
         offsets = list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
@@ -58,38 +58,38 @@ def start_positions(
     start = options.starting_offsets or "earliest"
     if isinstance(start, str):
         return [part.first_index if start == "earliest" else part.next_index for part in partitions]
-    return _checked(queue, partitions, start, [part.first_index for part in partitions])
+    return _explicit_positions(queue, partitions, start, [part.first_index for part in partitions])
 
 
 def end_positions(
     options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord], start: Sequence[int]
 ) -> list[int]:
-    """Return the end of a batch read, by partition; never before its start."""
+    """Return the end of a batch read, by partition; it is never before the start."""
     end = options.ending_offsets
     if isinstance(end, str):
         ends = [part.first_index if end == "earliest" else part.next_index for part in partitions]
     else:
-        ends = _checked(queue, partitions, end, [part.next_index for part in partitions])
+        ends = _explicit_positions(queue, partitions, end, [part.next_index for part in partitions])
     if isinstance(options.starting_offsets, Mapping) and isinstance(end, Mapping):
         for partition in options.starting_offsets.keys() & end.keys():
             if ends[partition] < options.starting_offsets[partition]:
                 raise InvalidPositionError(
-                    f"endingOffsets has row {ends[partition]} for partition {partition}, before "
-                    f"startingOffsets' {options.starting_offsets[partition]}: exchange them",
+                    f"endingOffsets has row {ends[partition]} for partition {partition}, which is before row "
+                    f"{options.starting_offsets[partition]} of startingOffsets: exchange them",
                     condition="INVALID_POSITION.BACKWARDS",
                     partition=partition,
                 )
     return [max(first, last) for first, last in zip(start, ends, strict=True)]
 
 
-def _checked(
+def _explicit_positions(
     queue: QueueRecord,
     partitions: Sequence[PartitionRecord],
     indexes: Mapping[int, int],
-    others: Sequence[int],
+    defaults: Sequence[int],
 ) -> list[int]:
-    """Return the checked row indexes by partition, from ``others`` for partitions without one."""
-    offsets = list(others)
+    """Check row indexes; return them by partition, with those of ``defaults`` for other partitions."""
+    offsets = list(defaults)
     for partition, index in indexes.items():
         if not 0 <= partition < len(partitions):
             raise InvalidPositionError(
@@ -112,7 +112,7 @@ def _checked(
 def skip_trimmed(
     options: SourceOptions, partitions: Sequence[PartitionRecord], offsets: Sequence[int]
 ) -> list[int]:
-    """Return the offsets, moved to the first rows that have not been trimmed."""
+    """Return the offsets, each moved to the first row that is not trimmed."""
     for part, offset in zip(partitions, offsets, strict=True):
         if offset < part.first_index:
             report_loss(
@@ -122,7 +122,7 @@ def skip_trimmed(
 
 
 def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool) -> None:
-    """Raise an error or log a warning: rows [start, end) were trimmed before they were read."""
+    """Raise an error, or log a warning, for rows [start, end) that were trimmed before they were read."""
     lost = (
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
     )
@@ -146,7 +146,7 @@ def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool)
 
 @dataclass(frozen=True)
 class Backlog:
-    """The rows [start, end) of a partition that wait to be read."""
+    """The unread rows [start, end) of a partition."""
 
     partition: int
     start: int
@@ -171,8 +171,8 @@ def next_end(
 ) -> tuple[int, ...]:
     """Return the end of the next micro-batch, by partition.
 
-    ``start`` is the end of the last one; partitions that were added since then start at 0. ``cap`` is the end
-    of an ``availableNow`` run.
+    ``start`` is the end of the last one; partitions that were added later start at 0. ``cap`` is the end of a
+    run with ``availableNow``.
     """
     starts = pad(start, len(partitions))
     caps = [part.next_index for part in partitions] if cap is None else [*cap, *starts[len(cap) :]]
@@ -184,42 +184,42 @@ def next_end(
     ]
     if not options.limits_triggers:
         return tuple(ends)
-    waiting = [Backlog(*each) for each in zip(range(len(ends)), firsts, ends, strict=True)]
+    waiting = [Backlog(*bounds) for bounds in zip(range(len(ends)), firsts, ends, strict=True)]
     limited = waiting
     if options.max_rows_per_partition is not None:
-        limited = [b.upto(b.start + options.max_rows_per_partition) for b in limited]
+        limited = [backlog.upto(backlog.start + options.max_rows_per_partition) for backlog in limited]
     if options.max_rows_per_trigger is not None:
-        limited = _share(limited, options.max_rows_per_trigger)
+        limited = _share_rows(limited, options.max_rows_per_trigger)
     if options.max_bytes_per_trigger is not None:
         limited = _within_bytes(tx, queue, limited, options.max_bytes_per_trigger)
-    if options.align_to_appends and any(b.rows for b in waiting):
+    if options.align_to_appends and any(backlog.rows for backlog in waiting):
         limited = whole_appends(tx, queue, waiting, limited)
-    return tuple(b.end for b in limited)
+    return tuple(backlog.end for backlog in limited)
 
 
-def _share(waiting: Sequence[Backlog], rows: int) -> list[Backlog]:
-    """Share ``rows`` among the partitions, in proportion to their backlogs."""
-    total = sum(b.rows for b in waiting)
+def _share_rows(waiting: Sequence[Backlog], rows: int) -> list[Backlog]:
+    """Divide ``rows`` among the partitions, in proportion to their backlogs."""
+    total = sum(backlog.rows for backlog in waiting)
     if total <= rows:
         return list(waiting)
-    shares = [b.rows * rows // total for b in waiting]
-    left = rows - sum(shares)
-    for index in sorted(range(len(waiting)), key=lambda i: -(waiting[i].rows * rows % total))[:left]:
+    shares = [backlog.rows * rows // total for backlog in waiting]
+    rows_left = rows - sum(shares)
+    for index in sorted(range(len(waiting)), key=lambda i: -(waiting[i].rows * rows % total))[:rows_left]:
         shares[index] += 1
-    return [b.upto(b.start + share) for b, share in zip(waiting, shares, strict=True)]
+    return [backlog.upto(backlog.start + share) for backlog, share in zip(waiting, shares, strict=True)]
 
 
 def _within_bytes(
-    tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], size: int
+    tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], max_bytes: int
 ) -> list[Backlog]:
-    """Return rows whose compressed bytes fit into ``size``, at least one row."""
-    total = sum(b.rows for b in waiting)
+    """Return rows whose compressed bytes fit into ``max_bytes``, at least one row."""
+    total = sum(backlog.rows for backlog in waiting)
     if total == 0:
         return list(waiting)
-    cut = [_cut_bytes(tx, queue, b, size * b.rows / total) for b in waiting]
-    if not any(b.rows for b in cut):
-        longest = max(range(len(waiting)), key=lambda i: waiting[i].rows)
-        cut[longest] = waiting[longest].upto(waiting[longest].start + 1)
+    cut = [_cut_bytes(tx, queue, backlog, max_bytes * backlog.rows / total) for backlog in waiting]
+    if not any(backlog.rows for backlog in cut):
+        largest = max(range(len(waiting)), key=lambda i: waiting[i].rows)
+        cut[largest] = waiting[largest].upto(waiting[largest].start + 1)
     return cut
 
 
@@ -230,7 +230,7 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
     for segment in segments_from(tx, queue, backlog.partition, position):
         rows = min(segment.end_index, backlog.end) - max(segment.start_index, position)
         if rows <= 0:
-            # The backlog's rows were trimmed meanwhile, or another program has inserted an empty segment.
+            # Rows of the backlog were trimmed meanwhile, or another program has inserted an empty segment.
             continue
         cost = segment.bytes * rows / (segment.end_index - segment.start_index)
         if cost > budget:
@@ -245,18 +245,18 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
 def whole_appends(
     tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], limited: Sequence[Backlog]
 ) -> list[Backlog]:
-    """Return the appends in ``waiting`` that are completely in ``limited``, or the oldest, however large."""
-    cut = [
-        _append_at(tx, queue, part.partition, part.end)
+    """Return the appends of ``waiting`` that ``limited`` has completely; at least the oldest."""
+    cut_appends = [
+        _append_of(tx, queue, part.partition, part.end)
         for full, part in zip(waiting, limited, strict=True)
         if part.end < full.end
     ]
-    first_left = min((append for append in cut if append is not None), default=None)
-    if first_left is None:
+    first_cut = min((append for append in cut_appends if append is not None), default=None)
+    if first_cut is None:
         return list(waiting)
-    whole = [_before(tx, queue, backlog, first_left) for backlog in waiting]
+    whole = [_rows_before(tx, queue, backlog, first_cut) for backlog in waiting]
     if not any(backlog.rows for backlog in whole):
-        whole = [_before(tx, queue, backlog, first_left + 1) for backlog in waiting]
+        whole = [_rows_before(tx, queue, backlog, first_cut + 1) for backlog in waiting]
     return whole
 
 
@@ -270,8 +270,8 @@ class _Segment(Protocol):
     runs: bytes
 
 
-def _append_at(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> int | None:
-    """Return the id of a row's append; None if this row and all later ones have been trimmed."""
+def _append_of(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> int | None:
+    """Return the id of a row's append; None if this row and all later rows were trimmed."""
     segment = _segment(tx, queue, partition, row)
     if segment is None:
         return None
@@ -284,7 +284,7 @@ def _runs(segment: _Segment) -> Runs:
     return Runs.from_bytes(segment.runs, segment.end_index - segment.start_index)
 
 
-def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) -> Backlog:
+def _rows_before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) -> Backlog:
     """Return the rows with an append id below ``append``, by bisection."""
     low, high = backlog.start, backlog.end
     while low < high:
@@ -300,7 +300,7 @@ def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) 
 
 
 def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> _Segment | None:
-    """Return the segment of a row and its runs, in one statement, since compaction may remove it."""
+    """Return the segment of a row with its runs; in one statement, because compaction may delete it."""
     segment: _Segment | None = tx.one(
         "appends_at", queue_id=queue.queue_id, partition=partition, row_index=row
     )
@@ -308,12 +308,12 @@ def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> _
 
 
 def require_few_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> None:
-    """Refuse a range that would be split into more tasks than Spark's driver can hold."""
+    """Refuse a range with more tasks than Spark's driver can hold."""
     sizes = [last - first for first, last in zip(pad(start, len(end)), end, strict=True)]
     tasks = sum(-(-size // rows_per_task) for size in sizes)
-    if tasks > MOST_TASKS:
+    if tasks > MAX_TASKS:
         raise InvalidOptionError(
-            f"{sum(sizes)} rows in tasks of {rows_per_task} would be {tasks} tasks, more than {MOST_TASKS}: "
+            f"{sum(sizes)} rows in tasks of {rows_per_task} would be {tasks} tasks, more than {MAX_TASKS}: "
             "raise rowsPerTask, or read fewer rows at a time",
             condition="INVALID_OPTION.TOO_MANY_TASKS",
             option="rowsPerTask",
@@ -325,7 +325,7 @@ def split_into_tasks(
 ) -> list[list[Range]]:
     """Divide a range into tasks of at most ``rows_per_task`` rows.
 
-    A partition with more rows is divided evenly. If there would be more than ``max_tasks``, neighbouring
+    A partition with more rows is divided evenly. If there are more than ``max_tasks`` pieces, adjacent
     partitions with few rows share tasks of about equal size, which still have at most ``rows_per_task`` rows.
     """
     require_few_tasks(start, end, rows_per_task)
@@ -336,22 +336,22 @@ def split_into_tasks(
         pieces += [Range(partition, *cut) for cut in pairwise([*cuts, last])]
     if max_tasks is None or len(pieces) <= max_tasks:
         return [[piece] for piece in pieces]
-    return _shared(pieces, rows_per_task, max_tasks)
+    return _share_tasks(pieces, rows_per_task, max_tasks)
 
 
-def _shared(pieces: Sequence[Range], rows_per_task: int, max_tasks: int) -> list[list[Range]]:
+def _share_tasks(pieces: Sequence[Range], rows_per_task: int, max_tasks: int) -> list[list[Range]]:
     total = sum(piece.end - piece.start for piece in pieces)
     tasks: list[list[Range]] = []
-    before = rows = task = 0
+    rows_before = rows = task = 0
     for piece in pieces:
         size = piece.end - piece.start
-        # The task in whose equal share of the rows the piece begins.
-        mine = before * max_tasks // total
-        if tasks and mine == task and rows + size <= rows_per_task:
+        # With equal shares of the rows for all tasks, the share in which the piece begins.
+        share = rows_before * max_tasks // total
+        if tasks and share == task and rows + size <= rows_per_task:
             tasks[-1].append(piece)
             rows += size
         else:
             tasks.append([piece])
             rows = size
-        before, task = before + size, mine
+        rows_before, task = rows_before + size, share
     return tasks

@@ -1,4 +1,4 @@
-"""Schemas of queues in Spark, metadata columns of reads, and the promises of feeds about their columns."""
+"""Schemas of queues in Spark, metadata columns of reads, and metadata of feeds about their columns."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def source_schema(schema: pa.Schema, metadata_columns: bool) -> pa.Schema:
     """Return the Arrow schema of a read."""
     if not metadata_columns:
         return schema
-    taken = {name.lower() for name in schema.names}.intersection(field.name for field in QUEUE_METADATA)
-    if taken:
+    conflicts = {name.lower() for name in schema.names}.intersection(field.name for field in QUEUE_METADATA)
+    if conflicts:
         raise SchemaMismatchError(
-            f"includeMetadataColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
-            "option out",
+            f"includeMetadataColumns adds {', '.join(sorted(conflicts))}, which the queue already has: leave "
+            "the option out",
             condition="SCHEMA_MISMATCH.RESERVED_COLUMN",
-            columns=sorted(taken),
+            columns=sorted(conflicts),
         )
     return pa.schema([*schema, *QUEUE_METADATA])
 
@@ -59,14 +59,14 @@ def quote_column(name: str) -> str:
 
 
 def numbered_columns(frame: DataFrame) -> DataFrame:
-    """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
+    """Rename the columns to c0, c1 and so on: mapInArrow does not accept all names."""
     return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
 
 
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
-    """Return the columns to read, those of the requested schema."""
-    wanted = canonical_schema(requested)
-    for field in wanted:
+    """Return the columns of the requested schema; refuse those that the queue does not have."""
+    columns = canonical_schema(requested)
+    for field in columns:
         index = full.get_field_index(field.name)
         if index < 0:
             raise SchemaMismatchError(
@@ -91,11 +91,11 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
                 condition="SCHEMA_MISMATCH.NOT_NULL",
                 column=field.name,
             )
-    return wanted
+    return columns
 
 
 def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
-    """Refuse to read a queue that was recreated without a column of the read, or with one of another type.
+    """Refuse a queue that was recreated without a column of the read, or with another type for it.
 
     Raises
     ------
@@ -107,26 +107,26 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
         index = queue.schema.get_field_index(field.name)
         if index < 0 and field.name in metadata:
             continue
-        found = None if index < 0 else queue.schema.field(index)
-        if found is None or not _reads(field, found):
-            now = "missing" if found is None else _typed(found)
+        current = None if index < 0 else queue.schema.field(index)
+        if current is None or not _is_readable(field, current):
+            current_type = "missing" if current is None else _type_text(current)
             raise SchemaMismatchError(
                 f"queue {in_quotes(queue.name)} was dropped and recreated after the query looked up its "
-                f"columns: {in_quotes(field.name)} is now {now}, and the query reads {_typed(field)}. "
-                "Start the query again",
+                f"columns: {in_quotes(field.name)} is now {current_type}, and the query reads "
+                f"{_type_text(field)}. Start the query again",
                 condition="SCHEMA_MISMATCH.QUEUE_RECREATED",
                 queue=queue.name,
                 column=field.name,
             )
 
 
-def _reads(field: pa.Field, found: pa.Field) -> bool:
-    """Whether a read can use a queue's column: its values may fit even if its type is now wider."""
-    same_kind = found.type == field.type or is_wider(found.type, field.type)
-    return same_kind and (field.nullable or not found.nullable)
+def _is_readable(field: pa.Field, current: pa.Field) -> bool:
+    """Whether a read can use a queue's column, whose type may be wider by now."""
+    is_same_or_wider = current.type == field.type or is_wider(current.type, field.type)
+    return is_same_or_wider and (field.nullable or not current.nullable)
 
 
-def _typed(field: pa.Field) -> str:
+def _type_text(field: pa.Field) -> str:
     return str(field.type) if field.nullable else f"{field.type} NOT NULL"
 
 
@@ -141,8 +141,10 @@ def to_output_batch(chunk: Chunk, queue: QueueRecord, schema: pa.Schema) -> pa.R
         "_row_index": lambda: _consecutive(chunk.start, chunk.batch.num_rows),
         "_timestamp": lambda: _timestamps(chunk),
     }
-    own = set(chunk.batch.schema.names)
-    arrays = [chunk.batch.column(name) if name in own else metadata[name]() for name in schema.names]
+    queue_columns = set(chunk.batch.schema.names)
+    arrays = [
+        chunk.batch.column(name) if name in queue_columns else metadata[name]() for name in schema.names
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -157,7 +159,7 @@ def _timestamps(chunk: Chunk) -> pa.Array:
 
 
 def check_writable(frame: StructType, queue: QueueRecord) -> None:
-    """Refuse a change feed's queue, and a DataFrame that does not fit a queue, before anything runs."""
+    """Refuse the queue of a change feed, and a DataFrame that does not fit a queue, before anything runs."""
     refuse_feed(queue)
     schema, name = canonical_schema(frame), queue.name
     _check_columns(schema.names, queue.schema, name)
@@ -165,8 +167,8 @@ def check_writable(frame: StructType, queue: QueueRecord) -> None:
         index = _index(schema.names, field.name)
         if index is not None and not _fits(schema.field(index).type, field.type):
             raise SchemaMismatchError(
-                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame "
-                f"has {schema.field(index).type}: cast it first",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, but the "
+                f"DataFrame has {schema.field(index).type}: cast it first",
                 condition="SCHEMA_MISMATCH.COLUMN_TYPE",
                 column=field.name,
                 expected=str(field.type),
@@ -196,20 +198,20 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
             )
 
 
-def _index(names: Sequence[str], wanted: str) -> int | None:
-    if wanted in names:
-        return list(names).index(wanted)
+def _index(names: Sequence[str], requested: str) -> int | None:
+    if requested in names:
+        return list(names).index(requested)
     lower = [name.lower() for name in names]
-    return lower.index(wanted.lower()) if wanted.lower() in lower else None
+    return lower.index(requested.lower()) if requested.lower() in lower else None
 
 
 def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether the expected type has every value of the other; nullability is checked with the data."""
+    """Return whether all values of a type fit into the expected one; nulls are checked with the data."""
     if actual.equals(expected) or pat.is_null(actual):
         return True
     if pat.is_decimal(actual) and pat.is_decimal(expected):
-        whole = expected.precision - expected.scale >= actual.precision - actual.scale
-        return bool(whole and expected.scale >= actual.scale)
+        fits_integer_digits = expected.precision - expected.scale >= actual.precision - actual.scale
+        return bool(fits_integer_digits and expected.scale >= actual.scale)
     if pat.is_struct(actual) and pat.is_struct(expected):
         return _struct_fits(actual, expected)
     if pat.is_map(actual) and pat.is_map(expected):
@@ -222,12 +224,12 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 def _struct_fits(actual: pa.StructType, expected: pa.StructType) -> bool:
     names = [field.name for field in actual]
-    places = [_index(names, field.name) for field in expected]
-    if len(set(places) - {None}) < len(names):
+    indices = [_index(names, field.name) for field in expected]
+    if len(set(indices) - {None}) < len(names):
         return False
     return all(
-        field.nullable if place is None else _fits(actual.field(place).type, field.type)
-        for place, field in zip(places, expected, strict=True)
+        field.nullable if index is None else _fits(actual.field(index).type, field.type)
+        for index, field in zip(indices, expected, strict=True)
     )
 
 
@@ -244,30 +246,30 @@ def with_feed_metadata(
     ordered: str | None = None,
     split: bool = False,
 ) -> StructType:
-    """Add a feed's promises about its columns to their metadata, so that a sink finds them under any name.
+    """Add what a feed guarantees about its columns to their metadata, so that sinks find it after renames.
 
-    Spark keeps the metadata of a column through selections and renames, and a computed column has none.
-    ``row_id`` identifies rows. ``unchanged`` has the names of the columns with unchanged TOAST values.
-    ``sequence`` orders the changes of a row inside a commit, which may span several micro-batches if
-    ``split``. ``ordered`` is a column that every selection of change rows keeps, if a commit may have several
-    changes of a row: its metadata says that ``sequence`` is required as well.
+    Spark keeps the metadata of a column in selections and renames; computed columns have none. ``row_id``
+    identifies rows. ``unchanged`` is the column with the names of columns that have unchanged TOAST values.
+    ``sequence`` orders the changes of a row inside a commit; with ``split``, a commit may span several
+    micro-batches. ``ordered`` is a column that every selection of change rows keeps. If a commit may have
+    several changes of a row, its metadata says that ``sequence`` is required as well.
     """
 
-    def marked(field: StructField) -> StructField:
+    def add_marks(field: StructField) -> StructField:
         marks: dict[str, object] = {}
         if field.name in row_id:
             marks[_ROW_ID] = True
         if field.name == unchanged:
             marks[_UNCHANGED] = True
         elif unchanged is not None:
-            field = _value(field)
+            field = _with_feed_name(field)
         if field.name == sequence:
             marks |= {_STEP: True, _SPLIT: True} if split else {_STEP: True}
         if field.name == ordered and sequence in schema.names:
             marks[_STEPS] = sequence
-        return _with(field, marks)
+        return _add_metadata(field, marks)
 
-    return StructType([marked(field) for field in schema])
+    return StructType([add_marks(field) for field in schema])
 
 
 def row_id_columns(schema: StructType) -> list[str]:
@@ -291,22 +293,22 @@ def is_split(schema: StructType) -> bool:
 
 
 def required_sequence(schema: StructType) -> str | None:
-    """Return the feed's name of the sequence column if a commit may have several changes of a row."""
+    """Return the feed's name for the sequence column, if a commit may have several changes of a row."""
     return next((str(field.metadata[_STEPS]) for field in schema if _STEPS in field.metadata), None)
 
 
 def feed_column(field: StructField) -> str | None:
-    """Return the feed's name of an uncomputed column in which a change may have an unchanged TOAST value."""
+    """Return the feed's name for a column that may have unchanged TOAST values; None if it was computed."""
     return field.metadata.get(_VALUE)
 
 
-def _value(field: StructField) -> StructField:
+def _with_feed_name(field: StructField) -> StructField:
     if isinstance(field.dataType, StructType):
-        # A feed of several tables has a struct for each table, and lists the columns inside.
-        inner = StructType([_value(column) for column in field.dataType])
+        # A feed of several tables has a struct for each table, and names the columns inside.
+        inner = StructType([_with_feed_name(column) for column in field.dataType])
         field = StructField(field.name, inner, field.nullable, field.metadata)
-    return _with(field, {_VALUE: field.name})
+    return _add_metadata(field, {_VALUE: field.name})
 
 
-def _with(field: StructField, marks: dict[str, object]) -> StructField:
+def _add_metadata(field: StructField, marks: dict[str, object]) -> StructField:
     return StructField(field.name, field.dataType, field.nullable, {**field.metadata, **marks})

@@ -1,4 +1,4 @@
-"""Spark sessions: created with the settings that streaming needs, and the registration of data sources."""
+"""Creation of Spark sessions with settings for streaming, and registration of data sources."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from penstock.store.url import parse_url
 
 log = logging.getLogger("penstock.spark")
 
-# Spark's own default (4.2, 4.3), and the setting that may contain a password.
+# Spark's default (4.2, 4.3), extended by the setting that may contain a password.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
 
 URL_SETTING = f"{CONF_PREFIX}url"
 
-# With each job, Spark writes settings that were made at run time into its event log without redaction
-# (4.2, 4.3, EventLoggingListener.redactProperties). So the setting has the URL without its password. There is
-# one dictionary for the process, since several sessions may have the same setting.
+# With each job, Spark writes settings that were set at run time to its event log without redaction (4.2, 4.3,
+# EventLoggingListener.redactProperties). So the setting has the URL without its password. All sessions of the
+# process share this dictionary, because several sessions may have the same setting.
 _urls_with_password: dict[str, str] = {}
-"""Complete URLs by their redacted form."""
+"""Complete URLs by redacted URL."""
 PIPELINED = "spark.python.udf.pipelined.enabled"
 """Whether rows are sent to Python and received from it at the same time (Spark 4.3)."""
 
@@ -89,7 +89,7 @@ def session(
     MissingDependencyError
         When the Python of Spark's workers lacks a package.
     """
-    _refuse_second()
+    _refuse_second_session()
     if url is not None:
         parse_url(url)
     settings = (
@@ -102,27 +102,27 @@ def session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    # The builder's settings become part of the JVM's command line, which every user of the machine can read.
-    later = {key: value for key, value in settings.items() if key.startswith(CONF_PREFIX)}
-    for key in settings.keys() - later.keys():
+    # The builder's settings are on the JVM's command line, which every user of the machine can read.
+    runtime_settings = {key: value for key, value in settings.items() if key.startswith(CONF_PREFIX)}
+    for key in settings.keys() - runtime_settings.keys():
         builder = builder.config(key, settings[key])
     _choose_python(settings)
-    return _register_or_stop(builder.getOrCreate(), later)
+    return _register_or_stop(builder.getOrCreate(), runtime_settings)
 
 
-def _refuse_second() -> None:
+def _refuse_second_session() -> None:
     running = running_context()
     if running is not None:
         raise InvalidInputError(
-            f"a Spark session is running already ({running.appName!r}), and this one's settings can only be "
-            "made at the start: use penstock.register(spark) with the running one, or stop it first",
+            f"a Spark session is already running ({running.appName!r}), and settings of a new one can only "
+            "be set when it starts: use penstock.register(spark) with the running one, or stop it first",
             condition="INVALID_INPUT.SESSION_RUNNING",
         )
 
 
 def _choose_python(settings: Mapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON: executors' first python3 may lack pyarrow."""
-    # Spark reads the setting only if spark-submit starts the program; otherwise it reads the variable.
+    """Set PYSPARK_PYTHON, because the first python3 on an executor's path may lack pyarrow."""
+    # Without spark-submit, Spark only reads the variable, not the setting.
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     else:
@@ -145,11 +145,11 @@ def session_settings(stateful: bool, pipelined: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # At its largest value Spark (4.2, 4.3) counts the rows of a batch for Python, and no longer measures
-        # its size after each row, which takes longer than sending it.
+        # With the largest value, Spark (4.2, 4.3) does not measure the size of a batch for Python after each
+        # row, which takes longer than sending the batch.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.python.filterPushdown.enabled": "true",
-        # For continuous queries: Unix domain sockets take a third of the time.
+        # For continuous queries: Unix domain sockets are three times as fast.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
@@ -167,8 +167,8 @@ def session_settings(stateful: bool, pipelined: bool) -> dict[str, str]:
 
 _registered: WeakKeyDictionary[SparkSession, dict[str, tuple[type[DataSource], dict[str, object]]]]
 _registered = WeakKeyDictionary()
-"""The sources of each session by name, with their attributes: Spark warns at each further registration."""
-_registering = threading.Lock()
+"""The registered sources of each session by name, with their attributes; Spark warns if one is repeated."""
+_registration_lock = threading.Lock()
 
 
 def register(spark: SparkSession) -> None:
@@ -213,33 +213,33 @@ def register(spark: SparkSession) -> None:
 
 
 def default_url(spark: SparkSession) -> str | None:
-    """Return the session's default store, if it has one."""
+    """Return the URL of the session's default store, if it has one."""
     return session_defaults(spark).get("url")
 
 
 def _is_url(setting: str) -> bool:
-    """Whether a setting is the URL of a store; the names of options are case-insensitive."""
+    """Whether a setting is the URL of a store; names of options are case-insensitive."""
     return setting.startswith(CONF_PREFIX) and setting.lower() == URL_SETTING
 
 
 def _hide_passwords(spark: SparkSession) -> None:
-    """Move the passwords from the session's settings into this process's memory."""
-    refused: InvalidUrlError | None = None
+    """Move passwords from the session's settings into the memory of this process."""
+    malformed: InvalidUrlError | None = None
     for setting, url in settings_of(spark).items():
         if not _is_url(setting):
             continue
         try:
             redacted = _without_password(url)
         except InvalidUrlError as error:
-            # It is not known which part of it is the password.
+            # It is unknown which part of the URL is the password.
             spark.conf.unset(setting)
-            refused = error
+            malformed = error
             continue
         if redacted != url:
             spark.conf.set(setting, redacted)
             _warn_if_exposed(spark, setting)
-    if refused is not None:
-        raise refused
+    if malformed is not None:
+        raise malformed
 
 
 def _warn_if_exposed(spark: SparkSession, setting: str) -> None:
@@ -247,14 +247,14 @@ def _warn_if_exposed(spark: SparkSession, setting: str) -> None:
         log.warning(
             "the password in %s was set before Spark started, so it is on the command line of the JVM, "
             "which every user of this machine can read, and in the event log: set it with spark.conf.set "
-            "after the start, use penstock.session, or name its place (password_env, password_file)",
+            "after the start, use penstock.session, or use password_env or password_file",
             setting,
             extra={"action": "password_exposed", "setting": setting},
         )
 
 
 def _without_password(url: str) -> str:
-    """Return a URL for the session's setting, and remember its password."""
+    """Return a URL without its password, which this process remembers."""
     parsed = parse_url(url)
     if not parsed.secrets:
         return url
@@ -264,39 +264,42 @@ def _without_password(url: str) -> str:
 
 def session_defaults(spark: SparkSession) -> dict[str, str]:
     """Return the session's defaults for the options of the data source."""
-    known = {name.lower(): name for name in ALL_OPTIONS if name not in INTERNAL}
+    option_names = {name.lower(): name for name in ALL_OPTIONS if name not in INTERNAL}
     defaults = {}
     for setting, value in settings_of(spark).items():
         if not setting.startswith(CONF_PREFIX):
             continue
         name = setting.removeprefix(CONF_PREFIX)
-        if name.lower() not in known:
-            # It may be the misspelt URL, and settings are in Spark's event log.
+        if name.lower() not in option_names:
+            # It may be a misspelt URL setting with a password, and Spark logs settings.
             spark.conf.unset(setting)
-            options = sorted(known.values())
+            options = sorted(option_names.values())
             raise InvalidOptionError(
                 f"unknown setting {in_quotes(setting)}.{did_you_mean(name, options)} Settings are "
                 f"{CONF_PREFIX}<option>, with one of the options {', '.join(options)}",
                 condition="INVALID_OPTION.UNKNOWN",
                 option=name,
             )
-        defaults[known[name.lower()]] = _urls_with_password.get(value, value) if _is_url(setting) else value
+        defaults[option_names[name.lower()]] = (
+            _urls_with_password.get(value, value) if _is_url(setting) else value
+        )
     return defaults
 
 
 def register_source(spark: SparkSession, source: type[DataSource], **attributes: object) -> None:
-    """Register a source once, so that queries can start at the same time.
+    """Register a source with a session, if it is not registered yet, so that queries can start concurrently.
 
-    The session becomes the active one of the thread, as with ``createDataFrame``. For writes, Spark looks for
-    the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did
-    not create the session, or if its connection to the JVM was closed, for example by an interrupt.
+    The session becomes the active session of the thread, as with ``createDataFrame``. For writes, Spark only
+    looks for the source in the active session (4.3, ``DataSource.lookupDataSource``). A thread has no active
+    session if it did not create the session, or if its connection to the JVM was closed, for example by an
+    interrupt.
 
     ``attributes`` are set on a subclass of the source, which is pickled by value for every Python worker.
     """
     if is_classic(spark):
         activate(spark)
-    # Spark refuses a registration while another thread makes one of the same name (4.3).
-    with _registering:
+    # Spark refuses concurrent registrations of the same name (4.3).
+    with _registration_lock:
         registered = _registered.setdefault(spark, {})
         if registered.get(source.name()) == (source, attributes):
             return

@@ -1,7 +1,7 @@
-"""Arrow batches serialized into binary values for a shuffle, so that Spark moves bytes instead of rows.
+"""Arrow batches as binary values for a shuffle, so that Spark moves bytes instead of rows.
 
-Converting rows to Arrow and back costs Spark more than most transformations. Here that happens once before
-and once after the shuffle, which only sees two columns: a key, and a binary value with many rows.
+Converting rows to Arrow and back takes Spark longer than most transformations. Here it happens once before
+and once after the shuffle, which only has two columns: a key, and a binary value with many rows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-PLACE, ROWS = "__penstock_place", "__penstock_rows"
-SCHEMA = pa.schema([pa.field(PLACE, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)])
+SHUFFLE_KEY, ROWS = "__penstock_place", "__penstock_rows"
+SCHEMA = pa.schema(
+    [pa.field(SHUFFLE_KEY, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)]
+)
 _CHUNK_ROWS, _CHUNK_BYTES = 65_536, 16 << 20
 _BATCH_BYTES = 256 << 20
-"""A binary column holds at most 2 GiB."""
+"""The size of a batch; a binary column can have at most 2 GiB."""
 
 
 def pack(
@@ -29,17 +31,17 @@ def pack(
     """
     ordered = table.take(pa.array(np.argsort(target, kind="stable"))).combine_chunks()
     ends = np.cumsum(np.bincount(target, minlength=len(keys))).tolist()
-    rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(ordered) // max(1, ordered.nbytes)))
+    chunk_rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(ordered) // max(1, ordered.nbytes)))
     chunk_keys, chunks = [], []
     for key, start, end in zip(keys, [0, *ends[:-1]], ends, strict=True):
-        for first in range(start, end, rows):
+        for first in range(start, end, chunk_rows):
             chunk_keys.append(key)
-            chunks.append(ordered.slice(first, min(rows, end - first)))
-    yield from _serialized(chunk_keys, chunks)
+            chunks.append(ordered.slice(first, min(chunk_rows, end - first)))
+    yield from _serialize(chunk_keys, chunks)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read the rows back from their binary values."""
+    """Return the rows in the binary values."""
     for batch in batches:
         for value in batch.column(1):
             yield from pa.ipc.open_stream(value.as_buffer())
@@ -47,9 +49,9 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @cache
 def shuffle_keys(partitions: int) -> tuple[int, ...]:
-    """Return, for each partition of a shuffle, an integer that Spark's hash partitioning sends there.
+    """Return a key for each partition of a shuffle: an integer that Spark's hash partitioning sends there.
 
-    Spark puts a row into partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3). If the
+    Spark sends a row to partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3). If the
     shuffle has another number of partitions, for example after coalescing, rows with equal keys still end up
     together.
     """
@@ -80,8 +82,8 @@ def _partition_of(numbers: NDArray[np.uint32], partitions: int) -> NDArray[np.in
     return np.mod(state.view(np.int32).astype(np.int64), partitions)
 
 
-def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Serialize each chunk to a binary value, many of them in one buffer of exactly the required size."""
+def _serialize(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Serialize each chunk as a binary value; many values share a buffer of exactly the required size."""
     ends = np.cumsum([_write([chunk], pa.MockOutputStream()) for chunk in chunks])
     groups = ends // _BATCH_BYTES
     starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]).tolist()

@@ -1,4 +1,4 @@
-"""Read state with Spark's own reader, in the session that a checkpoint's files need."""
+"""Loads state with Spark's state reader, in a session with the settings that a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.json_text import parse_json_object
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.sessions import clone_session, is_classic
 
-_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# Characters that java.net.URI escapes in a path.
+_FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+# Characters that java.net.URI escapes in paths.
 _ESCAPED = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f]")
 _CONDITION = re.compile(r"\[[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*\]")
 _CALL = re.compile(r"\AAn error occurred while calling \S+\s*:\s*")
@@ -29,20 +29,19 @@ def load_state(
     ``state_ids`` says whether the commit log names the files of the state (format 2 of Spark's state
     checkpoints).
     """
-    reader = _session(spark, state_ids).read.format("statestore").option("operatorId", operator)
+    reader = _session_for_format(spark, state_ids).read.format("statestore").option("operatorId", operator)
     try:
         return reader.options(**options).load(checkpoint.location)
     except Exception as error:
-        where = checkpoint.shown
+        location = checkpoint.shown
         if _ESCAPED.search(checkpoint.location):
             raise StateRefusedError(
-                f"Spark's state reader does not find {where!r}, since it escapes blanks and some other "
-                "characters of the path as in a URL: read it through a symbolic link or a copy without such "
-                "characters",
+                f"Spark's state reader does not find {location!r}, because it escapes spaces and some other "
+                "characters in paths: read it through a symbolic link, or a copy, without such characters",
                 condition="STATE_REFUSED.PATH",
-                checkpoint=where,
+                checkpoint=location,
             ) from error
-        raise unreadable(where, operator, error) from error
+        raise unreadable(location, operator, error) from error
 
 
 def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
@@ -55,7 +54,7 @@ def has_state_ids(checkpoint: Checkpoint, batch_id: int) -> bool:
 
 
 def unreadable(shown: str, operator: int, error: Exception) -> StateRefusedError:
-    """Return the error for state on which Spark's reader fails, immediately or when its rows are read."""
+    """Return the error for state that Spark's reader cannot load, or whose rows it cannot read."""
     return StateRefusedError(
         f"Spark cannot read operator {operator} of the checkpoint at {shown!r}: {spark_reason(error)}",
         condition="STATE_REFUSED.UNREADABLE",
@@ -65,7 +64,7 @@ def unreadable(shown: str, operator: int, error: Exception) -> StateRefusedError
 
 
 def spark_reason(error: Exception) -> str:
-    """Return the message with Spark's condition and the first cause, without stack traces."""
+    """Return the message with Spark's condition, and the root cause, without stack traces."""
     causes = [_FRAMES.split(part)[0] for part in str(error).split("\nCaused by: ")]
     texts = [" ".join(_CALL.sub("", cause).split()) for cause in causes]
     named = [text[match.start() :] for text in texts if (match := _CONDITION.search(text))]
@@ -75,18 +74,18 @@ def spark_reason(error: Exception) -> str:
     return reason if texts[-1].endswith(named[-1]) else f"{reason} ({texts[-1][:_REASON_CHARACTERS]})"
 
 
-def _session(spark: SparkSession, state_ids: bool) -> SparkSession:
-    """Return a session with the state's file format, which Spark only takes from its settings."""
-    wanted = "2" if state_ids else "1"
-    if spark.conf.get(_FORMAT, "1") == wanted:
+def _session_for_format(spark: SparkSession, state_ids: bool) -> SparkSession:
+    """Return a session with a setting for the state's file format, which Spark takes from no option."""
+    file_format = "2" if state_ids else "1"
+    if spark.conf.get(_FORMAT_SETTING, "1") == file_format:
         return spark
     if not is_classic(spark):
         raise StateRefusedError(
-            f"the checkpoint's state has format {wanted}, which Spark reads only with {_FORMAT}={wanted}: "
-            "set it on the session",
+            f"the checkpoint's state has format {file_format}, which Spark reads only with "
+            f"{_FORMAT_SETTING}={file_format}: set it on the session",
             condition="STATE_REFUSED.SESSION",
-            format=wanted,
+            format=file_format,
         )
-    own = clone_session(spark)
-    own.conf.set(_FORMAT, wanted)
-    return own
+    session = clone_session(spark)
+    session.conf.set(_FORMAT_SETTING, file_format)
+    return session

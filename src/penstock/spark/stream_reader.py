@@ -1,4 +1,4 @@
-"""Streaming reads of a queue, and warnings about micro-batches that are too large or too small."""
+"""Streaming reads of a queue, and warnings about too large or too small micro-batches."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ SMALL_BACKLOG = 100
 
 @without_tracebacks
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One source in one run of a streaming query.
+    """Reader for a source in one run of a streaming query.
 
     Spark creates it several times, calls every method except ``read`` in a separate process, and sends
-    pickled copies to executors. So nothing is opened before the first call.
+    pickled copies to executors. So it opens nothing before the first call.
     """
 
     def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
@@ -56,104 +56,107 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._source_rows = SourceRows()
-        self._cap: tuple[int, ...] | None = None
+        self._run_end: tuple[int, ...] | None = None
         self._maintained: tuple[int, ...] | None = None
-        """The end of the offset for which the queue's maintenance ran last."""
+        """The end of the last offset for which the queue's maintenance was scheduled."""
         self._size_warnings = BatchSizeWarnings(options)
-        self._remaining = RemainingQuota(options.quota, fail_on_data_loss=options.fail_on_data_loss)
+        self._remaining_quota = RemainingQuota(options.quota, fail_on_data_loss=options.fail_on_data_loss)
 
-    # The calls of one run, in Spark's order (4.2 and 4.3).
+    # Spark's calls in a run, in their order (4.2 and 4.3).
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember the end of the queue; later rows are left for another run."""
-        self._own()
-        self._cap = tuple(part.next_index for part in self._now()[1])
+        """Remember the end of the queue; another run reads later rows."""
+        self._take_ownership()
+        self._run_end = tuple(part.next_index for part in self._read_queue()[1])
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Disable Spark's read limits; this source has its own."""
-        self._own()
+        self._take_ownership()
         return ReadAllAvailable()
 
     def initialOffset(self) -> Json:
         """Return the start of a query with a new checkpoint."""
-        owner = self._own()
+        owner = self._take_ownership()
 
-        def work(tx: Transaction) -> tuple[list[int], tuple[int | None, ...]]:
+        def find_start(tx: Transaction) -> tuple[list[int], tuple[int | None, ...]]:
             start = start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
-            # A consumer is restored with its queue.
+            # If a queue is restored, its consumers are too, so they need no times.
             return start, times_before(tx, self._queue, start) if owner is None else ()
 
-        start, times = self._store().database.run(work, write=False)
+        start, times = self._store().database.run(find_start, write=False)
         return self._offset(start, start, owner, times).to_dict()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return the end of the next micro-batch; ``start`` itself if there are no rows for one."""
-        owner = self._own()
-        last = parse_offset(start)
+        """Return the end of the next micro-batch; ``start`` itself if there are no rows for it."""
+        owner = self._take_ownership()
+        last_offset = parse_offset(start)
         if owner is None:
-            queue, partitions, draining = (*self._now(), False)
-            last.require(self._store().uuid, queue.name, None, queue.generation)
-            self._require_rows(queue, last)
+            queue, partitions, draining = (*self._read_queue(), False)
+            last_offset.require(self._store().uuid, queue.name, None, queue.generation)
+            self._require_rows(queue, last_offset)
         else:
-            queue, partitions, draining = owner.observe(last)
-            if last.end != self._maintained:
-                # Retention may trim the rows that the logged micro-batch has made safe.
-                self._maintained = last.end
+            queue, partitions, draining = owner.observe(last_offset)
+            if last_offset.end != self._maintained:
+                # The last micro-batch is logged, so retention may trim its rows.
+                self._maintained = last_offset.end
                 self._store().schedule_maintenance(queue, ())
         if draining:
             return start
-        last.require_reached([part.next_index for part in partitions])
+        last_offset.require_reached([part.next_index for part in partitions])
         if self._options.fail_on_data_loss:
-            skip_trimmed(self._options, partitions, pad(last.end, len(partitions)))
-        left = self._remaining.left(last.end)
-        if left is not None and left <= 0:
+            skip_trimmed(self._options, partitions, pad(last_offset.end, len(partitions)))
+        rows_left = self._remaining_quota.rows_left(last_offset.end)
+        if rows_left is not None and rows_left <= 0:
             return start
-        end, times = self._next_end(queue, partitions, last.end, left)
-        self._size_warnings.observe(last.end, end, partitions)
-        first = pad(last.end, len(end))
-        if end == first:
+        end, times = self._next_end(queue, partitions, last_offset.end, rows_left)
+        self._size_warnings.observe(last_offset.end, end, partitions)
+        batch_start = pad(last_offset.end, len(end))
+        if end == batch_start:
             return start
-        # Check this before Spark logs the range; afterwards every restart would fail.
-        require_few_tasks(first, end, self._options.rows_per_task)
-        return self._offset(first, end, owner, times).to_dict()
+        # Check this before Spark logs the range. Later, every restart would fail.
+        require_few_tasks(batch_start, end, self._options.rows_per_task)
+        return self._offset(batch_start, end, owner, times).to_dict()
 
     def reportLatestOffset(self) -> Json | None:
         """Return the end of the queue, for the query's progress."""
-        ends = tuple(part.next_index for part in self._now()[1])
-        return self._offset(ends, ends, self._own()).to_dict()
+        ends = tuple(part.next_index for part in self._read_queue()[1])
+        return self._offset(ends, ends, self._take_ownership()).to_dict()
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Return the tasks of a micro-batch, whose range is in ``end`` only."""
-        owner = self._own()
+        """Return the tasks of a micro-batch, whose whole range is in ``end``."""
+        owner = self._take_ownership()
         batch = parse_offset(end)
-        queue, _ = self._now()
+        queue, _ = self._read_queue()
         generation = queue.generation if owner is None else owner.generation
         batch.require(self._store().uuid, queue.name, self._options.consumer, generation)
         if owner is None:
             self._require_rows(queue, batch)
         else:
             owner.plan(batch)
-        # A repeated micro-batch has the same tasks as before, even if the options have changed.
+        # A repeated micro-batch has the same tasks, even if options have changed.
         rows = batch.rows_per_task or self._options.rows_per_task
         tasks = split_into_tasks(batch.start, batch.end, rows, batch.max_tasks)
-        return [RangesPartition(task, batch.last_rows(each.partition for each in task)) for task in tasks]
+        return [
+            RangesPartition(task, batch.last_rows(rows_range.partition for rows_range in task))
+            for task in tasks
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, on an executor."""
         return self._scan.read(partition)
 
     def commit(self, end: Json) -> None:
-        """Do nothing: Spark calls it late, and never for the last micro-batch."""
+        """Do nothing: Spark calls this late, and never for the last micro-batch."""
 
     def stop(self) -> None:
-        """Release the consumer, as the end of the process does: Spark does not call this reliably."""
+        """Release the consumer. Spark does not always call this; the end of the process releases it, too."""
         if self._owner is not None:
             self._owner.release()
 
     def _store(self) -> Store:
         return open_store(self._options.url)
 
-    def _own(self) -> Owner | None:
+    def _take_ownership(self) -> Owner | None:
         if self._options.consumer is not None and self._owner is None:
             self._owner = Owner(
                 self._store().database,
@@ -168,30 +171,32 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queue: QueueRecord,
         partitions: Sequence[PartitionRecord],
         start: Sequence[int],
-        left: int | None,
+        rows_left: int | None,
     ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """Return the end of the next micro-batch, and when its last rows were appended."""
+        """Return the end of the next micro-batch, and when the last row of each partition was appended."""
         options = self._options
-        if left is not None:
-            options = replace(options, max_rows_per_trigger=min(left, options.max_rows_per_trigger or left))
+        if rows_left is not None:
+            options = replace(
+                options, max_rows_per_trigger=min(rows_left, options.max_rows_per_trigger or rows_left)
+            )
 
-        def work(tx: Transaction) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-            end = next_end(tx, queue, partitions, start, options, self._cap)
+        def find_end(tx: Transaction) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+            end = next_end(tx, queue, partitions, start, options, self._run_end)
             return end, row_times(tx, queue, partitions, end)
 
-        return self._store().database.run(work, write=False)
+        return self._store().database.run(find_end, write=False)
 
     def _require_rows(self, queue: QueueRecord, offset: QueueOffset) -> None:
         self._store().database.run(
             lambda tx: self._source_rows.require(tx, queue.queue_id, offset), write=False
         )
 
-    def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
-        def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:
+    def _read_queue(self) -> tuple[QueueRecord, list[PartitionRecord]]:
+        def find_queue(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:
             queue = catalog.find_queue(tx, self._queue.name)
             return queue, catalog.partitions(tx, queue)
 
-        return self._store().database.run(work, write=False)
+        return self._store().database.run(find_queue, write=False)
 
     def _offset(
         self,
@@ -213,56 +218,56 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RemainingQuota:
-    """The rows that a query may still read, at the start of each micro-batch."""
+    """The number of rows that a query with a limit may still read."""
 
     def __init__(self, quota: Quota | None, *, fail_on_data_loss: bool) -> None:
         if quota is not None and not fail_on_data_loss:
-            # Trimmed rows are between the positions but never pass the limit.
-            quota = replace(quota, left=None)
+            # Trimmed rows are between the positions, but do not count towards the limit.
+            quota = replace(quota, rows_left=None)
         self._quota = quota
         self._since = None if quota is None else quota.since
-        self._checked: tuple[int, bool] | None = None
-        """The last micro-batch whose state was read, and whether the limit was reached there."""
+        self._checked_batch: tuple[int, bool] | None = None
+        """The last micro-batch whose state was read, and whether it had reached the limit."""
 
-    def left(self, start: Sequence[int]) -> int | None:
-        """Return how many rows may follow ``start``: 0 or less at the limit, None if unlimited."""
+    def rows_left(self, start: Sequence[int]) -> int | None:
+        """Return how many rows may be read from ``start`` on: 0 or less at the limit, None if unlimited."""
         if self._quota is None:
             return None
-        if self._quota.left is None:
+        if self._quota.rows_left is None:
             return 0 if self._reached(self._quota) else None
         if self._since is None:
             self._since = tuple(start)
-        return self._quota.left - (sum(start) - sum(pad(self._since, len(start))))
+        return self._quota.rows_left - (sum(start) - sum(pad(self._since, len(start))))
 
     def _reached(self, quota: Quota) -> bool:
-        """Return whether the limit is reached, according to the state of the last micro-batch."""
+        """Return whether the limit is reached, from the state of the last micro-batch."""
         checkpoint = Checkpoint(quota.checkpoint)
-        last = checkpoint.last_commit()
-        if last is None:
+        last_batch = checkpoint.last_commit()
+        if last_batch is None:
             return False
-        if self._checked is not None and self._checked[0] == last:
-            # An idle query checks repeatedly.
-            return self._checked[1]
+        if self._checked_batch is not None and self._checked_batch[0] == last_batch:
+            # An idle query checks this repeatedly.
+            return self._checked_batch[1]
         try:
-            reached = rows_passed(checkpoint, last) >= quota.rows
+            reached = rows_passed(checkpoint, last_batch) >= quota.rows
         except UnreadableState as unreadable:
-            # The driver counts as well, and stops the query; a micro-batch may start before it does.
+            # The driver counts as well and stops the query, perhaps after another micro-batch has started.
             log.debug(
-                "the limit's state cannot be read here: %s",
+                "the limit's state cannot be read by the source: %s",
                 unreadable,
-                extra={"action": "limit_unread", "batch": last, "error": condition_of(unreadable)},
+                extra={"action": "limit_unread", "batch": last_batch, "error": condition_of(unreadable)},
             )
             reached = False
-        self._checked = last, reached
+        self._checked_batch = last_batch, reached
         return reached
 
 
 class BatchSizeWarnings:
-    """Warns once about too large, and once about too small micro-batches of one source."""
+    """Logs one warning about too large, and one about too small, micro-batches of a source."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._small = 0
+        self._small_batches = 0
         self._warned: set[str] = set()
 
     def observe(
@@ -285,11 +290,13 @@ class BatchSizeWarnings:
                 size >> 20,
                 extra={"action": "large_batch", "queue": queue, "rows": rows, "bytes": size},
             )
-        self._small = self._small + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
-        if self._small >= SMALL_BATCHES and self._is_first("small"):
+        self._small_batches = (
+            self._small_batches + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
+        )
+        if self._small_batches >= SMALL_BATCHES and self._is_first("small"):
             log.warning(
-                "small micro-batch of queue %r: %d rows, with %d rows waiting; most of the time goes into "
-                "starting micro-batches: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
+                "small micro-batch of queue %r: %d rows, with %d rows waiting; starting micro-batches takes "
+                "most of the time: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
                 queue,
                 rows,
                 backlog,
@@ -297,6 +304,6 @@ class BatchSizeWarnings:
             )
 
     def _is_first(self, kind: str) -> bool:
-        new = kind not in self._warned
+        is_new = kind not in self._warned
         self._warned.add(kind)
-        return new
+        return is_new

@@ -19,7 +19,7 @@ from penstock.continuous.connectors.protocol import Epoch, SinkEpoch, SinkWriter
 from penstock.continuous.connectors.staging_writer import StagingWriter
 from penstock.json_text import JsonValue
 from penstock.queue.store import open_store
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
@@ -46,7 +46,7 @@ class TableWriterFactory(WriterFactory):
         return project_rows(frame, self.encoder.layout)
 
     def open(self, task: int) -> SinkWriter:
-        check_reach(self.url, None)
+        check_store_reach(self.url, None)
         return TableInsertWriter(self) if self.app_id is None else TableStagingWriter(self, task, self.app_id)
 
 

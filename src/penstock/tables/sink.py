@@ -29,7 +29,7 @@ from penstock.spark.connectors import Binding, Sink, WriteSettings
 from penstock.spark.internals.plan_nodes import groups_by_session
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import streaming_reads
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.session import URL_SETTING, default_url
@@ -255,7 +255,7 @@ class TableSink(Sink, ContinuousSink):
             if self.schema_changes == EVOLVE and output_mode != "complete":
                 lake.evolve(frame.schema, output_mode)
             return lake.writer(frame.schema, output_mode, guarantee, location, self.app_id)
-        check_reach(url, spark.conf.get("spark.master", None))
+        check_store_reach(url, spark.conf.get("spark.master", None))
         keys = self.keys
         if guarantee == "idempotent":
             _require_coordinates(frame)
@@ -317,7 +317,7 @@ class TableSink(Sink, ContinuousSink):
     ) -> TableSinkDriver:
         url = self.place(spark)
         self._require_append_only(url, guarantee, output_mode)
-        check_reach(url, spark.conf.get("spark.master", None))
+        check_store_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
     def record(self, spark: SparkSession, query_id: str) -> TableSinkDriver | None:

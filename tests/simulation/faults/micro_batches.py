@@ -14,7 +14,7 @@ MICRO_BATCHES = [
     Fault(
         "a query without a consumer resumes in a queue that was recreated",
         "spark/stream_reader.py",
-        "            last.require(self._store().uuid, queue.name, None, queue.generation)\n",
+        "            last_offset.require(self._store().uuid, queue.name, None, queue.generation)\n",
         "",
         without=TIMES_OF_ROWS,
     ),
@@ -58,7 +58,7 @@ MICRO_BATCHES = [
     Fault(
         "a micro-batch of at-least-once is not entered in the ledger",
         "spark/queue_writers.py",
-        "            self._note_batch(wrote, batchId)\n",
+        "            self._record_batch(results, batchId)\n",
         "            pass\n",
     ),
     Fault(
@@ -76,7 +76,7 @@ MICRO_BATCHES = [
     Fault(
         "a task does not notice that its rows were replaced after they were planned",
         "spark/queue_readers.py",
-        "        if task.last:\n",
+        "        if task.last_row_times:\n",
         "        if False:\n",
         without=TIMES_OF_ROWS,
     ),

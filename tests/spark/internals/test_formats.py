@@ -21,7 +21,7 @@ def test_formats_are_looked_up_as_in_a_query(rate: DataFrame) -> None:
     assert look_up_format(rate, "console") == Format(truncates=True, updates=True)
     assert look_up_format(rate, "penstock").python
     assert not look_up_format(rate, "binaryFile").streams
-    missing = look_up_format(rate, "no_such_format").missing
+    missing = look_up_format(rate, "no_such_format").not_found
     assert missing is not None
     assert missing.condition == "DATA_SOURCE_NOT_FOUND"
 

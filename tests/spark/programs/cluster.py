@@ -66,7 +66,7 @@ def refused(action: object) -> None:
     try:
         action()  # type: ignore[operator]
     except Exception as error:
-        print("REFUSED", "one machine's file" in str(error), round(time.monotonic() - began))
+        print("REFUSED", "a file on one machine" in str(error), round(time.monotonic() - began))
     else:
         print("TAKEN")
 

@@ -28,7 +28,7 @@ from penstock.feeds.contract import (
 )
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.internals.sessions import context_of
 from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import TaskWriter
@@ -75,7 +75,7 @@ class DeadLetterQueue:
                 option="url",
             )
         context = context_of(spark)
-        check_reach(url, None if context is None else str(context.master))
+        check_store_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
         if not record.columns.of(FIRST_COLUMNS).equals(DEAD_LETTERS):
             raise SchemaMismatchError(

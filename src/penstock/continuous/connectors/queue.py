@@ -35,7 +35,7 @@ from penstock.continuous.connectors.staging_writer import MAX_BYTES, MAX_ROWS, S
 from penstock.json_text import JsonValue
 from penstock.queue.placement import placement_of
 from penstock.queue.store import Store, open_store
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.queue_readers import Scan
 from penstock.spark.queue_writers import SegmentGroups
@@ -279,7 +279,7 @@ class QueueReaderFactory(Scan, ReaderFactory):
     """Factory of readers of a queue."""
 
     def open(self, positions: Mapping[int, int]) -> QueueReader:
-        check_reach(self.url, None)
+        check_store_reach(self.url, None)
         return QueueReader(self, positions)
 
 
@@ -424,7 +424,7 @@ class QueueWriterFactory(WriterFactory):
     max_rows: int = 65_536
 
     def open(self, task: int) -> SinkWriter:
-        check_reach(self.url, None)
+        check_store_reach(self.url, None)
         return QueueWriter(self, task) if self.app_id is None else QueueStagingWriter(self, task, self.app_id)
 
 

@@ -29,7 +29,7 @@ from penstock.continuous.catch_up import (
 )
 from penstock.continuous.channel import METADATA_COLUMNS, CoordinatorAddress
 from penstock.continuous.connectors.protocol import Epoch, Positions, SourceDriver, WriterFactory
-from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
+from penstock.continuous.dataframe import ContinuousFrame, apply_transform, begin_frame
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs, TaskPart, epoch_of
 from penstock.continuous.plan_check import BATCH_ROWS, check_plan
@@ -92,7 +92,7 @@ class SparkEngine:
         """The reports of readers in catch-up jobs."""
         no_coordinator = CoordinatorAddress("", 0, b"")
         frame = self._frame(ReadTask(source.reader_factory(), 1, no_coordinator, 0), {})
-        self._plan = check_plan(frame.carried)
+        self._plan = check_plan(frame.full_frame)
         self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
         self.schema: StructType = frame.schema
         for note in self._plan.latency_notes:
@@ -129,7 +129,7 @@ class SparkEngine:
         )
         frame = writers.convert(self._frame(read_task, _LOW_LATENCY_SETTINGS))
         write_task = WriteTask(writers, coordinator.address, limited)
-        return SparkJob(frame.carried.mapInArrow(write_task, WRITE_REPORT), self._label)
+        return SparkJob(frame.full_frame.mapInArrow(write_task, WRITE_REPORT), self._label)
 
     def catch_up_job(self, backlogs: Sequence[Backlog], writers: WriterFactory, epoch: int) -> CatchUpJob:
         """Return a job in which each task reads one of the backlogs, as one epoch."""
@@ -154,7 +154,7 @@ class SparkEngine:
         readers = self._session(settings).range(0, read_task.tasks, 1, read_task.tasks)
         frame = begin_frame(readers.mapInArrow(read_task, schema, barrier=True))
         for function in self._transforms:
-            frame = transformed(frame, function)
+            frame = apply_transform(frame, function)
         return frame
 
     def _session(self, settings: Mapping[str, str]) -> SparkSession:

@@ -107,7 +107,7 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
         rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
     # Rows that pass this operator immediately may come from an aggregation below that holds them back.
-    is_delayed = mode == "append" and any(node in plan.aggregates for node in top.below())
+    is_delayed = mode == "append" and any(node in plan.aggregates for node in top.descendants())
     return Emits(NEW_ROWS, AFTER_WATERMARK if is_delayed else AT_ONCE, state, ADD)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pyspark.sql import DataFrame
 
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import grouping_expressions, read_by, watermark_of
+from penstock.spark.internals.plan_nodes import grouping_expressions, source_below, watermark_of
 from penstock.spark.internals.plan_text import Node, has_watermark, optimized_tree, without_ids
 from penstock.spark.internals.plans import python_aggregates
 from penstock.spark.internals.sessions import is_classic
@@ -103,7 +103,7 @@ class Plan:
     @cached_property
     def watermarks(self) -> list[Watermark]:
         return [
-            Watermark(node, *watermark_of(node), read_by(node))
+            Watermark(node, *watermark_of(node), source_below(node))
             for node in self.streaming("EventTimeWatermark")
         ]
 
@@ -120,7 +120,7 @@ def expires(node: Node) -> bool:
 
 def above_aggregation(node: Node) -> bool:
     """Return whether a streaming aggregation is below an operator."""
-    return any(child.streaming and Trait.AGGREGATION in traits_of(child.name) for child in node.below())
+    return any(child.streaming and Trait.AGGREGATION in traits_of(child.name) for child in node.descendants())
 
 
 def operators_between(node: Node, below: Node) -> Iterator[Node]:

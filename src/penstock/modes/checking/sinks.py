@@ -50,9 +50,9 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
     name = format_name.lower()
     if name not in _KNOWN:
         return Sink(format_name, look_up_format(frame, format_name) if is_classic(frame) else Format())
-    missing = look_up_format(frame, name).missing if name in KNOWN_FROM and is_classic(frame) else None
+    missing = look_up_format(frame, name).not_found if name in KNOWN_FROM and is_classic(frame) else None
     known_format = Format(
-        python=name == "penstock", older=name in _V1_FORMATS, files=name in FILES, missing=missing
+        python=name == "penstock", is_v1=name in _V1_FORMATS, files=name in FILES, not_found=missing
     )
     return Sink(name, known_format, None if isinstance(sink, str) else sink)
 
@@ -60,13 +60,13 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """Report what a sink does not support, and the guarantees that it does not give."""
     source = KNOWN_FROM.get(sink.name)
-    if sink.format.missing is not None and source is None:
+    if sink.format.not_found is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
             f"the session does not have the format {sink.name}",
             fix="an installed format; or spark.jars.packages with its package, when the session is created",
-            spark=sink.format.missing.message,
-            condition=sink.format.missing.condition,
+            spark=sink.format.not_found.message,
+            condition=sink.format.not_found.condition,
         )
         return
     if not sink.format.streams:
@@ -123,15 +123,15 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
 
 def unchecked(sink: Sink) -> Iterator[str]:
     """Describe properties of a sink that could not be checked."""
-    if sink.format.silent is not None:
+    if sink.format.lookup_error is not None:
         yield (
             f"what the sink {sink.name} takes, which Spark does not report without the query's options: "
-            f"{sink.format.silent}"
+            f"{sink.format.lookup_error}"
         )
-    if sink.format.missing is not None and sink.name in KNOWN_FROM:
+    if sink.format.not_found is not None and sink.name in KNOWN_FROM:
         yield (
             f"whether the session that starts the query has the format {sink.name}, which this one does not "
-            f"have: {sink.format.missing.message}"
+            f"have: {sink.format.not_found.message}"
         )
 
 
@@ -157,7 +157,7 @@ def _unsupported_reason(sink: Sink, mode: str) -> str:
 
 
 def _continuous_problems(sink: Sink) -> Iterator[Problem]:
-    if sink.format.older:
+    if sink.format.is_v1:
         yield Problem(
             "PENSTOCK_SINK_NOT_CONTINUOUS",
             f"the sink {sink.name} cannot be written to under the continuous trigger",

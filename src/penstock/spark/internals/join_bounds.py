@@ -1,4 +1,4 @@
-"""Find which sides of a stream-stream join leave the state, by the printed condition (Spark 4.2, 4.3)."""
+"""Sides of a stream-stream join whose rows leave the state, from the printed condition (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -29,43 +29,49 @@ def unmatched_sides(node: Node) -> frozenset[str]:
 
 
 def bounded_sides(node: Node) -> frozenset[str]:
-    """Return the sides whose rows cannot match once the watermark has passed, by the rules of Spark's
-    ``StreamingJoinHelper``.
+    """Return the sides whose rows can no longer match once the watermark has passed.
 
-    An equality with a column that has a watermark, of either side, bounds both. A column that is at least one
-    of the other side, which has a watermark, bounds only its own side. Spark's checker uses this.
+    An equality of columns, one of which has a watermark, bounds both sides. If a column is at least as large
+    as a column of the other side with a watermark, it bounds only its own side. These are the rules of
+    Spark's ``StreamingJoinHelper``, which Spark's checker uses.
     """
     return frozenset().union(*_bounds(node))
 
 
 def evicted_sides(node: Node) -> frozenset[str]:
-    """Return the sides whose rows leave the state, and are emitted in an outer join if they had no match.
+    """Return the sides whose rows leave the state; an outer join emits those without a match.
 
     Of the bounded sides, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) evicts a side that has its
     own watermark, or both sides if the watermark is on a column of an equality.
     """
-    columns = map(output_columns, node.children)
-    timed = {side for side, own in zip((LEFT, RIGHT), columns, strict=True) if any(map(has_watermark, own))}
-    return frozenset().union(*(sides if sides == BOTH else sides & timed for sides in _bounds(node)))
+    outputs = map(output_columns, node.children)
+    watermarked_sides = {
+        side
+        for side, side_columns in zip((LEFT, RIGHT), outputs, strict=True)
+        if any(map(has_watermark, side_columns))
+    }
+    return frozenset().union(
+        *(sides if sides == BOTH else sides & watermarked_sides for sides in _bounds(node))
+    )
 
 
 def _bounds(node: Node) -> Iterator[frozenset[str]]:
-    """Yield the sides that each part of the condition bounds."""
+    """Yield, for each part of the condition, the sides that it bounds."""
     sides = _columns(node)
     for part in _conditions(node):
         for sign in (" = ", " >= ", " > ", " <= ", " < "):
             terms = _split_outside(part, sign)
             if len(terms) != 2:
                 continue
-            where = [_side(term, sides) for term in terms]
-            if set(where) != BOTH:
+            term_sides = [_side(term, sides) for term in terms]
+            if set(term_sides) != BOTH:
                 break
-            greater = 0 if ">" in sign else 1
+            greater_term = 0 if ">" in sign else 1
             if sign == " = ":
                 if any(_COLUMN.fullmatch(term) for term in terms):
                     yield BOTH
-            elif _is_time(terms[greater]) and _is_time(terms[1 - greater], watermark=True):
-                yield frozenset((str(where[greater]),))
+            elif _is_time(terms[greater_term]) and _is_time(terms[1 - greater_term], watermark=True):
+                yield frozenset((str(term_sides[greater_term]),))
             break
 
 
@@ -88,17 +94,17 @@ def has_equality(node: Node) -> bool:
 
 
 def _columns(node: Node) -> list[set[str]]:
-    """Return the column numbers of each side: of its output, since both sides may read the same stream."""
-    known = [set(_ATTRIBUTE.findall(" ".join(output_columns(child)))) for child in node.children]
-    for column in set(_ATTRIBUTE.findall(node.text)).difference(*known):
-        for columns, child in zip(known, node.children, strict=True):
+    """Return the ids of each side's output columns; both sides may read the same stream."""
+    columns_of_sides = [set(_ATTRIBUTE.findall(" ".join(output_columns(child)))) for child in node.children]
+    for column in set(_ATTRIBUTE.findall(node.text)).difference(*columns_of_sides):
+        for columns, child in zip(columns_of_sides, node.children, strict=True):
             texts = [(part.text, not part.children) for part in child.walk()]
             # Some relations, such as a range of numbers, are printed without their columns.
             if any(column in _ATTRIBUTE.findall(text) for text, _ in texts) or any(
                 leaf and not _ATTRIBUTE.search(text) for text, leaf in texts
             ):
                 columns.add(column)
-    return known
+    return columns_of_sides
 
 
 def _conditions(node: Node) -> Iterator[str]:
@@ -108,7 +114,7 @@ def _conditions(node: Node) -> Iterator[str]:
 
 
 def _conjuncts(condition: str) -> Iterator[str]:
-    text = _without_outer_brackets(condition)
+    text = _strip_outer_brackets(condition)
     parts = _split_outside(text, " AND ")
     if len(parts) > 1:
         for part in parts:
@@ -121,23 +127,23 @@ def _conjuncts(condition: str) -> Iterator[str]:
         yield text
 
 
-def _without_outer_brackets(text: str) -> str:
+def _strip_outer_brackets(text: str) -> str:
     depth = 0
-    for place, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
+    for position, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
-            return _without_outer_brackets(text[1:-1]) if place and place == len(text) - 1 else text
+            return _strip_outer_brackets(text[1:-1]) if position and position == len(text) - 1 else text
     return text
 
 
 def _split_outside(text: str, separator: str) -> list[str]:
-    """Split a text at the separators outside of brackets."""
+    """Split a text at separators that are not inside brackets."""
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if depth == 0 and place >= start and text.startswith(separator, place):
-            parts.append(text[start:place])
-            start = place + len(separator)
+    for position, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and position >= start and text.startswith(separator, position):
+            parts.append(text[start:position])
+            start = position + len(separator)
     return [*parts, text[start:]]
 
 
@@ -145,13 +151,18 @@ def _side(term: str, sides: list[set[str]]) -> str | None:
     """Return the side that has all columns of a term."""
     columns = set(_ATTRIBUTE.findall(term))
     return next(
-        (name for name, known in zip((LEFT, RIGHT), sides, strict=True) if columns and columns <= known), None
+        (
+            name
+            for name, side_columns in zip((LEFT, RIGHT), sides, strict=True)
+            if columns and columns <= side_columns
+        ),
+        None,
     )
 
 
 def _is_time(term: str, *, watermark: bool = False) -> bool:
-    """Whether a term is one column, with or without intervals of a fixed length added to it."""
+    """Whether a term is a column, possibly plus intervals of a fixed length."""
     columns = list(_ATTRIBUTE.finditer(term))
-    plain = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
-    plain = plain and not _MONTHS.search(term) and not _NOT_A_SUM.search(term)
-    return plain and len(columns) == 1 and (not watermark or has_watermark(term[: columns[0].end()]))
+    is_sum = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
+    is_sum = is_sum and not _MONTHS.search(term) and not _NOT_A_SUM.search(term)
+    return is_sum and len(columns) == 1 and (not watermark or has_watermark(term[: columns[0].end()]))

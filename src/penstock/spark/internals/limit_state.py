@@ -1,4 +1,4 @@
-"""Reader for the row count of Spark's limit in its state store.
+"""Reader for the row count that Spark's limit keeps in its state store.
 
 A limit keeps one number, in ``state/<operator>/0``: ``N.delta`` has the changes of micro-batch N - 1, and
 ``N.snapshot`` the whole state. Both hold records of a key and a value, each prefixed with its length, then
@@ -22,7 +22,7 @@ _BLOCK = b"LZ4Block"
 _HEADER = struct.Struct("<8sBIII")
 _RAW, _LZ4 = 0x10, 0x20
 _MAX_BYTES = 1 << 26
-"""The size limit of an uncompressed file; a limit needs one number."""
+"""The maximum size of an uncompressed file; a limit stores one number."""
 _NUMBER = re.compile(r"\d+")
 # An UnsafeRow of one number: the null bits, then the number.
 _VALUE = struct.Struct("<qq")
@@ -42,7 +42,7 @@ class Checkpoint(Protocol):
 
 
 class UnreadableState(Exception):
-    """The state has another format, which only Spark can read, or files are missing."""
+    """Raised if the state has another format, which only Spark can read, or files are missing."""
 
 
 def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
@@ -53,13 +53,13 @@ def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
         raise UnreadableState(f"{type(error).__name__}: {error}") from error
 
 
-def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
-    # A micro-batch without a row that passes writes a delta without a number.
-    for version in range(newest, 0, -1):
+def _rows_passed(checkpoint: Checkpoint, folder: str, newest_version: int) -> int:
+    # A micro-batch of which no row passes writes a delta without a number.
+    for version in range(newest_version, 0, -1):
         delta = checkpoint.read(f"{folder}/{version}.delta")
-        number = None if delta is None else _count(delta)
-        if number is not None:
-            return number
+        count = None if delta is None else _count(delta)
+        if count is not None:
+            return count
         snapshot = checkpoint.read(f"{folder}/{version}.snapshot")
         if snapshot is not None:
             return _count(snapshot) or 0
@@ -73,7 +73,7 @@ def limit_operator(checkpoint: Checkpoint) -> int:
     operators = _numbered_entries(checkpoint, "state")
     limits = [number for number in operators if _operator_name(checkpoint, number) == _LIMIT_OPERATOR]
     if len(limits) != 1:
-        raise UnreadableState(f"{len(limits)} operators in it are limits")
+        raise UnreadableState(f"the state has {len(limits)} limits, not one")
     return limits[0]
 
 
@@ -97,39 +97,39 @@ def _numbered_entries(checkpoint: Checkpoint, folder: str) -> list[int]:
 
 
 def _count(file: bytes) -> int | None:
-    number = None
+    count = None
     for value in _values(b"".join(_blocks(file))):
         if value is None or len(value) != _VALUE.size:
             raise ValueError("its records do not fit a limit")
-        number = _VALUE.unpack(value)[1]
-    return number
+        count = _VALUE.unpack(value)[1]
+    return count
 
 
 def _blocks(file: bytes) -> Iterator[bytes]:
-    """Decompress the blocks of a file; an empty one marks the end."""
-    codec, position, left = pa.Codec("lz4_raw"), 0, _MAX_BYTES
+    """Decompress the blocks of a file; the last block is empty."""
+    codec, position, bytes_left = pa.Codec("lz4_raw"), 0, _MAX_BYTES
     while position < len(file):
-        magic, token, packed, size, _ = _HEADER.unpack_from(file, position)
+        magic, token, packed_size, size, _ = _HEADER.unpack_from(file, position)
         if magic != _BLOCK or token & 0xF0 not in (_RAW, _LZ4):
             raise ValueError("it has an unknown compression")
-        left -= size
-        if left < 0:
+        bytes_left -= size
+        if bytes_left < 0:
             raise ValueError("it would decompress to more bytes than a limit needs")
         position += _HEADER.size
-        block = file[position : position + packed]
+        block = file[position : position + packed_size]
         if size:
             yield block if token & 0xF0 == _RAW else codec.decompress(block, size, asbytes=True)
-        position += packed
+        position += packed_size
 
 
 def _values(records: bytes) -> Iterator[bytes | None]:
     """Yield the value of each record; None for a removed key."""
     position = 0
     while True:
-        (key,) = struct.unpack_from(">i", records, position)
-        if key < 0:
+        (key_size,) = struct.unpack_from(">i", records, position)
+        if key_size < 0:
             return
-        (value,) = struct.unpack_from(">i", records, position + 4 + key)
-        position += 8 + key
-        yield None if value < 0 else records[position : position + value]
-        position += max(value, 0)
+        (value_size,) = struct.unpack_from(">i", records, position + 4 + key_size)
+        position += 8 + key_size
+        yield None if value_size < 0 else records[position : position + value_size]
+        position += max(value_size, 0)

@@ -1,5 +1,5 @@
-"""Streaming listeners: post events of continuous queries, and receive all events without PySpark's conversion
-(Spark 4.2, 4.3).
+"""Streaming listeners (Spark 4.2, 4.3): events of continuous queries are posted to them, and events are
+received without PySpark's conversion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.spark.internals.sessions import jvm_of
 
 
 class ListenerBus:
-    """Posts events of one query to a classic session's listeners, among them Spark's UI and event log.
+    """Posts the events of one query to a classic session's listeners, including Spark's UI and event log.
 
     The events take the same path as those of Spark's own queries. Spark logs an error that a listener raises.
     """
@@ -55,7 +55,7 @@ class ListenerBus:
         event = getattr(self._package, f"StreamingQueryListener${kind}")
         self._manager.postListenerEvent(event(*arguments))
 
-    # Cached, since each name on the way to a class is a call to the JVM.
+    # Cached, because each part of a class name is a call to the JVM.
     @cached_property
     def _package(self) -> JavaPackage:
         return self._jvm.org.apache.spark.sql.streaming
@@ -76,12 +76,12 @@ class QueryListener(Protocol):
 
 
 def add_listener(spark: SparkSession, listener: QueryListener) -> None:
-    """Send the events of a session's queries, classic or Spark Connect, to a listener from now on."""
+    """Send the events of a session's queries to a listener from now on, also over Spark Connect."""
     spark.streams.addListener(_PythonListener(listener))
 
 
 class _PythonListener(StreamingQueryListener):
-    """The listener as Spark Connect calls it."""
+    """Adapter that Spark Connect calls."""
 
     def __init__(self, listener: QueryListener) -> None:
         self._listener = listener
@@ -100,7 +100,7 @@ class _PythonListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """Return a classic session's listener, which converts no events, as that calls the JVM per value."""
+        """Return a classic session's listener; it converts no events, as that calls the JVM per value."""
         if not hasattr(self, "_jlistenerobj"):
             jvm = cast(JVMView, SparkContext._jvm)
             self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_JvmListener(self._listener))
@@ -108,7 +108,7 @@ class _PythonListener(StreamingQueryListener):
 
 
 class _JvmListener:
-    """The listener as the JVM of a classic session calls it."""
+    """Adapter that the JVM of a classic session calls."""
 
     def __init__(self, listener: QueryListener) -> None:
         self._listener = listener

@@ -1,6 +1,6 @@
-"""Traits of Spark's logical operators: the only table for decisions about plans.
+"""Traits of Spark's logical operators, on which all decisions about plans are based.
 
-The names are those in a printed plan. An unknown operator has no traits, which is the safe answer everywhere.
+The operators have their names in a printed plan. An unknown operator has no traits, which is always safe.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ class Trait(Flag):
     PER_ROW = auto()
     """Each output row depends on one input row."""
     PER_BATCH = auto()
-    """Output rows depend on rows of one micro-batch only."""
+    """Each output row depends on rows of one micro-batch."""
     ONE_TO_ONE = auto()
     """It returns one row for each input row."""
     NAMES_KEPT = auto()
     """It keeps the names of its input columns."""
     GATHERING = auto()
-    """A task needs rows of several input partitions: a repeated micro-batch may have other tasks."""
+    """A task gets rows of several input partitions, so a repeated micro-batch may have other tasks."""
     STATEFUL = auto()
     """It keeps state on a stream."""
     FUNCTION = auto()
     """A user's stateful function."""
     AGGREGATION = auto()
-    """It keeps groups; also ``SELECT DISTINCT``, which Spark plans with a group for each row."""
+    """It keeps groups; includes ``SELECT DISTINCT``, for which each distinct row is a group."""
     DEDUPLICATION = auto()
     """It drops rows whose keys it has seen before."""
     DROPS_LATE = auto()
@@ -48,7 +48,7 @@ class Trait(Flag):
     REFUSED = auto()
     """Spark refuses it on streams, in any output mode."""
     NEW_COLUMNS = auto()
-    """A function returns its output columns, which have no watermark unless the function's schema has one."""
+    """A function defines its output columns, which have a watermark only if the function's schema has one."""
     TRANSFORM = auto()
     """``transformWithState``: a stateful function for any output mode, with its state in RocksDB."""
     PYTHON_STATE = auto()

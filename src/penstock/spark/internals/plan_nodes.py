@@ -1,4 +1,4 @@
-"""Interpret the printed arguments of a plan's operators (Spark 4.2, 4.3)."""
+"""Interpretation of the printed arguments of a plan's operators (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items, split_list, without_ids
 
-# A time window's column, and a column that is renamed.
+# A column of time windows, and a renamed column.
 _NEW_WINDOW = re.compile(r"named_struct\(start, .*\) AS ((?:session_)?window)#(\d+)(?:-T\d+ms)?", re.DOTALL)
-# Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
+# Spark Connect's withColumn removes the watermark, and with it the mark of a session window.
 _RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
 _GROUPED = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?(\.start|\.end)?")
-# Windows that overlap: an Expand with a row for each.
+# Overlapping windows: an Expand with a row for each window.
 _OVERLAPPING = re.compile(r"window#(\d+)(?:-T\d+ms)?")
 _WINDOW, _SESSION = "window", "session_window"
 _NO_TIME = ("NoTimeout", "NoTime")
@@ -24,13 +24,13 @@ _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
 _WATERMARKS = ("EventTimeWatermark", "UpdateEventTimeWatermarkColumn")
 _EVENT_TIME = re.compile(r"(?:[0-9a-f-]{36}, )?.+?#(\d+)L?(?:-T\d+ms)?(?:: |, )", re.DOTALL)
-_PLACES = re.compile(r"\[\d+(, \d+)*\]")
-_MARK = re.compile(r"-T\d+ms$")
+_INDICES = re.compile(r"\[\d+(, \d+)*\]")
+_WATERMARK_SUFFIX = re.compile(r"-T\d+ms$")
 _PYTHON_CALL = re.compile(r"([\w<>.]+)\(([^()]*)\)#\d+")
 _BY_ALL_COLUMNS = ("Distinct", "Except")
-"""Operators that Spark plans as aggregations by all of their columns."""
+"""Operators that Spark plans as aggregations by all their columns."""
 _OWN_COLUMNS = ("Project", "Aggregate", "Expand")
-"""Operators that print a list of their output columns, besides leaves and functions."""
+"""Operators that print their output columns, in addition to leaves and functions."""
 
 
 def watermark_of(node: Node) -> tuple[str, str]:
@@ -39,8 +39,8 @@ def watermark_of(node: Node) -> tuple[str, str]:
     return (match[1], match[2]) if match else (node.text, "")
 
 
-def read_by(node: Node) -> str:
-    """Return the queue or the source that is read below an operator."""
+def source_below(node: Node) -> str:
+    """Return the queue or the source that an operator's descendants read."""
     leaf = next((child for child in node.walk() if child.streaming and not child.children), node)
     queue = _QUEUE.search(leaf.text)
     return f"queue {queue[1]!r}" if queue else source_of(leaf)
@@ -48,48 +48,48 @@ def read_by(node: Node) -> str:
 
 def source_of(leaf: Node) -> str:
     """Return the name of the source that a relation reads."""
-    # The arguments are provider, name, ...; of the older relation the source, such as FileSource[folder], ...
-    place = 1 if leaf.name == "StreamingRelationV2" else 0
-    return leaf.arguments[place] if len(leaf.arguments) > place else leaf.name
+    # The arguments are provider, name, ...; for a source of V1, the source, such as FileSource[folder], ...
+    index = 1 if leaf.name == "StreamingRelationV2" else 0
+    return leaf.arguments[index] if len(leaf.arguments) > index else leaf.name
 
 
 def output_columns(node: Node) -> list[str]:
-    """Return the output columns of an operator, with the marks of watermarks but without aliased expressions.
+    """Return the output columns of an operator, with watermark suffixes, without aliased expressions.
 
-    For an operator that is not known, these are the columns that it reads.
+    For an unknown operator, return its input columns.
     """
     if not node.children or node.name in _OWN_COLUMNS or Trait.NEW_COLUMNS in traits_of(node.name):
         lists = [text for text in node.arguments if text.startswith("[") and "#" in text]
         return [without_expression(item) for item in list_items(lists[-1])] if lists else []
-    # A union has the columns of its first side, and a semi join those of the left.
+    # A union has the columns of its first input, and a semi join those of its left side.
     is_first = node.name == "Union" or join_type(node) in ("LeftSemi", "LeftAnti")
     children = node.children[:1] if is_first else node.children
     columns = [column for child in children for column in output_columns(child)]
     if node.name == "Generate":
-        return [*_required(columns, node), *list_items(node.arguments[-1])]
-    timed = _EVENT_TIME.match(node.text) if node.name in _WATERMARKS else None
-    return columns if timed is None else [_marked(column, timed[1]) for column in columns]
+        return [*_required_columns(columns, node), *list_items(node.arguments[-1])]
+    event_time = _EVENT_TIME.match(node.text) if node.name in _WATERMARKS else None
+    return columns if event_time is None else [_with_event_time(column, event_time[1]) for column in columns]
 
 
-def _required(columns: list[str], generate: Node) -> list[str]:
-    """Return the columns of a ``Generate`` except those that the optimizer has marked as unused."""
-    unused = next(filter(_PLACES.fullmatch, generate.arguments), "")
-    return [column for place, column in enumerate(columns) if str(place) not in list_items(unused)]
+def _required_columns(columns: list[str], generate: Node) -> list[str]:
+    """Return the input columns of a ``Generate``, without those that the optimizer marked as unused."""
+    unused = next(filter(_INDICES.fullmatch, generate.arguments), "")
+    return [column for index, column in enumerate(columns) if str(index) not in list_items(unused)]
 
 
-def _marked(column: str, event_time: str) -> str:
-    """Return a column after a ``withWatermark``, which takes away the watermarks of other columns."""
-    bare = _MARK.sub("", column)
-    return f"{bare}-T0ms" if bare.removesuffix("L").endswith(f"#{event_time}") else bare
+def _with_event_time(column: str, event_time: str) -> str:
+    """Return a column after a ``withWatermark``, which removes the watermarks of other columns."""
+    column_name = _WATERMARK_SUFFIX.sub("", column)
+    return f"{column_name}-T0ms" if column_name.removesuffix("L").endswith(f"#{event_time}") else column_name
 
 
 def without_expression(item: str) -> str:
     """Return the column of a printed ``<expression> AS <column>``."""
     depth = 0
-    for place, letter in enumerate(item):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if depth == 0 and item.startswith(" AS ", place):
-            return item[place + len(" AS ") :]
+    for position, character in enumerate(item):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and item.startswith(" AS ", position):
+            return item[position + len(" AS ") :]
     return item
 
 
@@ -97,7 +97,7 @@ def grouping_expressions(node: Node) -> list[str]:
     """Return the grouping expressions of an aggregation, or the keys of a deduplication."""
     if node.name in _BY_ALL_COLUMNS:
         return output_columns(node.children[0])
-    # An aggregate over all rows has no list of grouping expressions; its only list is that of the results.
+    # An aggregate over all rows has no list of grouping expressions, only the list of its results.
     is_global = node.name == "Aggregate" and len(node.arguments) < 2
     return [] if is_global or not node.arguments else list_items(node.arguments[0])
 
@@ -111,7 +111,7 @@ def groups_by_session(node: Node) -> bool:
     return any(windows.get(column) == _SESSION for column in columns)
 
 
-def by_window(node: Node) -> bool:
+def groups_by_time(node: Node) -> bool:
     """Return whether an aggregation groups by time or session windows, or by a window's bound."""
     windows = _time_windows(node)
     matches = map(_GROUPED.fullmatch, grouping_expressions(node))
@@ -119,15 +119,17 @@ def by_window(node: Node) -> bool:
 
 
 def _time_windows(node: Node) -> dict[str, str]:
-    """Return the ids of the columns below a node that are time windows, with the kind of each."""
+    """Return the ids of all time window columns below a node, with the kind of each."""
     kinds: dict[str, str] = {}
-    for below in reversed(list(node.below())):
-        if below.name == "Expand":
+    for descendant in reversed(list(node.descendants())):
+        if descendant.name == "Expand":
             kinds |= {
-                match[1]: _WINDOW for match in map(_OVERLAPPING.fullmatch, output_columns(below)) if match
+                match[1]: _WINDOW
+                for match in map(_OVERLAPPING.fullmatch, output_columns(descendant))
+                if match
             }
-        elif below.name in ("Project", "Aggregate") and below.arguments:
-            for item in list_items(below.arguments[-1]):
+        elif descendant.name in ("Project", "Aggregate") and descendant.arguments:
+            for item in list_items(descendant.arguments[-1]):
                 window, renamed = _NEW_WINDOW.fullmatch(item), _RENAMED.fullmatch(item)
                 if window is not None:
                     kinds[window[2]] = window[1]
@@ -141,29 +143,30 @@ def has_subtotals_over_time(node: Node) -> bool:
     expand = node.children[0] if node.children else node
     if expand.name != "Expand" or len(expand.arguments) < 2:
         return False
-    timed = {column for column in grouping_expressions(node) if has_watermark(column)}
+    watermarked = {column for column in grouping_expressions(node) if has_watermark(column)}
     rows = [list_items(row) for row in list_items(expand.arguments[0])]
     return any(
-        row[place] == "null"
-        for place, column in enumerate(list_items(expand.arguments[1]))
-        if column in timed
+        row[index] == "null"
+        for index, column in enumerate(list_items(expand.arguments[1]))
+        if column in watermarked
         for row in rows
-        if place < len(row)
+        if index < len(row)
     )
 
 
-def python_aggregate(node: Node, known: frozenset[str] | None) -> str | None:
+def python_aggregate(node: Node, known_calls: frozenset[str] | None) -> str | None:
     """Return the name of a Python function that aggregates.
 
-    ``known`` has the printed calls of such functions. Without it, the text only shows functions that are
-    called with a column by which the aggregate does not group, which no other Python function can be.
+    ``known_calls`` has the printed calls of such functions. Without it, only functions are found that are
+    called with a column by which the aggregate does not group; other Python functions cannot be called like
+    that.
     """
     text = node.arguments[-1] if node.arguments else ""
-    if known is not None:
-        return next((call[: call.index("(")] for call in sorted(known) if call in text), None)
-    grouped = grouping_expressions(node)
+    if known_calls is not None:
+        return next((call[: call.index("(")] for call in sorted(known_calls) if call in text), None)
+    grouping = grouping_expressions(node)
     for call in _PYTHON_CALL.finditer(text):
-        if any("#" in term and term not in grouped for term in split_list(call[2])):
+        if any("#" in term and term not in grouping for term in split_list(call[2])):
             return call[1]
     return None
 
@@ -172,22 +175,22 @@ def join_type(node: Node) -> str:
     return node.arguments[0] if node.arguments else "Inner"
 
 
-def own_mode(node: Node) -> str | None:
+def function_output_mode(node: Node) -> str | None:
     """Return the output mode of a stateful function, in lower case."""
-    known = {"Append": "append", "Update": "update", "Complete": "complete"}
-    return next((known[argument] for argument in node.arguments if argument in known), None)
+    modes = {"Append": "append", "Update": "update", "Complete": "complete"}
+    return next((modes[argument] for argument in node.arguments if argument in modes), None)
 
 
-def keeps_forever(node: Node) -> bool:
-    """Whether only a stateful function itself removes its state: it has no timeout, timer or time to live."""
+def lacks_expiry(node: Node) -> bool:
+    """Whether a stateful function has no timeout, timer or time to live, so only it can remove its state."""
     return any(argument in _NO_TIME for argument in node.arguments)
 
 
 def is_map_groups(node: Node) -> bool:
     """Whether a stateful function of the JVM is ``mapGroupsWithState``."""
     arguments = list(node.arguments)
-    places = [place for place, argument in enumerate(arguments) if argument in ("Append", "Update")]
-    return bool(places) and arguments[places[0] + 1 : places[0] + 2] == ["true"]
+    indices = [index for index, argument in enumerate(arguments) if argument in ("Append", "Update")]
+    return bool(indices) and arguments[indices[0] + 1 : indices[0] + 2] == ["true"]
 
 
 @dataclass(frozen=True)
@@ -201,15 +204,15 @@ class ResultKey:
 
 
 def result_key(root: Node, aggregate: Node) -> ResultKey:
-    """Find an aggregate's grouping columns in the result; none if an operator above may change them."""
+    """Find the grouping columns of an aggregate in the result; none if an operator above may change them."""
     expressions = grouping_expressions(aggregate)
-    by_all = aggregate.name in _BY_ALL_COLUMNS
-    if not by_all and len(aggregate.arguments) < 2:
+    by_all_columns = aggregate.name in _BY_ALL_COLUMNS
+    if not by_all_columns and len(aggregate.arguments) < 2:
         return ResultKey()
-    columns = expressions if by_all else list_items(aggregate.arguments[1])
+    columns = expressions if by_all_columns else list_items(aggregate.arguments[1])
     windows = _time_windows(aggregate)
     key = [_output_column(expression, columns) for expression in expressions]
-    for node in reversed(_above(root, aggregate)):
+    for node in reversed(_operators_above(root, aggregate)):
         if node.name == "Project":
             columns = list_items(node.arguments[0])
             key = [column and _kept_column(column, columns, windows) for column in key]
@@ -222,15 +225,17 @@ def result_key(root: Node, aggregate: Node) -> ResultKey:
     return ResultKey(tuple(match[1] for match in matches if match))
 
 
-def _above(root: Node, node: Node) -> list[Node]:
-    """Return the operators between the result and one of them, from the top."""
+def _operators_above(root: Node, node: Node) -> list[Node]:
+    """Return the operators above a node, from the top."""
     return [
-        other for other in root.walk() if other is not node and any(below is node for below in other.below())
+        operator
+        for operator in root.walk()
+        if operator is not node and any(descendant is node for descendant in operator.descendants())
     ]
 
 
 def _kept_column(column: str, columns: list[str], windows: Mapping[str, str]) -> str | None:
-    """Return the output column that is a column, or that is a bound of a time window."""
+    """Return the output column that equals a column, or that is a bound of it if it is a time window."""
     kept = _output_column(column, columns)
     match = _GROUPED.fullmatch(column)
     if kept is None and match is not None and match[1] in windows:
@@ -240,7 +245,7 @@ def _kept_column(column: str, columns: list[str], windows: Mapping[str, str]) ->
 
 
 def _output_column(expression: str, columns: list[str]) -> str | None:
-    """Return the output column that is an expression, by its own name or its alias."""
+    """Return the output column that equals an expression, by its name or by its alias."""
     for column in columns:
         if column == expression:
             return column

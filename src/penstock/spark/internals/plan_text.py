@@ -1,7 +1,7 @@
 """Parser for printed analysed plans, into a tree of nodes (Spark 4.2, 4.3).
 
-Both kinds of session print a plan in one call. Walking the JVM's objects instead costs several calls per
-node, and the plan's JSON does not show which columns have a watermark.
+Classic and Spark Connect sessions print a plan with one call. Walking the JVM's objects takes several calls
+per node, and the plan's JSON does not show which columns have a watermark.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
 
 _LINE = re.compile(r"^((?:[:|] {2}| {3})*)([:+]- )?(['!~]*)([A-Z]\w*)(?:$|(?= ))(.*)$")
-NOT_PLANNED = "NotPlanned"
-"""The node in place of a plan that a Spark Connect server could not make."""
+ANALYSIS_FAILED = "NotPlanned"
+"""The name of the node that stands for a plan that a Spark Connect server could not analyse."""
 _MAX_FIELDS = 2**31 - 1
 _OPTIMIZED = re.compile(r"== Optimized Logical Plan ==\n(.*?)\n?\n== Physical", re.DOTALL)
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*?\n(.*?)\n?\n== Optimized", re.DOTALL)
-# A printed attribute ends in its id, an L for a bigint, and the watermark's delay.
+# A printed attribute ends with its id, an L for a bigint, and the watermark's delay.
 _WATERMARKED = re.compile(r"#\d+L?-T\d+ms$")
 _ID = re.compile(r"#\d+L?(-T\d+ms)?")
 _MAX_LINE = 200
-# These are printed without the mark of a streaming operator.
+# Spark prints these without the mark of a streaming operator.
 _UNMARKED_STREAMS = ("StreamingRelation", "StreamingExecutionRelation")
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operator of the plan; no two nodes are equal."""
+    """An operator of the plan; nodes are compared by identity."""
 
     name: str
     text: str
@@ -50,13 +50,13 @@ class Node:
     """The position in the plan, from the top."""
     children: tuple[Node, ...]
     filters: tuple[str, ...] = ()
-    """For an inner join: the conditions above it, which Spark's optimizer turns into join conditions."""
+    """For an inner join: the filters above it, which Spark's optimizer turns into join conditions."""
 
     def walk(self) -> Iterator[Node]:
         yield self
-        yield from self.below()
+        yield from self.descendants()
 
-    def below(self) -> Iterator[Node]:
+    def descendants(self) -> Iterator[Node]:
         for child in self.children:
             yield from child.walk()
 
@@ -74,12 +74,12 @@ class Node:
 def plan_tree(frame: DataFrame) -> Node:
     """Return the analysed plan of a DataFrame, classic or Spark Connect."""
     if not is_classic(frame):
-        return _connect_plan(cast("ConnectDataFrame", frame))
+        return _connect_tree(cast("ConnectDataFrame", frame))
     plan = analysed(frame)
     tree = parse(str(plan.treeString(True, False, _MAX_FIELDS, False, False)))
     leaves = sum(not node.children for node in tree.walk())
-    # A literal in the query may look like a line of its plan.
-    return with_filters(tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count()))
+    # A literal in the query may look like a line of the plan.
+    return with_filters(tree if leaves == plan.collectLeaves().size() else _jvm_tree(plan, count()))
 
 
 def optimized_tree(frame: DataFrame) -> Node | None:
@@ -88,7 +88,7 @@ def optimized_tree(frame: DataFrame) -> Node | None:
         try:
             text = str(optimized(frame).treeString(True, False, _MAX_FIELDS, False, False))
         except JvmException:
-            # The query itself reports what is wrong.
+            # The query itself reports the problem.
             return None
     else:
         try:
@@ -99,58 +99,58 @@ def optimized_tree(frame: DataFrame) -> Node | None:
     return parse(text) if text else None
 
 
-def _connect_plan(frame: ConnectDataFrame) -> Node:
-    """Return the plan over Spark Connect, which prints all stages, with long lists of columns shortened."""
+def _connect_tree(frame: ConnectDataFrame) -> Node:
+    """Return the plan over Spark Connect, which prints all phases, and shortens long lists of columns."""
     try:
         match = _ANALYZED.search(frame._explain_string(extended=True))
     except PySparkException as error:
-        return Node(NOT_PLANNED, str(error).splitlines()[0], True, 0, ())
+        return Node(ANALYSIS_FAILED, str(error).splitlines()[0], True, 0, ())
     return with_filters(parse("" if match is None else match.group(1)))
 
 
-def _walk_jvm(plan: JavaObject, numbers: Iterator[int]) -> Node:
-    """Build the tree from the JVM's objects, with several calls for each."""
+def _jvm_tree(plan: JavaObject, numbers: Iterator[int]) -> Node:
+    """Build the tree from the JVM's objects, with several calls for each node."""
     number, name = next(numbers), node_name(plan)
     text = str(plan.simpleString(_MAX_FIELDS)).lstrip("'!~").removeprefix(name).strip()
-    below = tuple(_walk_jvm(child, numbers) for child in children(plan))
-    return Node(name, text, plan.isStreaming(), number, below)
+    child_nodes = tuple(_jvm_tree(child, numbers) for child in children(plan))
+    return Node(name, text, plan.isStreaming(), number, child_nodes)
 
 
 def parse(text: str) -> Node:
-    rows: list[tuple[int, str, str, bool]] = []
+    lines: list[tuple[int, str, str, bool]] = []
     for line in text.splitlines():
         match = _LINE.match(line)
         depth = 0 if match is None else (len(match[1]) + len(match[2] or "")) // 3
-        if match is None or (rows and (not match[2] or depth > rows[-1][0] + 1)):
-            # A literal with a line break in it.
-            if rows:
-                rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}\n{line}", rows[-1][3])
+        if match is None or (lines and (not match[2] or depth > lines[-1][0] + 1)):
+            # The rest of a literal with a line break.
+            if lines:
+                lines[-1] = (*lines[-1][:2], f"{lines[-1][2]}\n{line}", lines[-1][3])
             continue
-        rows.append((depth, match[4], match[5].strip(), "~" in match[3] or match[4] in _UNMARKED_STREAMS))
-    return _node(rows, 0)[0] if rows else Node("", "", True, 0, ())
+        lines.append((depth, match[4], match[5].strip(), "~" in match[3] or match[4] in _UNMARKED_STREAMS))
+    return _build_node(lines, 0)[0] if lines else Node("", "", True, 0, ())
 
 
-def _node(rows: list[tuple[int, str, str, bool]], index: int) -> tuple[Node, int]:
-    """Build the node of a row with the rows below it, and return the index of the next row."""
-    depth, name, text, streaming = rows[index]
-    below, after = [], index + 1
-    while after < len(rows) and rows[after][0] > depth:
-        child, after = _node(rows, after)
-        below.append(child)
-    return Node(name, text, streaming, index, tuple(below)), after
+def _build_node(lines: list[tuple[int, str, str, bool]], index: int) -> tuple[Node, int]:
+    """Build the node of a line and its children; return it with the index of the next line."""
+    depth, name, text, streaming = lines[index]
+    children, next_index = [], index + 1
+    while next_index < len(lines) and lines[next_index][0] > depth:
+        child, next_index = _build_node(lines, next_index)
+        children.append(child)
+    return Node(name, text, streaming, index, tuple(children)), next_index
 
 
 def split_list(text: str) -> Iterator[str]:
-    """Split a printed list at the commas outside of brackets."""
+    """Split a printed list at commas that are not inside brackets."""
     depth, start = 0, 0
-    for place, letter in enumerate(text):
-        if letter in "([{":
+    for position, character in enumerate(text):
+        if character in "([{":
             depth += 1
-        elif letter in ")]}":
+        elif character in ")]}":
             depth -= 1
-        elif letter == "," and depth <= 0:
-            yield text[start:place].strip()
-            start = place + 1
+        elif character == "," and depth <= 0:
+            yield text[start:position].strip()
+            start = position + 1
     if text[start:].strip():
         yield text[start:].strip()
 
@@ -161,17 +161,17 @@ def list_items(argument: str) -> list[str]:
 
 
 def with_filters(node: Node, filters: tuple[str, ...] = ()) -> Node:
-    """Return a plan whose inner joins know the conditions of the filters and inner joins above them."""
-    below: tuple[str, ...] = ()
+    """Return the plan with the conditions of filters and inner joins added to inner joins below them."""
+    filters_below: tuple[str, ...] = ()
     if node.name == "Filter":
-        below = (*filters, node.text)
+        filters_below = (*filters, node.text)
     elif node.name in ("Project", "SubqueryAlias", "View"):
-        below = filters
+        filters_below = filters
     elif node.name == "Join" and node.arguments[0] == "Inner":
-        below = (*filters, *node.arguments[1:2])
+        filters_below = (*filters, *node.arguments[1:2])
     else:
         filters = ()
-    children = tuple(with_filters(child, below) for child in node.children)
+    children = tuple(with_filters(child, filters_below) for child in node.children)
     return replace(node, children=children, filters=filters if node.name == "Join" else ())
 
 
@@ -184,7 +184,7 @@ def without_ids(expression: str) -> str:
 
 
 def first_gathering_operator(frame: DataFrame) -> str | None:
-    """Return the first operator that may change the tasks of a repeated micro-batch; None if unknown."""
+    """Return the first operator that may change the tasks of a repeated micro-batch, if one is known."""
     if not is_classic(frame):
         return None
     names = (node.name for node in plan_tree(frame).walk())

@@ -1,4 +1,4 @@
-"""Properties of a query's analysed plan, and replacement of the streaming reads in it (Spark 4.2, 4.3)."""
+"""Properties of a query's analysed plan, and replacement of its streaming reads (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def children(tree: JavaObject) -> list[JavaObject]:
     return to_list(tree.children())
 
 
-def with_children(jvm: JVMView, tree: JavaObject, new: Iterable[JavaObject]) -> JavaObject:
+def with_children(jvm: JVMView, tree: JavaObject, new_children: Iterable[JavaObject]) -> JavaObject:
     """Return a copy of a plan node or an expression with other children."""
-    return tree.withNewChildren(to_seq(jvm, new))
+    return tree.withNewChildren(to_seq(jvm, new_children))
 
 
 def walk(tree: JavaObject) -> Iterator[JavaObject]:
@@ -64,8 +64,8 @@ def analysed(frame: DataFrame) -> JavaObject:
 
 def optimized(frame: DataFrame) -> JavaObject:
     """Return the optimized plan of a classic DataFrame, which may be streaming."""
-    java = java_frame(frame)
-    return java.sparkSession().sessionState().optimizer().execute(java.queryExecution().analyzed())
+    dataset = java_frame(frame)
+    return dataset.sparkSession().sessionState().optimizer().execute(dataset.queryExecution().analyzed())
 
 
 def python_aggregates(frame: DataFrame) -> frozenset[str]:
@@ -81,7 +81,7 @@ def python_aggregates(frame: DataFrame) -> frozenset[str]:
 
 
 def to_dataframe(spark: SparkSession, plan: JavaObject) -> DataFrame:
-    """Make a DataFrame of a JVM plan, as every DataFrame method does with the plan it has built."""
+    """Create a DataFrame from a JVM plan, as the methods of DataFrame do."""
     dataset = jvm_of(spark).org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan)
     return DataFrame(dataset, spark)
 
@@ -122,16 +122,16 @@ class Operator:
         return [Operator(child, self.jvm) for child in children(self.java)]
 
     def expressions(self) -> Iterator[Expression]:
-        """Yield its expressions, each before those in it."""
+        """Yield the operator's expressions, each before its subexpressions."""
         for expression in to_list(self.java.expressions()):
             yield from map(Expression, walk(expression))
 
     def expressions_text(self) -> str:
-        """Print all expressions, in one call to the JVM."""
+        """Print all expressions with one call to the JVM."""
         return str(self.java.expressions().mkString(" "))
 
     def has_time_or_subquery(self) -> bool:
-        """Return whether the current time or a subquery is used here or below, by Catalyst's patterns."""
+        """Return whether Catalyst finds the current time or a subquery in this operator or below."""
         patterns = self.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         return bool(
             self.java.containsPattern(patterns.CURRENT_LIKE())
@@ -142,7 +142,7 @@ class Operator:
         return node_name(self.java.generator())
 
     def udf_kind(self) -> str:
-        """Return ARROW, PANDAS or PYTHON for the functions that an ArrowEvalPython runs."""
+        """Return the kind of functions that an ArrowEvalPython runs: ARROW, PANDAS or PYTHON."""
         kind = int(self.java.evalType())
         if kind == PythonEvalType.SQL_ARROW_BATCHED_UDF:
             return PYTHON
@@ -157,7 +157,7 @@ def executed_plan(frame: DataFrame) -> Operator:
     return Operator(java_frame(frame).queryExecution().executedPlan(), jvm_of(frame.sparkSession))
 
 
-# Addresses of objects and ids of columns differ between the plans of two equal queries.
+# Equal queries have different object addresses and column ids in their plans.
 _IDENTITIES = re.compile(r"@[0-9a-f]+|#\d+L?")
 
 
@@ -166,7 +166,7 @@ class StreamingRead:
     """A leaf of a plan that reads a stream."""
 
     format: str
-    """The format in lower case; empty for a source with the older interface, such as files."""
+    """The format in lower case; empty for a source of V1, such as files."""
     options: Mapping[str, str] = field(repr=False)
     """The options by name, in lower case."""
     _leaf: JavaObject = field(repr=False, compare=False)
@@ -190,7 +190,7 @@ def streaming_reads(frame: DataFrame) -> list[StreamingRead] | None:
 
 
 def watermarks_above(plan: JavaObject, column: str) -> list[str]:
-    """Return the event-time columns of the watermarks above the one of a column, in a JVM plan."""
+    """Return the event-time columns of all watermarks above the watermark of a column, in a JVM plan."""
     columns: list[str] = []
 
     def visit(node: JavaObject, above: list[str]) -> None:
@@ -206,7 +206,7 @@ def watermarks_above(plan: JavaObject, column: str) -> list[str]:
 
 
 def fingerprint(frame: DataFrame, *details: str) -> str:
-    """Return a short name that is the same for each run of the same query with the same details."""
+    """Return a short hash that is the same for all runs of the same query with the same details."""
     plan = str(analysed(frame).canonicalized().toString()) if is_classic(frame) else ""
     lines = [*details, frame.schema.json(), _IDENTITIES.sub("", plan)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -220,29 +220,34 @@ None keeps the read.
 
 
 def replace_reads(frame: DataFrame, replacement: Replacement) -> DataFrame:
-    """Apply the same transformations to other reads; the result is not streaming if none of them is."""
+    """Apply the same transformations to other reads; the result is only streaming if one of them is."""
     spark = frame.sparkSession
-    plan = _rebuilt(jvm_of(spark), analysed(frame), replacement)
+    plan = _rebuild(jvm_of(spark), analysed(frame), replacement)
     return frame if plan is None else to_dataframe(spark, plan)
 
 
-def _rebuilt(jvm: JVMView, node: JavaObject, replacement: Replacement) -> JavaObject | None:
-    """Rebuild a node over the replaced reads; None if none below it is replaced."""
-    below = children(node)
-    if not below:
-        other = replacement(StreamingRead.of(node)) if node.isStreaming() else None
-        return None if other is None else _with_attributes_of(jvm, node, other)
-    new = [_rebuilt(jvm, child, replacement) for child in below]
-    if all(child is None for child in new):
+def _rebuild(jvm: JVMView, node: JavaObject, replacement: Replacement) -> JavaObject | None:
+    """Rebuild a node on the replaced reads; None if no read below it is replaced."""
+    old_children = children(node)
+    if not old_children:
+        replaced = replacement(StreamingRead.of(node)) if node.isStreaming() else None
+        return None if replaced is None else _with_attributes(jvm, node, replaced)
+    new_children = [_rebuild(jvm, child, replacement) for child in old_children]
+    if all(child is None for child in new_children):
         return None
     return with_children(
-        jvm, node, [old if child is None else child for old, child in zip(below, new, strict=True)]
+        jvm,
+        node,
+        [
+            old_child if child is None else child
+            for old_child, child in zip(old_children, new_children, strict=True)
+        ],
     )
 
 
-def _with_attributes_of(jvm: JVMView, leaf: JavaObject, other: DataFrame) -> JavaObject:
-    """Give the columns of another plan the ids, names and metadata of a leaf's columns."""
-    plan = analysed(other)
+def _with_attributes(jvm: JVMView, leaf: JavaObject, frame: DataFrame) -> JavaObject:
+    """Give the columns of a DataFrame the ids, names and metadata of a leaf's columns."""
+    plan = analysed(frame)
     catalyst, option = jvm.org.apache.spark.sql.catalyst, jvm.scala.Option
     columns = []
     for column, value in zip(to_list(leaf.output()), to_list(plan.output()), strict=True):

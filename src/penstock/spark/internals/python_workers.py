@@ -1,8 +1,8 @@
-"""Spark's Python workers: the packages and stores they need, garbage collection, the Arrow types they get.
+"""Spark's Python workers: required packages, access to stores, garbage collection and Arrow types.
 
-Before a worker takes its next task, it collects garbage over everything it holds (pyspark/daemon.py, Spark
-4.2 and 4.3). With Arrow and pandas that takes 40 ms and more, since a forked worker copies the memory pages
-that the collector touches, and the next micro-batch waits for it. So imported modules are excluded. Types are
+Before a worker takes its next task, it runs a full garbage collection (pyspark/daemon.py, Spark 4.2 and 4.3).
+With Arrow and pandas, that takes 40 ms or more, because a forked worker copies each memory page that the
+collector touches, and the next micro-batch waits for it. So imported modules are excluded. Types are
 converted as in PySpark (``pyspark.sql.pandas.types``).
 """
 
@@ -24,14 +24,16 @@ from penstock.errors import InvalidOptionError, MissingDependencyError
 from penstock.spark.internals.sessions import is_classic, is_local
 from penstock.store.url import parse_url
 
-_REUSED = "SPARK_REUSE_WORKER"
-"""The variable by which Spark tells a worker to wait for another task (4.2, 4.3)."""
+_REUSE_VARIABLE = "SPARK_REUSE_WORKER"
+"""The environment variable that makes a worker wait for another task (Spark 4.2, 4.3)."""
 _WORKER_PACKAGES = ("penstock", "pyarrow")
-_PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if not u.find_spec(n)))"
+_PROBE_PROGRAM = (
+    "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if not u.find_spec(n)))"
+)
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Refuse a classic session whose workers' Python lacks a package, which Spark reports late."""
+    """Refuse a classic session whose workers' Python lacks a package; Spark would report that later."""
     if not is_classic(spark):
         return
     context = spark.sparkContext
@@ -52,7 +54,7 @@ def check_workers(spark: SparkSession) -> None:
 def _missing_here(python: str) -> tuple[str, ...]:
     if python == sys.executable:
         return ()
-    command = [python, "-c", _PROBE, *_WORKER_PACKAGES]
+    command = [python, "-c", _PROBE_PROGRAM, *_WORKER_PACKAGES]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -66,7 +68,7 @@ def _missing_here(python: str) -> tuple[str, ...]:
 
 @cache
 def _missing_on_executor(_application: str) -> tuple[str, ...]:
-    """Ask one executor, with a task that only needs the standard library."""
+    """Check one executor, with a task that only needs the standard library."""
 
     def probe(_rows: object) -> list[str]:
         from importlib.util import find_spec
@@ -77,16 +79,16 @@ def _missing_on_executor(_application: str) -> tuple[str, ...]:
     return tuple(context.parallelize([0], 1).mapPartitions(probe).collect())
 
 
-def check_reach(url: str, master: str | None) -> None:
-    """Refuse a SQLite store on a cluster; ``master`` is the running task's if None."""
+def check_store_reach(url: str, master: str | None) -> None:
+    """Refuse a SQLite store on a cluster; when None, ``master`` is that of the running task."""
     if master is None:
         context = TaskContext.get()
         master = context.getLocalProperty("spark.master") if context is not None else None
     if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
         return
     raise InvalidOptionError(
-        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
-        "elsewhere: use a postgresql store",
+        f"a SQLite store is a file on one machine, and this session runs on {master!r}, whose executors may "
+        "be on others: use a postgresql store",
         condition="INVALID_OPTION.SQLITE_ON_CLUSTER",
         option="url",
         master=master,
@@ -94,17 +96,17 @@ def check_reach(url: str, master: str | None) -> None:
 
 
 def freeze_imports() -> None:
-    """Exclude what this worker holds so far from garbage collection; elsewhere do nothing.
+    """Exclude all current objects of a Spark worker from garbage collection; do nothing in other processes.
 
-    Spark's workers run tasks, and the driver side of data sources, such as commits.
+    Workers run tasks, and the driver side of data sources, such as commits.
     """
-    if TaskContext.get() is not None or _REUSED in os.environ:
+    if TaskContext.get() is not None or _REUSE_VARIABLE in os.environ:
         _freeze(len(sys.modules))
 
 
 @lru_cache(maxsize=1)
 def _freeze(_modules: int) -> None:
-    """Freeze once per number of imported modules, since the first tasks of a worker import more modules.
+    """Freeze once for each number of imported modules: the first tasks of a worker import more modules.
 
     Freezing after every task would keep garbage.
     """
@@ -126,7 +128,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def round_trip_type(data_type: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type in which Spark sends back values of a type; None if it does not support that."""
+    """Return the Arrow type in which Spark returns values of a type; None if Spark does not support it."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     try:

@@ -1,7 +1,7 @@
-"""Check whether Spark would start a streaming query, without starting it (classic sessions, Spark 4.2, 4.3).
+"""Checks whether Spark would start a streaming query (classic sessions, Spark 4.2, 4.3).
 
-This uses Spark's own check of a plan in an output mode (``UnsupportedOperationChecker``), and the
-capabilities of the sink's format.
+They use Spark's own check of a plan in an output mode (``UnsupportedOperationChecker``), and the capabilities
+of the sink's format.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _SOURCE_RUNNER_VARIABLES = (
     "SPARK_PYTHON_RUNTIME",
 )
 _READ_ONLY = "binaryfile"
-"""A file format that reports only on the first row that it cannot write."""
+"""A file format that cannot be written, but reports that only with the first row."""
 _TRUNCATES = "org.apache.spark.sql.connector.write.SupportsTruncate"
 _UPDATES = "org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Spark's reason not to start a query."""
+    """The reason why Spark does not start a query."""
 
     condition: str | None
     message: str
 
 
 def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
-    """Return why Spark would not start a query of a classic session in an output mode; None if it would.
+    """Return why Spark would refuse a query of a classic session in an output mode; None if it would not.
 
     A query's start calls ``checkForStreaming``, ``checkForContinuous`` and
     ``checkAdditionalRealTimeModeConstraints`` with the same plan. Triggers other than ``continuous`` and
@@ -58,23 +58,23 @@ def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing ti
 
 
 def refusal_of_error(error: Exception) -> Refusal:
-    """Return the condition and message of a Spark error, even of kinds that PySpark has no class for."""
+    """Return the condition and message of a Spark error, even if PySpark has no class for it."""
     if isinstance(error, PySparkException):
         return Refusal(error.getCondition(), _first_line(error.getMessage() or str(error)))
-    thrown = getattr(error, "java_exception", None)
-    if thrown is None:
+    java_error = getattr(error, "java_exception", None)
+    if java_error is None:
         return Refusal(None, _first_line(str(error)))
     try:
-        condition = str(thrown.getCondition())
+        condition = str(java_error.getCondition())
     except JvmError:
         # The error has no condition.
         condition = None
-    return Refusal(condition, _first_line(str(thrown.getMessage())))
+    return Refusal(condition, _first_line(str(java_error.getMessage())))
 
 
 @lru_cache(maxsize=1)
 def _checker(jvm: JVMView) -> tuple[JavaObject, dict[str, JavaObject]]:
-    """Return the checker's class and the output modes; each name on the way is a call to the JVM."""
+    """Return the checker's class and the output modes. Cached, because each name is a call to the JVM."""
     sql = jvm.org.apache.spark.sql
     output_mode = sql.streaming.OutputMode
     modes = {
@@ -95,8 +95,8 @@ class Format:
 
     python: bool = False
     """Whether it is a Python data source."""
-    older: bool = False
-    """Whether it uses Spark's older interface, which has no continuous trigger."""
+    is_v1: bool = False
+    """Whether it uses the data source API V1, which has no continuous trigger."""
     files: bool = False
     """Whether it adds files to a folder."""
     streams: bool = True
@@ -104,20 +104,20 @@ class Format:
     truncates: bool | None = None
     """Whether it can be truncated, as complete mode needs; None if unknown."""
     updates: bool | None = None
-    """Whether it appends new values of a row, as update mode needs; None if unknown."""
-    missing: Refusal | None = None
+    """Whether it can append updated rows, as update mode needs; None if unknown."""
+    not_found: Refusal | None = None
     """Spark's error if the session does not have the format."""
-    silent: str | None = None
+    lookup_error: str | None = None
     """Spark's error if the capabilities of the format could not be read."""
 
 
 def preset_environment(spark: SparkSession, name: str) -> None:
     """Set the environment variables that Spark adds to a Python data source when a query starts.
 
-    All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's
-    own when it starts (4.2, 4.3: ``PythonStreamingSourceRunner``). If two do so at the same time, they
-    corrupt it, and each task then fails with an ``OptionalDataException``. Variables that already exist are
-    only replaced, which is safe.
+    All queries of a source share one ``java.util.HashMap`` of environment variables, and each query adds
+    Spark's variables when it starts (4.2, 4.3: ``PythonStreamingSourceRunner``). If two queries start at the
+    same time, they corrupt the map, and every task then fails with an ``OptionalDataException``. Existing
+    variables are only replaced, which is safe.
     """
     source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(name)
     environment = source.dataSourceCls().envVars()
@@ -126,7 +126,7 @@ def preset_environment(spark: SparkSession, name: str) -> None:
 
 
 def look_up_format(frame: DataFrame, name: str) -> Format:
-    """Look up a format as the start of a query that writes a classic DataFrame would."""
+    """Look up a format as Spark does when a query that writes a classic DataFrame starts."""
     jvm = jvm_of(frame.sparkSession)
     state = frame.sparkSession._jsparkSession.sessionState()
     sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
@@ -134,23 +134,23 @@ def look_up_format(frame: DataFrame, name: str) -> Format:
         if state.dataSourceManager().dataSourceExists(name):
             return Format(python=True)
         provider = sources.lookupDataSourceV2(name, state.conf())
-        older = sources.lookupDataSource(name, state.conf()) if provider.isEmpty() else None
+        v1_provider = sources.lookupDataSource(name, state.conf()) if provider.isEmpty() else None
     except (JvmError, PySparkException) as error:
-        return Format(missing=refusal_of_error(error))
+        return Format(not_found=refusal_of_error(error))
     try:
-        capabilities = None if older is not None else streaming_capabilities(frame, provider.get())
+        capabilities = None if v1_provider is not None else streaming_capabilities(frame, provider.get())
         if capabilities is None:
-            return _older_format(jvm, name, older or sources.lookupDataSource(name, state.conf()))
+            return _v1_format(jvm, name, v1_provider or sources.lookupDataSource(name, state.conf()))
     except (JvmError, PySparkException) as error:
-        # The start of a query passes its options, which a check does not have.
-        return Format(silent=refusal_of_error(error).message)
+        # A query passes its options, which are not known here.
+        return Format(lookup_error=refusal_of_error(error).message)
     return Format(truncates=capabilities[0], updates=capabilities[1])
 
 
 def streaming_capabilities(frame: DataFrame, provider: JavaObject) -> tuple[bool, bool] | None:
-    """Return whether a format's writer can truncate and append updated rows; None if it takes no stream.
+    """Return whether a format's writer can truncate, and append updated rows; None if it supports no streams.
 
-    The start of a query asks the same of the same writer (``StreamExecution.createWrite``); here it is built
+    Spark checks the same writer when a query starts (``StreamExecution.createWrite``). Here it is built
     without the query's options.
     """
     jvm = jvm_of(frame.sparkSession)
@@ -169,14 +169,14 @@ def streaming_capabilities(frame: DataFrame, provider: JavaObject) -> tuple[bool
     return is_instance_of(gateway, builder, _TRUNCATES), is_instance_of(gateway, builder, _UPDATES)
 
 
-def _older_format(jvm: JVMView, name: str, provider: JavaObject) -> Format:
+def _v1_format(jvm: JVMView, name: str, provider: JavaObject) -> Format:
     if name.lower() == _READ_ONLY:
-        return Format(older=True, streams=False)
+        return Format(is_v1=True, streams=False)
 
-    def is_a(kind: str) -> bool:
-        parent = jvm.java.lang.Class.forName(f"org.apache.spark.sql.{kind}")
+    def extends(parent_name: str) -> bool:
+        parent = jvm.java.lang.Class.forName(f"org.apache.spark.sql.{parent_name}")
         return bool(parent.isAssignableFrom(provider))
 
-    if is_a("execution.datasources.FileFormat"):
-        return Format(older=True, files=True)
-    return Format(older=True, streams=is_a("sources.StreamSinkProvider"))
+    if extends("execution.datasources.FileFormat"):
+        return Format(is_v1=True, files=True)
+    return Format(is_v1=True, streams=extends("sources.StreamSinkProvider"))

@@ -32,13 +32,13 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _DATA_SOURCE_LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 JvmError = Py4JError
-"""A call to the JVM failed, there or in the connection to it."""
+"""Raised if a call to the JVM fails, in the JVM or on the connection to it."""
 JvmException = Py4JJavaError
-"""A call to the JVM raised an exception there."""
+"""Raised if a call to the JVM raises an exception there."""
 
 
 def check_session(spark: object) -> None:
-    """Refuse anything but a Spark session, classic or Spark Connect; the two have no base class in common."""
+    """Refuse anything but a Spark session, classic or Spark Connect; they have no common base class."""
     if not hasattr(type(spark), "readStream"):
         raise refusal("spark", spark, "a Spark session, such as penstock.session() returns")
 
@@ -50,13 +50,13 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def check_version(spark: SparkSession) -> None:
-    """Refuse an unknown version of Spark, with which code that uses its private API could fail silently."""
+    """Refuse an unknown version of Spark, since code that uses its private API could fail silently."""
     if parse_version(spark.version) in SUPPORTED:
         return
     known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
     lowest, (major, minor) = SUPPORTED[0], SUPPORTED[-1]
     raise MissingDependencyError(
-        f"this session runs Spark {spark.version}, and this version of Penstock works with Spark {known}: "
+        f"this session runs Spark {spark.version}, but this version of Penstock supports Spark {known}: "
         f"install 'pyspark>={lowest[0]}.{lowest[1]},<{major}.{minor + 1}', or a newer Penstock",
         condition="MISSING_DEPENDENCY.SPARK_VERSION",
         version=spark.version,
@@ -64,7 +64,7 @@ def check_version(spark: SparkSession) -> None:
 
 
 def is_classic(candidate: SparkSession | DataFrame | object) -> bool:
-    """Return whether a session or a DataFrame has a JVM in this process; over Spark Connect neither has."""
+    """Return whether a session or a DataFrame is classic, not Spark Connect."""
     return hasattr(candidate, "_jsparkSession") or hasattr(candidate, "_jdf")
 
 
@@ -74,7 +74,7 @@ def context_of(spark: SparkSession) -> SparkContext | None:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """Return the cause of an error, which PySpark keeps for one that came from the JVM."""
+    """Return the cause of an error; PySpark stores that of an error from the JVM in an attribute."""
     return getattr(error, "_cause", None) or error.__cause__
 
 
@@ -83,7 +83,7 @@ def jvm_of(spark: SparkSession) -> JVMView:
 
 
 def clone_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings, views and functions of a classic one."""
+    """Return a copy of a classic session, with its settings, views and functions."""
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
@@ -95,25 +95,25 @@ def activate(spark: SparkSession) -> None:
 def settings_of(spark: SparkSession) -> dict[str, str]:
     """Return all settings of a session.
 
-    ``spark.conf.getAll`` asks a classic session's JVM for each of them (PySpark 4.2, 4.3).
+    ``spark.conf.getAll`` calls a classic session's JVM for each setting (PySpark 4.2, 4.3).
     """
     if not is_classic(spark):
         return dict(spark.conf.getAll)
-    # Random, so that no value contains it.
-    between = secrets.token_hex(16)
-    text = spark._jsparkSession.conf().getAll().mkString(between)
-    return {name: value for name, _, value in (each.partition(" -> ") for each in text.split(between))}
+    # Random, so that no setting contains it.
+    separator = secrets.token_hex(16)
+    text = spark._jsparkSession.conf().getAll().mkString(separator)
+    return {name: value for name, _, value in (pair.partition(" -> ") for pair in text.split(separator))}
 
 
 def session_id(spark: SparkSession) -> str:
-    """Return the id of a session; several Python objects may stand for the same session."""
+    """Return the id of a session, for which there may be several Python objects."""
     if is_classic(spark):
         return str(spark._jsparkSession.sessionUUID())
     return str(cast("ConnectSession", spark).session_id)
 
 
 def is_local(master: str) -> bool:
-    """Return whether a master URL means only this process."""
+    """Return whether a master URL means that all tasks run on this machine."""
     return master == "local" or master.startswith("local[")
 
 
@@ -140,7 +140,7 @@ def running_context() -> SparkContext | None:
 
 
 def hide_source_warnings(spark: SparkSession) -> None:
-    """Silence Spark's warning, at each query, that a registered source replaces one found on the path."""
+    """Silence a warning of every query: that the registered source replaces one from the Python path."""
     log4j = jvm_of(spark).org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_DATA_SOURCE_LOGGER, log4j.Level.ERROR)
 

@@ -1,7 +1,7 @@
-"""Wrappers that call users' Python functions with real rows only, without markers and fillers.
+"""Wrappers that call users' Python functions only with rows of the source, without markers and fillers.
 
-A wrapped function takes the kind of each row as an additional first argument. It returns nulls for markers
-and fillers, which nothing reads.
+A wrapped function gets the kind of each row as an additional first argument. For markers and fillers it
+returns nulls, which are not used.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 Function = Callable[..., object]
 ROW = 0
-"""The kind of a real row, the default of a number; markers and fillers have other kinds."""
+"""The kind of a row of the source; markers and fillers have other kinds. It is a number's default value."""
 
 
 def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
-    """Wrap a pickled Python function with its return type, or a pickled broadcast of that, as Spark holds it.
+    """Wrap a Python function, which Spark holds as a pickled function and return type, or a broadcast of
+    these.
 
-    ``eval_type`` is Spark's number for the kind of function, and ``return_type`` JSON.
+    ``eval_type`` is Spark's number for the kind of function, and ``return_type`` is JSON.
     """
-    wrapped = _Pickled(command, eval_type), parse_type(return_type)
+    wrapped = _PickledFunction(command, eval_type), parse_type(return_type)
     return bytes(_serializer().dumps(wrapped))  # type: ignore[no-untyped-call]  # Spark's
 
 
@@ -47,8 +48,8 @@ def _serializer() -> CloudPickleSerializer:
     return Serializer()  # type: ignore[no-untyped-call]  # Spark's
 
 
-class _Pickled:
-    """Unpickles as a wrapped function; the user's own is unpickled in the worker, as Spark would do."""
+class _PickledFunction:
+    """Unpickles as a wrapped function, so that the user's function is unpickled in the worker."""
 
     def __init__(self, command: bytes, eval_type: int) -> None:
         self._arguments = command, eval_type
@@ -58,7 +59,7 @@ class _Pickled:
 
 
 def wrap_function(command: bytes, eval_type: int) -> Function:
-    """Return the wrapped function, in a Python worker; the parameters are those of `wrap_command`."""
+    """Return the wrapped function, in a Python worker; for the parameters, see `wrap_command`."""
     from pyspark.broadcast import Broadcast
     from pyspark.util import PythonEvalType
 
@@ -68,145 +69,152 @@ def wrap_function(command: bytes, eval_type: int) -> Function:
         unpickled = serializer.loads(unpickled.value)  # type: ignore[no-untyped-call]  # Spark's
     function, return_type = unpickled
     if eval_type == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
-        return _by_columns(function, _Pandas(return_type))
+        return _wrap_column_function(function, _PandasOperations(return_type))
     if eval_type == PythonEvalType.SQL_SCALAR_ARROW_UDF:
-        return _by_columns(function, _Arrow(return_type))
+        return _wrap_column_function(function, _ArrowOperations(return_type))
     if eval_type == PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF:
-        return _by_batches(function, _Pandas(return_type))
+        return _wrap_batch_function(function, _PandasOperations(return_type))
     if eval_type == PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF:
-        return _by_batches(function, _Arrow(return_type))
-    return _by_rows(function)
+        return _wrap_batch_function(function, _ArrowOperations(return_type))
+    return _wrap_row_function(function)
 
 
-def _by_rows(function: Function) -> Function:
+def _wrap_row_function(function: Function) -> Function:
     def call(kind: int, *arguments: object, **named: object) -> object:
         return function(*arguments, **named) if kind == ROW else None
 
     return call
 
 
-V = TypeVar("V", bound=Sized)
+ColumnT = TypeVar("ColumnT", bound=Sized)
 """A column of values: a ``pyarrow.Array``, or a ``pandas.Series`` (a ``DataFrame`` for a struct)."""
-Batch: TypeAlias = V | tuple[V, ...]
+Batch: TypeAlias = ColumnT | tuple[ColumnT, ...]
 
 
-class _Columns(Protocol[V]):
+class _ColumnOperations(Protocol[ColumnT]):
     """Operations on the columns of one library."""
 
-    def rows(self, kind: V) -> Indices:
-        """Return the indices of the real rows."""
+    def source_rows(self, kinds: ColumnT) -> Indices:
+        """Return the indices of rows of the source."""
 
-    def take(self, column: V, indices: Indices) -> V: ...
+    def take(self, column: ColumnT, indices: Indices) -> ColumnT: ...
 
-    def nulls(self, count: int) -> V: ...
+    def null_column(self, count: int) -> ColumnT: ...
 
 
-def _by_columns(function: Callable[..., V], columns: _Columns[V]) -> Callable[..., V]:
-    def call(kind: V, *arguments: V, **named: V) -> V:
-        count, rows = len(kind), columns.rows(kind)
+def _wrap_column_function(
+    function: Callable[..., ColumnT], operations: _ColumnOperations[ColumnT]
+) -> Callable[..., ColumnT]:
+    def call(kinds: ColumnT, *arguments: ColumnT, **named: ColumnT) -> ColumnT:
+        count, rows = len(kinds), operations.source_rows(kinds)
         if len(rows) == count:
             return function(*arguments, **named)
         if not len(rows):
-            return columns.nulls(count)
+            return operations.null_column(count)
         result = function(
-            *[columns.take(column, rows) for column in arguments],
-            **{name: columns.take(column, rows) for name, column in named.items()},
+            *[operations.take(column, rows) for column in arguments],
+            **{name: operations.take(column, rows) for name, column in named.items()},
         )
-        return columns.take(_checked(result, len(rows)), _result_indices(rows, count))
+        return operations.take(_check_length(result, len(rows)), _result_indices(rows, count))
 
     return call
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A batch that was passed to a function over batches: its length, and the indices of its real rows."""
+class _PassedBatch:
+    """A batch that was passed to a function: its length, and the indices of its source rows."""
 
     count: int
     rows: Indices | None
-    """None for a batch without real rows, instead of which the function got the last row again."""
+    """None for a batch without source rows; the function got the last row again instead."""
 
 
-def _by_batches(
-    function: Callable[[Iterator[Batch[V]]], Iterator[V]], columns: _Columns[V]
-) -> Callable[[Iterator[Batch[V]]], Iterator[V]]:
-    """Wrap a function over an iterator of batches.
+def _wrap_batch_function(
+    function: Callable[[Iterator[Batch[ColumnT]]], Iterator[ColumnT]], operations: _ColumnOperations[ColumnT]
+) -> Callable[[Iterator[Batch[ColumnT]]], Iterator[ColumnT]]:
+    """Wrap a function that takes an iterator of batches.
 
-    Instead of a batch without real rows, the function gets the last row again, and its result is dropped. It
-    must get something, since it may read a batch before it returns the previous one.
+    Instead of a batch without source rows, the function gets the last row again, and the result is dropped.
+    The function must get something, because it may read a batch before it returns the result of the previous
+    one.
     """
 
-    def call(batches: Iterator[Batch[V]]) -> Iterator[V]:
+    def call(batches: Iterator[Batch[ColumnT]]) -> Iterator[ColumnT]:
         for batch in batches:
-            kind = batch[0] if isinstance(batch, tuple) else batch
-            if len(columns.rows(kind)):
-                sent: deque[_Sent] = deque()
-                results = function(_real_rows(chain([batch], batches), columns, sent))
-                yield from _restored(results, sent, columns)
+            kinds = batch[0] if isinstance(batch, tuple) else batch
+            if len(operations.source_rows(kinds)):
+                passed: deque[_PassedBatch] = deque()
+                results = function(_source_rows(chain([batch], batches), operations, passed))
+                yield from _restore_rows(results, passed, operations)
                 return
-            yield columns.nulls(len(kind))
+            yield operations.null_column(len(kinds))
 
     return call
 
 
-def _real_rows(batches: Iterator[Batch[V]], columns: _Columns[V], sent: deque[_Sent]) -> Iterator[Batch[V]]:
-    """Yield the batches for the function, and record each in ``sent``; the first one has a real row."""
-    last: list[V] = []
+def _source_rows(
+    batches: Iterator[Batch[ColumnT]], operations: _ColumnOperations[ColumnT], passed: deque[_PassedBatch]
+) -> Iterator[Batch[ColumnT]]:
+    """Yield the batches for the function, and record them in ``passed``; the first has a source row."""
+    last: list[ColumnT] = []
     for batch in batches:
-        kind, *arguments = batch if isinstance(batch, tuple) else (batch,)
-        count, rows = len(kind), columns.rows(kind)
+        kinds, *arguments = batch if isinstance(batch, tuple) else (batch,)
+        count, rows = len(kinds), operations.source_rows(kinds)
         if len(rows):
             if len(rows) < count:
-                arguments = [columns.take(column, rows) for column in arguments]
-            last = [columns.take(column, np.array([len(rows) - 1])) for column in arguments]
-            sent.append(_Sent(count, rows))
+                arguments = [operations.take(column, rows) for column in arguments]
+            last = [operations.take(column, np.array([len(rows) - 1])) for column in arguments]
+            passed.append(_PassedBatch(count, rows))
         else:
             arguments = last
-            sent.append(_Sent(count, None))
+            passed.append(_PassedBatch(count, None))
         yield arguments[0] if len(arguments) == 1 else tuple(arguments)
 
 
-def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) -> Iterator[V]:
+def _restore_rows(
+    results: Iterator[ColumnT], passed: deque[_PassedBatch], operations: _ColumnOperations[ColumnT]
+) -> Iterator[ColumnT]:
     """Expand the results to the rows of the original batches."""
     for result in results:
-        if not sent:
+        if not passed:
             raise SchemaMismatchError(
                 "a function over an iterator of batches returned more batches than it got: return one for "
-                "each",
+                "each batch",
                 condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
             )
-        batch = sent.popleft()
-        _checked(result, 1 if batch.rows is None else len(batch.rows))
+        batch = passed.popleft()
+        _check_length(result, 1 if batch.rows is None else len(batch.rows))
         if batch.rows is None:
-            yield columns.nulls(batch.count)
+            yield operations.null_column(batch.count)
         elif len(batch.rows) == batch.count:
             yield result
         else:
-            yield columns.take(result, _result_indices(batch.rows, batch.count))
+            yield operations.take(result, _result_indices(batch.rows, batch.count))
 
 
-def _checked(result: V, expected: int) -> V:
+def _check_length(result: ColumnT, expected: int) -> ColumnT:
     if len(result) != expected:
         raise SchemaMismatchError(
             f"a function over batches of rows returned {len(result)} values for {expected} rows: "
-            "in a continuous query return one for each row of each batch",
+            "in a continuous query, return one for each row of each batch",
             condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
         )
     return result
 
 
 def _result_indices(rows: Indices, count: int) -> Indices:
-    """Return the index of the result for each of `count` rows; for markers and fillers it is arbitrary."""
+    """Return the index of the result for each of `count` rows; arbitrary for markers and fillers."""
     indices = np.zeros(count, dtype=np.int64)
     indices[rows] = np.arange(len(rows))
     return indices
 
 
-class _Pandas:
+class _PandasOperations:
     def __init__(self, return_type: DataType) -> None:
         self._return_type = return_type
 
-    def rows(self, kind: pd.Series) -> Indices:
-        rows: Indices = (kind.to_numpy() == ROW).nonzero()[0]
+    def source_rows(self, kinds: pd.Series) -> Indices:
+        rows: Indices = (kinds.to_numpy() == ROW).nonzero()[0]
         return rows
 
     def take(self, column: pd.Series, indices: Indices) -> pd.Series:
@@ -215,7 +223,7 @@ class _Pandas:
         series = column if hasattr(column, "iloc") else pd.Series(column)
         return series.iloc[indices].reset_index(drop=True)
 
-    def nulls(self, count: int) -> pd.Series | pd.DataFrame:
+    def null_column(self, count: int) -> pd.Series | pd.DataFrame:
         import pandas as pd
 
         if isinstance(self._return_type, StructType):
@@ -223,16 +231,16 @@ class _Pandas:
         return pd.Series([None] * count, dtype=object)
 
 
-class _Arrow:
+class _ArrowOperations:
     def __init__(self, return_type: DataType) -> None:
         self._return_type = return_type
 
-    def rows(self, kind: pa.Array) -> Indices:
-        rows: Indices = pc.indices_nonzero(pc.equal(kind, ROW)).to_numpy()
+    def source_rows(self, kinds: pa.Array) -> Indices:
+        rows: Indices = pc.indices_nonzero(pc.equal(kinds, ROW)).to_numpy()
         return rows
 
     def take(self, column: pa.Array, indices: Indices) -> pa.Array:
         return column.take(pa.array(indices))
 
-    def nulls(self, count: int) -> pa.Array:
+    def null_column(self, count: int) -> pa.Array:
         return pa.nulls(count, arrow_type(self._return_type))

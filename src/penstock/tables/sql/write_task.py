@@ -12,7 +12,7 @@ from penstock.arrow.coerce import conform
 from penstock.errors import TableRefusedError
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_in_worker
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_store_reach
 from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import (
@@ -82,7 +82,7 @@ class StageTask:
         return iterate_in_worker(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        check_reach(self.url, None)
+        check_store_reach(self.url, None)
         context = TaskContext.get()
         assert context is not None
         self._rows = 0

@@ -10,7 +10,7 @@ from penstock.modes.checking.plan import Plan, above_aggregation, expires
 from penstock.modes.checking.report import Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_text import NOT_PLANNED, Node
+from penstock.spark.internals.plan_text import ANALYSIS_FAILED, Node
 
 _CHECK_SETTING = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 _WINDOW = "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING"
@@ -49,7 +49,7 @@ def operators(plan: Plan, mode: str) -> Iterator[Problem]:
             fix="spark.readStream, or df.write for a batch",
         )
         return
-    if plan.root.name == NOT_PLANNED:
+    if plan.root.name == ANALYSIS_FAILED:
         yield Problem("PENSTOCK_NOT_PLANNED", f"Spark cannot plan the query: {plan.root.text}")
     for node in plan.nodes:
         if not node.streaming:
@@ -115,7 +115,8 @@ def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
         if not _drops_late_rows(node):
             continue
         below = next(
-            (child for child in node.below() if child in plan.stateful and _emits_late_rows(child)), None
+            (child for child in node.descendants() if child in plan.stateful and _emits_late_rows(child)),
+            None,
         )
         if below is not None:
             yield Problem.at(

@@ -12,13 +12,13 @@ from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import (
-    by_window,
+    function_output_mode,
     groups_by_session,
+    groups_by_time,
     has_subtotals_over_time,
     is_map_groups,
-    keeps_forever,
+    lacks_expiry,
     output_columns,
-    own_mode,
 )
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
@@ -72,7 +72,7 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def _groups_kept_forever(node: Node, mode: str) -> Iterator[Problem]:
     keys = keys_of(node)
-    timed = by_window(node) or expires(node)
+    timed = groups_by_time(node) or expires(node)
     if timed and mode == "complete":
         yield Problem.at(
             node,
@@ -81,7 +81,7 @@ def _groups_kept_forever(node: Node, mode: str) -> Iterator[Problem]:
             "new ones",
             UNSAFE,
             fix="outputMode('update') with withWatermark(...), and a sink that replaces by key"
-            + ("; TableSink by select('window.start', ...)" if by_window(node) else ""),
+            + ("; TableSink by select('window.start', ...)" if groups_by_time(node) else ""),
         )
     elif timed and not expires(node):
         yield Problem.at(
@@ -198,7 +198,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
     group_state_functions = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
     if len(group_state_functions) > 1 and (
         any(Trait.PYTHON_STATE in traits_of(node.name) for node in group_state_functions)
-        or any(own_mode(node) != "append" for node in group_state_functions)
+        or any(function_output_mode(node) != "append" for node in group_state_functions)
     ):
         yield Problem.at(
             group_state_functions[0],
@@ -210,7 +210,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
     for node in group_state_functions:
         yield from _group_state_function(plan, node, mode)
     for node in plan.functions:
-        function_mode = own_mode(node)
+        function_mode = function_output_mode(node)
         if (
             node not in group_state_functions
             and function_mode is not None
@@ -225,7 +225,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
                 WARNING,
                 fix=f"transformWithState(..., outputMode='{mode}', ...)",
             )
-        if keeps_forever(node):
+        if lacks_expiry(node):
             yield Problem.at(
                 node,
                 _STATE_FOREVER,
@@ -263,7 +263,7 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
 
 
 def _group_state_function(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
-    function_mode = own_mode(node)
+    function_mode = function_output_mode(node)
     if _EVENT_TIME in node.arguments and not any(map(has_watermark, output_columns(node.children[0]))):
         yield Problem.at(
             node,

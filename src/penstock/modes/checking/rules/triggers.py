@@ -140,7 +140,7 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
     # Spark 4.2 supports no stateful operator under this trigger.
     stateful = plan.streaming_with(Trait.ABOVE_UNION) if _supports_state(plan) else []
     for node in plan.streaming("Union"):
-        below = next((child for child in node.below() if child in stateful), None)
+        below = next((child for child in node.descendants() if child in stateful), None)
         if below is not None:
             yield Problem.at(
                 below,
