@@ -140,7 +140,7 @@ def test_keys_keep_their_partition_when_the_queue_grows(
         ),
         (
             "select '1' as id",
-            "COLUMN_TYPE] column 'id' of queue 'orders' is int64, the DataFrame has string: cast it first",
+            "column 'id' of queue 'orders' is int64, but the DataFrame has string: cast it first",
         ),
         ("select 1.5D as id", "cast it first"),
         ("select 1L as id, struct(1) as name", "cast it first"),

@@ -98,8 +98,8 @@ def test_tasks_refuse_rows_that_were_replaced_after_they_were_planned(
     assert ids_read(opened, tasks) == [0, 1, 2, 3, 4]
     last = end["times"][0]
     for part in tasks:
-        assert part.last == {(0, 5): last}, "the last row of the micro-batch, not of the task"
-        part.last = {(0, 5): last - 60_000_000}
+        assert part.last_row_times == {(0, 5): last}, "the last row of the micro-batch, not of the task"
+        part.last_row_times = {(0, 5): last - 60_000_000}
         assert refusal(lambda part=part: list(opened.read(part))) == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
 
 

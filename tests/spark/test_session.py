@@ -126,7 +126,7 @@ def test_a_password_that_spark_was_started_with_is_warned_of(tmp_path: Path) -> 
 
 @one_store
 def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"SESSION_RUNNING\] a Spark session is running already"):
+    with pytest.raises(InvalidInputError, match=r"SESSION_RUNNING\] a Spark session is already running"):
         penstock.session(url=store_url)
 
 

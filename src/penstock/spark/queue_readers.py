@@ -58,8 +58,8 @@ class RangesPartition(InputPartition):
     Parameters
     ----------
     last_row_times
-        When the last row of each range was appended, by partition and end; empty in a batch read, which is
-        not planned earlier.
+        When the last row of the micro-batch in each partition was appended, by partition and end; empty in a
+        batch read, which is not planned earlier.
     """
 
     def __init__(

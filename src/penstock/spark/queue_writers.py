@@ -398,8 +398,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """Refuse rows that tasks may have assigned to the wrong partition."""
         if self._queue.key and {message.partitions for message in results} != {self._queue.partitions}:
             raise CommitRefusedError(
-                f"partitions were added to queue {self._queue.name!r} while the micro-batch was written: "
-                "restart the query, which repeats the micro-batch",
+                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
+                "the query, which repeats the micro-batch",
                 condition="COMMIT_REFUSED.QUEUE_CHANGED",
                 queue=self._queue.name,
             )

@@ -59,7 +59,7 @@ def test_the_limit_is_found_among_other_operators(tmp_path: Path) -> None:
         ({"1.zip": b"PK"}, ("globalLimit",), "no file"),
         ({"1.delta": b"(\xb5/\xfd" + bytes(40)}, ("globalLimit",), "unknown compression"),
         ({"1.delta": TWO}, ("stateStoreSave",), "0 limits"),
-        ({"1.delta": TWO}, ("globalLimit", "globalLimit"), "2 operators"),
+        ({"1.delta": TWO}, ("globalLimit", "globalLimit"), "2 limits"),
         ({"1.delta": TWO[:60]}, ("globalLimit",), "error"),
     ],
 )
