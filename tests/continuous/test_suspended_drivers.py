@@ -20,7 +20,7 @@ STEPS = {
     "before the plan": ("source", "plan", False),
     "before the sink's commit": ("sink", "commit", False),
     "behind the sink's commit": ("sink", "commit", True),
-    "behind the entry of its offset": ("logs", "write_offset", True),
+    "behind the entry of its offset": ("checkpoint", "write_offset", True),
 }
 steps = pytest.mark.parametrize("step", STEPS)
 consumers = pytest.mark.parametrize("consumer", ["c", None])
