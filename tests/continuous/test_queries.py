@@ -310,7 +310,7 @@ def test_an_error_of_a_users_sink_function_says_where_it_was_raised(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its cause, although that is an error of Penstock, and without frames of Penstock."""
-    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
 
     def look_up_prices(rows: pa.RecordBatch) -> None:
         try:

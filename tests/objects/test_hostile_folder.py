@@ -205,6 +205,6 @@ def test_cleaning_deletes_nothing_elsewhere(store: penstock.Store, folder: Path,
 def test_an_identity_that_leads_elsewhere_is_refused(store: penstock.Store, store_url: str) -> None:
     run_sql(store.database, "update penstock.store set uuid = '../../elsewhere'")
     store.close()
-    with pytest.raises(StoreError, match="the store UUID of .* is not valid") as refused:
+    with pytest.raises(StoreError, match=r"the store UUID of .* is not valid") as refused:
         penstock.connect(store_url)
     assert refused.value.condition == "STORE_ERROR.DAMAGED"
