@@ -153,6 +153,52 @@ def test_a_dropped_table_starts_over(feed: Feed) -> None:
     assert rows(feed.url, "people") == [(1, "ada")]
 
 
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_an_empty_table_that_was_recreated_by_hand_starts_over(feed: Feed, scd_type: int) -> None:
+    feed.add(change(1, "ada", "insert", 5), change(2, None, "delete", 6)).run(people(feed, scd_type=scd_type))
+    expected, name = rows(feed.url, "people"), sql_name(feed.url, "people")
+    _recreate(feed, scd_type)
+    assert rows(feed.url, "people") == []
+    feed.store.consumer("c").seek("in", to="earliest")
+    feed.run(people(feed, scd_type=scd_type), checkpoint="again")
+    assert rows(feed.url, "people") == expected
+    query(feed.url, f"delete from {name}")
+    feed.add(change(1, "late", "insert", 4), change(2, "late", "insert", 6)).run(
+        people(feed, scd_type=scd_type), checkpoint="again"
+    )
+    late = [(1, "late", 4, None), (2, "late", 6, None)] if scd_type == 2 else [(2, "late")]
+    assert rows(feed.url, "people") == late, "the recreated table has a record of its own"
+
+
+def _recreate(feed: Feed, scd_type: int) -> None:
+    """Drop a table and create it again, as a user does who wants other types or indexes."""
+    name = sql_name(feed.url, "people")
+    query(feed.url, f"drop table {name}")
+    columns = "id bigint not null, name text"
+    keys = "id"
+    if scd_type == 2:
+        columns, keys = f"{columns}, _valid_from bigint not null, _valid_to bigint", "id, _valid_from"
+    query(feed.url, f"create table {name} ({columns}, primary key ({keys}))")
+
+
+def test_a_table_that_was_recreated_with_its_rows_still_knows_their_last_changes(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 5)).run(people(feed))
+    _recreate(feed, 1)
+    query(feed.url, f"insert into {sql_name(feed.url, 'people')} values (1, 'ada')")
+    feed.add(change(1, "late", "insert", 4), change(2, "bob", "insert", 4)).run(people(feed))
+    assert rows(feed.url, "people") == [(1, "ada"), (2, "bob")]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_new_table_may_take_the_name_of_a_renamed_one(feed: Feed, scd_type: int) -> None:
+    feed.add(change(1, "ada", "insert", 5)).run(people(feed, scd_type=scd_type))
+    expected = rows(feed.url, "people")
+    query(feed.url, f"alter table {sql_name(feed.url, 'people')} rename to people_before")
+    feed.store.consumer("c").seek("in", to="earliest")
+    feed.run(people(feed, scd_type=scd_type), checkpoint="again")
+    assert rows(feed.url, "people") == rows(feed.url, "people_before") == expected
+
+
 def test_a_table_whose_rows_were_deleted_still_knows_their_last_changes(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5)).run(people(feed))
     query(feed.url, f"delete from {sql_name(feed.url, 'people')}")

@@ -28,6 +28,7 @@ from penstock.tables.names import POSTGRES_BYTES, TableName, digest, quoted
 from penstock.tables.row_checks import ambiguous_order_error
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import StagedRows
+from penstock.tables.sql.table_mark import is_new_empty_table
 from penstock.tables.unchanged_values import MISSING_COLUMNS, column_numbers, has_value
 
 _VALID_FROM, _VALID_TO = quoted(VALID_FROM), quoted(VALID_TO)
@@ -145,12 +146,13 @@ def _applied_table(tx: Transaction, layout: Layout) -> TableName:
 def prepare_tables(tx: Transaction, layout: Layout) -> None:
     """Create the table and its applied-changes table, or check existing ones.
 
-    A new table gets a new applied-changes table.
+    A new table gets a new applied-changes table, also if a user has recreated it.
     """
-    new_table = ddl.find_table(tx, layout.name) is None
+    is_missing = ddl.find_table(tx, layout.name) is None
     ddl.ensure_table(tx, layout.stored_layout, complete=False)
-    if new_table and layout.history:
+    if is_missing and layout.history:
         ddl.index_current_versions(tx, layout)
+    new_table = is_new_empty_table(tx, layout) or is_missing
     applied = _applied_table(tx, layout)
     existing = ddl.find_table(tx, applied)
     if existing is not None and not new_table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -13,7 +14,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Column, Layout
-from penstock.tables.names import TableName, digest, quoted
+from penstock.tables.names import TableName, quoted
 
 _POSTGRES_COLUMNS = """
 select
@@ -135,12 +136,19 @@ def create_table(tx: Transaction, layout: Layout) -> None:
 
 def index_current_versions(tx: Transaction, layout: Layout) -> None:
     """Create the unique index that allows one current version per key in a table with history."""
-    name = f"penstock_current_{digest(layout.name.ledger_name)}"
-    if tx.dialect == "sqlite":
-        index = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
-    else:
-        index = f"{name} on {layout.name.sql}"
+    index = new_index(layout, "penstock_current_")
     tx.execute(f"create unique index {index} ({layout.keys_sql}) where {quoted(VALID_TO)} is null")
+
+
+def new_index(layout: Layout, prefix: str) -> str:
+    """Return a new index name and the table, as CREATE INDEX takes them.
+
+    The name is unique, since the indexes of a table that is renamed keep their names.
+    """
+    name = f"{prefix}{uuid.uuid4().hex}"
+    if layout.dialect == "sqlite":
+        return f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
+    return f"{name} on {layout.name.sql}"
 
 
 def drop_table(tx: Transaction, layout: Layout) -> None:
