@@ -25,6 +25,7 @@ from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
 from penstock.tables.row_encoding import CHUNK_BYTES, CHUNK_ROWS, in_chunks, project_rows
 from penstock.tables.sql import ddl, upsert
+from penstock.tables.sql.altered_table import explaining_alterations
 from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts, refusing_unstorable_text
 from penstock.tables.sql.write_task import RowEncoder, insert_chunk
 from penstock.tables.sql.writer import TableTarget
@@ -132,7 +133,8 @@ class TableSinkDriver(LedgerSinkDriver):
             self.commits.record(layout.name.ledger_name, epoch, offset)
             return
         stage = SegmentStage.of(layout, columns, self.commits.app_id, epoch.number)
-        with refusing_unstorable_text():
+        database = open_store(self.url).database
+        with explaining_alterations(database, layout), refusing_unstorable_text():
             self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)
 
     @property

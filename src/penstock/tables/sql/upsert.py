@@ -10,24 +10,18 @@ from penstock.store.database import Transaction
 from penstock.store.staging import StagingLost
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import duplicate_keys_error
-from penstock.tables.sql import ddl
 from penstock.tables.sql.staging import StagedRows
 
 _CARDINALITY_VIOLATION = "21000"
 _UNIQUE_VIOLATION = "23505"
-_UNDEFINED_STATES = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     statement = f"insert into {layout.name.sql} ({layout.columns_sql}) {_select_rows(layout, source)}"
-    outcome = _try_statement(tx, statement, lambda error: _is_key_violation(error) or _is_undefined(error))
+    outcome = _try_statement(tx, statement, _is_key_violation)
     if isinstance(outcome, int):
         return _require_count(outcome, source)
-    if _is_key_violation(outcome):
-        raise _key_violation_error(tx, layout, source, outcome) from outcome
-    # Raise a clearer error if the table no longer matches the rows.
-    ddl.require_compatible(tx, layout)
-    raise outcome
+    raise _key_violation_error(tx, layout, source, outcome) from outcome
 
 
 def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
@@ -145,14 +139,6 @@ def _is_key_violation(error: Exception) -> bool:
         "SQLITE_CONSTRAINT_UNIQUE",
         "SQLITE_CONSTRAINT_PRIMARYKEY",
         "SQLITE_CONSTRAINT_ROWID",
-    )
-
-
-def _is_undefined(error: Exception) -> bool:
-    """Whether an error may mean that a table or a column is missing."""
-    return (
-        getattr(error, "sqlstate", None) in _UNDEFINED_STATES
-        or getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR"
     )
 
 

@@ -24,6 +24,7 @@ from penstock.tables.row_checks import (
 )
 from penstock.tables.row_encoding import database_schema, in_chunks, projected_schema, to_database_types
 from penstock.tables.sql import ddl, upsert
+from penstock.tables.sql.altered_table import explaining_alterations
 from penstock.tables.sql.staging import (
     StagedRows,
     TaskWriter,
@@ -123,7 +124,7 @@ def insert_chunk(
         insert(tx, layout, load_chunks(tx, columns, [chunk]))
         drop_loaded(tx, columns)
 
-    with refusing_unstorable_text():
+    with explaining_alterations(database, layout), refusing_unstorable_text():
         database.run(work, idempotent=True)
 
 

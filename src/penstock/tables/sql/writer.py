@@ -21,6 +21,7 @@ from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.row_encoding import project_rows
 from penstock.tables.sql import ddl, upsert
+from penstock.tables.sql.altered_table import explaining_alterations
 from penstock.tables.sql.apply import apply_changes
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, StagedRows, TaskWriter
 from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder, StageTask
@@ -148,11 +149,12 @@ class TableWriter:
             self._commit(store, IdempotentTarget(self.layout, self.given_name), batch_id, reports, {})
             return
         target = TableTarget(self.layout, self.given_name, self.mode, writer)
-        if self.guarantee == "at_least_once":
-            store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
-            self._record_in_ledger(store, target, batch_id, reports)
-        else:
-            self._commit(store, target, batch_id, reports, staged)
+        with explaining_alterations(store.database, self.layout):
+            if self.guarantee == "at_least_once":
+                store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
+                self._record_in_ledger(store, target, batch_id, reports)
+            else:
+                self._commit(store, target, batch_id, reports, staged)
 
     def _record_in_ledger(
         self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]
