@@ -88,6 +88,21 @@ def test_a_user_defined_column_orders_the_changes(feed: Feed) -> None:
         )
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["date", "timestamp"])
+@pytest.mark.parametrize("year", ["+10000", "0000", "-0001"])
+def test_times_that_sqlite_does_not_order_are_refused(feed: Feed, kind: str, year: str) -> None:
+    def ordered(frame: Any) -> Any:
+        return frame.selectExpr("id", "_change_type", f"cast(name as {kind}) as at")
+
+    sink = people(feed, sequence_by="at")
+    feed.add(change(1, "9999-12-31", "insert", 1)).run(sink, ordered)
+    feed.add(change(1, f"{year}-01-01", "insert", 2))
+    with pytest.raises(TableRefusedError, match=r"'at' orders changes.*years 1 to 9999") as caught:
+        feed.run(sink, ordered)
+    assert caught.value.condition == "TABLE_REFUSED.DATE_OUT_OF_RANGE"
+
+
 def test_different_changes_with_the_same_position_are_refused(feed: Feed) -> None:
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
     with pytest.raises(TableRefusedError, match="sequence_by") as caught:

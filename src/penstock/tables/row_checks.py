@@ -21,6 +21,8 @@ _FIRST_DAYS = {"postgres": (1, -719_162), "sqlite": (-32767, -12_687_428)}
 """First supported year of each database, and its first day in days since 1970. PostgreSQL rejects signs."""
 _END_DAY = 11_248_738
 """The first day of the year 32768, in days since 1970; Arrow cannot format years from then on."""
+_ORDERED_DAYS = (-719_162, 2_932_897)
+"""The first days of the years 1 and 10000: as text, times of other years sort differently."""
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
@@ -154,25 +156,45 @@ def require_writable_times(array: pa.Array, column: str, table: str, dialect: st
 
     Arrow formats some of them as wrong dates, without an error.
     """
+    first_year, first_day = _FIRST_DAYS[dialect]
+    outside = _first_time_outside(array, first_day, _END_DAY)
+    if outside is not None:
+        raise TableRefusedError(
+            f"{in_quotes(column)} has a date outside the years {first_year} to 32767, which cannot be "
+            f"written to {table} ({outside}): correct it, or replace it with NULL, "
+            f"as if(year(column) between {first_year} and 32767, column, null) does",
+            condition="TABLE_REFUSED.DATE_OUT_OF_RANGE",
+            column=column,
+        )
+
+
+def require_ordered_times(array: pa.Array, column: str, table: str, dialect: str) -> None:
+    """Refuse dates and timestamps in a sequence for SQLite, which would order their text differently."""
+    outside = None if dialect != "sqlite" else _first_time_outside(array, *_ORDERED_DAYS)
+    if outside is not None:
+        raise TableRefusedError(
+            f"{in_quotes(column)} orders changes of {table} and has a date outside the years 1 to 9999, "
+            f"which SQLite orders differently ({outside}): correct it, or set sequence_by to another column",
+            condition="TABLE_REFUSED.DATE_OUT_OF_RANGE",
+            column=column,
+        )
+
+
+def _first_time_outside(array: pa.Array, first_day: int, end_day: int) -> str | None:
+    """Return a date or timestamp outside a range of days since 1970, for messages; None if there is none."""
     if pat.is_date(array.type):
         values, units_per_day, unit = array.view(pa.int32()), 1, "days"
     elif pat.is_timestamp(array.type):
         values, units_per_day, unit = array.view(pa.int64()), _DAY, "microseconds"
     else:
-        return
-    first_year, first_day = _FIRST_DAYS[dialect]
+        return None
     minimum, maximum = pc.min_max(values).as_py().values()
     if minimum is None:
-        return
+        return None
     for value in (minimum, maximum):
-        if not first_day * units_per_day <= value < _END_DAY * units_per_day:
-            raise TableRefusedError(
-                f"{in_quotes(column)} has a date outside the years {first_year} to 32767, which cannot be "
-                f"written to {table} ({value} {unit} since 1970-01-01): correct it, or replace it with NULL, "
-                f"as if(year(column) between {first_year} and 32767, column, null) does",
-                condition="TABLE_REFUSED.DATE_OUT_OF_RANGE",
-                column=column,
-            )
+        if not first_day * units_per_day <= value < end_day * units_per_day:
+            return f"{value} {unit} since 1970-01-01"
+    return None
 
 
 def ambiguous_order_error(key: str, table: str, sequence_by: str) -> TableRefusedError:

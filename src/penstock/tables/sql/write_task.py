@@ -20,6 +20,7 @@ from penstock.tables.row_checks import (
     require_changes,
     require_key_value,
     require_no_nan,
+    require_ordered_times,
     require_writable_times,
 )
 from penstock.tables.row_encoding import database_schema, in_chunks, projected_schema, to_database_types
@@ -62,6 +63,8 @@ class RowEncoder:
                 require_key_value(array, column.name, self.layout.name.sql)
         for array, column in zip(rows.columns, self.layout.staged_columns.values(), strict=True):
             require_writable_times(array, column.name, self.layout.name.sql, self.layout.dialect)
+            if column.orders_rows:
+                require_ordered_times(array, column.name, self.layout.name.sql, self.layout.dialect)
             if column.key or column.orders_rows:
                 require_no_nan(array, column.name, self.layout.name.sql, self.layout.dialect)
         if self.layout.sequence is not None:
