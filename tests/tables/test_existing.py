@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from penstock.errors import InvalidInputError
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import TableName
 from penstock.tables.sql.ddl import ExistingTable, affinity, differences
@@ -79,6 +80,29 @@ def test_sqlite_ignores_the_case_of_names() -> None:
         )
         == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect", "reason"),
+    [
+        ("a" * 64, "postgres", "longer than 63 bytes"),
+        ("\u00e9" * 32, "postgres", "longer than 63 bytes"),
+        ("ctid", "postgres", "system column"),
+        ("a\0b", "postgres", "character NUL"),
+        ("a\0b", "sqlite", "character NUL"),
+    ],
+)
+def test_a_column_name_that_the_database_cannot_have_is_refused(name: str, dialect: str, reason: str) -> None:
+    """PostgreSQL shortens long names without an error, and a second start would not find the column."""
+    with pytest.raises(InvalidInputError, match=rf"COLUMN_NAME\].*{reason}") as caught:
+        layout_of(TableName("s", "t"), pa.schema([(name, pa.int64())]), (), dialect)
+    assert caught.value.parameters["column"] == name
+
+
+def test_long_names_are_kept_where_the_database_keeps_them() -> None:
+    for name, dialect in (("\u00e9" * 31, "postgres"), ("a" * 1000, "sqlite"), ("ctid", "sqlite")):
+        rows = layout_of(TableName("s", "t"), pa.schema([(name, pa.int64())]), (), dialect)
+        assert [column.name for column in rows.columns] == [name]
 
 
 def test_extra_columns_are_refused_in_complete_mode_only() -> None:

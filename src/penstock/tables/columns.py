@@ -18,7 +18,7 @@ from penstock.arrow.schema import canonical_schema
 from penstock.arrow.spark_json import spark_struct_kind
 from penstock.errors import InvalidInputError, UnsupportedTypeError
 from penstock.feeds.contract import CHANGE_COLUMNS
-from penstock.tables.names import TableName, quoted
+from penstock.tables.names import POSTGRES_BYTES, TableName, quoted
 from penstock.tables.row_checks import key_for_messages, require_change_columns
 from penstock.tables.unchanged_values import MISSING_COLUMNS, UnchangedValues
 
@@ -50,6 +50,8 @@ _SQLITE = {
     pa.binary(): "BLOB",
 }
 """All other types are TEXT."""
+
+_POSTGRES_SYSTEM_COLUMNS = frozenset({"cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"})
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def layout_of(
         metadata = metadata_columns(unchanged)
         fields = [field for field in fields if field.name not in metadata]
     names = [field.name for field in fields]
+    _require_possible_names(names, dialect)
     for key in keys:
         if key not in names:
             raise InvalidInputError(
@@ -199,6 +202,24 @@ def layout_of(
             parameter="scd_type",
         )
     return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tie_columns))
+
+
+def _require_possible_names(names: Sequence[str], dialect: str) -> None:
+    """Refuse column names that the database cannot have; PostgreSQL would shorten long ones silently."""
+    for name in names:
+        if "\0" in name:
+            reason = "has the character NUL, which a column's name cannot have"
+        elif dialect == "postgres" and len(name.encode()) > POSTGRES_BYTES:
+            reason = f"is longer than {POSTGRES_BYTES} bytes, and PostgreSQL would shorten it"
+        elif dialect == "postgres" and name in _POSTGRES_SYSTEM_COLUMNS:
+            reason = "is the name of a system column of PostgreSQL"
+        else:
+            continue
+        raise InvalidInputError(
+            f"the column name {in_quotes(name)} {reason}: rename the column, as alias does",
+            condition="INVALID_INPUT.COLUMN_NAME",
+            column=name,
+        )
 
 
 def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:

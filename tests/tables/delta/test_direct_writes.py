@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
-from penstock.errors import PenstockError, TableRefusedError
+from penstock.errors import TableRefusedError
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.delta.compaction import compact
 from penstock.tables.delta.direct_writes import obstacle
@@ -192,8 +192,9 @@ def test_an_append_only_table_still_refuses_to_lose_rows(tmp_path: Path, mode: s
     DeltaTable.create(str(tmp_path / "t"), schema, configuration={"delta.appendOnly": "true"})
     RowQuery(tmp_path / "t", ROWS, "append").write(0, row(1), row(2))
     query = RowQuery(tmp_path / "t", ROWS, mode, ["id"], "other")
-    with pytest.raises(PenstockError):
+    with pytest.raises(TableRefusedError, match="append-only") as caught:
         query.write(0, row(1, "y"))
+    assert caught.value.condition == "TABLE_REFUSED.DELTA"
     assert query.rows() == [(1, "x"), (2, "x")]
 
 

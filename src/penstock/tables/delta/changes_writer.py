@@ -106,6 +106,10 @@ class ChangesWriter(DeltaWriter):
     events: EventLayout
     applied: AppliedTable
 
+    @property
+    def _table_layout(self) -> DeltaLayout:
+        return changes_layout(self.events)
+
     def _required_transactions(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
         required = super()._required_transactions(table, transaction)
         # An empty applied-events table matches any rows.

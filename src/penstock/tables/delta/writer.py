@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError
+from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError, TableRefusedError
 from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_traceback
@@ -120,12 +120,26 @@ class DeltaWriter:
             # The process that committed the micro-batch may have died before cleaning up.
             stage.delete_staged()
             return
-        require_partitioning(self.place, table)
+        self._require_accepted(table)
         try:
             files = self._write_files(frame, stage, transaction)
             self._commit(stage, files, transaction, frame.sparkSession)
         finally:
             stage.delete_staged()
+
+    def _require_accepted(self, table: DeltaTable) -> None:
+        """Refuse a table that another program has altered, so that it does not accept the rows any more.
+
+        deltalake would drop the values of missing columns in a merge.
+        """
+        require_partitioning(self.place, table)
+        if self.mode != "complete":
+            match_table(self.place, self._table_layout, table)
+
+    @property
+    def _table_layout(self) -> DeltaLayout:
+        """The columns that the table must have."""
+        return self.layout
 
     def _write_files(
         self, frame: DataFrame, stage: DeltaStage, transaction: AppTransaction | None
@@ -188,11 +202,13 @@ class DeltaWriter:
         publish = self._publisher(stage, files, spark)
         versions = {} if transaction is None else transaction.versions
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
-        last_conflict = ""
+        last_conflict, versions_seen = "", set[int]()
         for attempt in range(_ATTEMPTS):
             table = self.place.open()
             if self._has_batch(table, transaction):
                 return
+            self._require_accepted(table)
+            versions_seen.add(table.version())
             try:
                 if attempt:
                     # The other writer may have recreated the table.
@@ -207,13 +223,26 @@ class DeltaWriter:
                 if transaction is None or not transaction.is_committed(self.place, self.place.open()):
                     raise
                 return
-        raise CommitRefusedError(
+        if versions_seen == {self.place.open().version()}:
+            raise self._refused_error(last_conflict)
+        raise self._overtaken_error(stage.batch_id, last_conflict)
+
+    def _refused_error(self, reason: str) -> TableRefusedError:
+        """Return the error for commits that failed although no other writer has committed."""
+        return TableRefusedError(
+            f"the Delta table {self.place.shown} refused the commit: {reason}",
+            condition="TABLE_REFUSED.DELTA",
+            table=self.place.shown,
+        )
+
+    def _overtaken_error(self, batch_id: int, last_conflict: str) -> CommitRefusedError:
+        return CommitRefusedError(
             f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that "
-            f"batch {stage.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
-            "restart the query, it repeats the micro-batch",
+            f"batch {batch_id} was committed ({last_conflict}). Nothing of the batch is visible: restart the "
+            "query, it repeats the micro-batch",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=self.place.shown,
-            batch_id=stage.batch_id,
+            batch_id=batch_id,
         )
 
     def _publisher(
