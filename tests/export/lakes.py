@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -32,6 +32,10 @@ class Lake(ABC):
     def count(self, name: str) -> int:
         """The number of its rows, 0 if it does not exist."""
 
+    @abstractmethod
+    def drop_column(self, name: str, column: str) -> None:
+        """Drop a column of a table, as another program does."""
+
     def numbers(self, name: str) -> list[int]:
         found: list[int] = self.rows(name)["n"].to_pylist()
         return sorted(found)
@@ -53,6 +57,10 @@ class DeltaLake(Lake):
             return 0
         actions = pa.table(DeltaTable(str(self.folder / name)).get_add_actions())
         return int(sum(actions["num_records"].to_pylist()))
+
+    def drop_column(self, name: str, column: str) -> None:
+        rows = self.rows(name).drop_columns([column])
+        write_deltalake(str(self.folder / name), rows, mode="overwrite", schema_mode="overwrite")
 
 
 class IcebergLake(Lake):
@@ -82,6 +90,10 @@ class IcebergLake(Lake):
             return 0
         summary = None if snapshot is None else snapshot.summary
         return int(summary["total-records"] or 0) if summary is not None else 0
+
+    def drop_column(self, name: str, column: str) -> None:
+        with self.catalog.load_table(("shop", name)).update_schema() as update:
+            update.delete_column(column)
 
 
 LAKES: dict[str, Callable[[Path], Lake]] = {"delta": DeltaLake, "iceberg": IcebergLake}

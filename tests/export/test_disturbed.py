@@ -89,6 +89,19 @@ def test_columns_and_partitions_that_come_while_an_export_follows(
     assert rows == [{"n": 1, "more": None}, {"n": 2, "more": None}, {"n": 3, "more": 0.5}]
 
 
+def test_a_column_that_is_dropped_while_an_export_follows_is_added_again(
+    queue: penstock.Queue, following: Begin, lake: Lake
+) -> None:
+    exporting = following()
+    append(queue, 1)
+    wait_until(lambda: exporting.status().rows == 1)
+    lake.drop_column("orders", "s")
+    append(queue, 2)
+    wait_until(lambda: lake.count("orders") == 2)
+    rows = sorted(lake.rows("orders").to_pylist(), key=lambda row: int(row["n"]))
+    assert rows == [{"n": 1, "s": None}, {"n": 2, "s": "2"}]
+
+
 def test_a_table_that_is_deleted_while_an_export_follows_is_created_again(
     queue: penstock.Queue, following: Begin, lake: Lake
 ) -> None:

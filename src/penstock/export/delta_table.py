@@ -14,7 +14,7 @@ from penstock.lake.parquet import align_to_schema
 from penstock.lake.storage import DeltaPlace, import_deltalake
 from penstock.parallel import ahead
 from penstock.tables.delta.restores import RequiredCommits
-from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
+from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table, new_columns
 from penstock.tables.delta.transactions import commit_properties
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class DeltaExportTable:
         return None if self._table is None else self._table.version()
 
     def prepare(self, schema: pa.Schema) -> None:
-        layout = DeltaLayout(pa.schema([field.with_nullable(True) for field in schema]), ())
+        layout = _layout(schema)
         table = self._place.find() or self._place.create(layout.schema)
         if _RETENTION_PROPERTY in table.metadata().configuration:
             raise TableRefusedError(
@@ -60,6 +60,9 @@ class DeltaExportTable:
     def load(self) -> bool:
         self._table = self._place.find()
         return self._table is not None
+
+    def lacks_columns(self, schema: pa.Schema) -> bool:
+        return bool(new_columns(_layout(schema), self._loaded))
 
     @property
     def _loaded(self) -> DeltaTable:
@@ -145,6 +148,10 @@ class DeltaExportTable:
     def _file_sizes(self) -> list[int]:
         actions = pa.table(self._loaded.get_add_actions())
         return [int(size) for size in actions["size_bytes"].to_pylist()]
+
+
+def _layout(schema: pa.Schema) -> DeltaLayout:
+    return DeltaLayout(pa.schema([field.with_nullable(True) for field in schema]), ())
 
 
 class _CompletedRows:

@@ -20,7 +20,14 @@ from penstock.tables.iceberg.compaction import merge_files, small_files
 from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.rollback import is_rolled_back
-from penstock.tables.iceberg.schema import RowLayout, evolve, match_table, rows_layout, table_schema
+from penstock.tables.iceberg.schema import (
+    RowLayout,
+    evolve,
+    match_table,
+    new_columns,
+    rows_layout,
+    table_schema,
+)
 from penstock.tables.iceberg.transactions import CommitConflict, disable_commit_retries
 from penstock.tables.iceberg.writer import require_writable
 from penstock.tables.names import digest
@@ -67,6 +74,9 @@ class IcebergExportTable:
     def load(self) -> bool:
         self._table = self._place.find()
         return self._table is not None
+
+    def lacks_columns(self, schema: pa.Schema) -> bool:
+        return bool(new_columns(_layout(schema), self._loaded))
 
     @property
     def _loaded(self) -> Table:

@@ -140,9 +140,13 @@ class ExportRun:
         return pending
 
     def _prepare(self) -> bool:
-        """Prepare the table if the queue's columns have changed; return whether they have."""
+        """Prepare the table if its columns or the queue's have changed; return whether they have."""
         schema = self._source.schema
-        if self._prepared is not None and self._prepared.equals(schema):
+        if (
+            self._prepared is not None
+            and self._prepared.equals(schema)
+            and not self._table.lacks_columns(schema)
+        ):
             return False
         self._table.prepare(schema)
         self._prepared = schema

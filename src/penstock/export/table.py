@@ -50,6 +50,10 @@ class ExportTable(Protocol):
         """Load the newest version; return False if there is no table."""
         ...
 
+    def lacks_columns(self, schema: pa.Schema) -> bool:
+        """Return whether the loaded version lacks columns of the rows: another program may drop them."""
+        ...
+
     def generation(self) -> int | None:
         """Return the generation of the queue that is recorded in the loaded version; None if there is none.
 
