@@ -88,7 +88,7 @@ class Driver:
     def write(self, batch_id: int, rows: pa.Table) -> None:
         """Apply events that Spark has collapsed."""
         transaction = AppTransaction(self.app_id, batch_id, 7)
-        if self.writer._has_batch(self.place.open(), transaction):
+        if self.writer._has_batch(self.writer._open(), transaction):
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
         file = EventTask(stage, events=self.writer.events).write_rows(iter(rows.to_batches(max_chunksize=3)))

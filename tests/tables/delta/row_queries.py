@@ -64,7 +64,7 @@ class RowQuery:
         self.writer = DeltaWriter(self.place, layout, mode, "exactly_once", "", app_id)
 
     def write(self, batch_id: int, *parts: pa.Table) -> None:
-        table, transaction = self.place.open(), AppTransaction(self.app_id, batch_id, 7)
+        table, transaction = self.writer._open(), AppTransaction(self.app_id, batch_id, 7)
         if self.writer._has_batch(table, transaction):
             return
         stage, files = self.stage(batch_id, *parts)

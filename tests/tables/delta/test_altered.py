@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from penstock.errors import SchemaMismatchError
+from penstock.errors import SchemaMismatchError, TableRefusedError
 from tests.tables.delta.driver import Driver
 from tests.tables.delta.row_queries import RowQuery
 
@@ -66,3 +67,26 @@ def test_columns_that_are_added_or_moved_do_not_matter(tmp_path: Path, kind: str
     replace_columns(tmp_path / "t", "select v, nullif('x', k) as other, k from t")
     write(1, "b", 2)
     assert stored(tmp_path / "t") == [(1, "x", "a"), (2, None, "b")]
+
+
+@pytest.mark.parametrize("kind", ["append", "update", "complete", "changes by tasks 1"])
+def test_a_table_that_is_dropped_is_reported_as_gone(tmp_path: Path, kind: str) -> None:
+    write = start(tmp_path, kind)
+    write(0, "a", 1)
+    shutil.rmtree(tmp_path / "t")
+    with pytest.raises(TableRefusedError, match="start the query again") as caught:
+        write(1, "b", 2)
+    assert caught.value.condition == "TABLE_REFUSED.TABLE_GONE"
+
+
+def test_a_recreated_table_gets_changes_once_the_query_starts_again(tmp_path: Path) -> None:
+    write = start(tmp_path, "changes by tasks 1")
+    write(0, "a", 1)
+    schema = DeltaTable(str(tmp_path / "t")).schema()
+    shutil.rmtree(tmp_path / "t")
+    DeltaTable.create(str(tmp_path / "t"), schema)
+    with pytest.raises(TableRefusedError, match=r"recreated.*start the query again") as caught:
+        write(1, "b", 2)
+    assert caught.value.condition == "TABLE_REFUSED.TABLE_GONE"
+    start(tmp_path, "changes by tasks 1")(1, "b", 2)
+    assert stored(tmp_path / "t") == [("b", 2)]

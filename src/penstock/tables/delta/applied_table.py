@@ -58,14 +58,17 @@ class AppliedTable:
 
         The path has the id of the data table, so a recreated data table gets a new applied-events table.
         """
-        path = f"{place.path}/{STAGING_FOLDER}/applied-{table.metadata().id}"
-        applied = DeltaPlace(path, place.options)
+        applied = DeltaPlace(f"{place.path}/{STAGING_FOLDER}/{_folder_name(table)}", place.options)
         return cls(applied, place.shown, events.recorded_schema, events.keys, events.keeps_history)
 
     @property
     def transaction(self) -> str:
         """The data table's app transaction whose version is the version of this table."""
         return f"penstock:{self.place.path.rpartition('/')[2]}"
+
+    def belongs_to(self, table: DeltaTable) -> bool:
+        """Return whether it is the applied-events table of a loaded table, which may have been recreated."""
+        return self.place.path.endswith(f"/{_folder_name(table)}")
 
     def version_for(self, table: DeltaTable) -> int:
         """Return the version that matches a loaded version of the data table."""
@@ -171,6 +174,10 @@ class AppliedTable:
                 "another writer has recorded events"
             )
         return int(table.version())
+
+
+def _folder_name(table: DeltaTable) -> str:
+    return f"applied-{table.metadata().id}"
 
 
 def rows_with_keys(

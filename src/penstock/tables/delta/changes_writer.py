@@ -41,7 +41,7 @@ from penstock.tables.delta.transactions import (
     merge_by_keys,
     source_columns,
 )
-from penstock.tables.delta.writer import DeltaWriter, PublishFunction, refuse_backticks
+from penstock.tables.delta.writer import DeltaWriter, PublishFunction, refuse_backticks, table_gone_error
 from penstock.tables.names import quoted
 from penstock.tables.unchanged_values import has_value
 
@@ -105,6 +105,12 @@ class ChangesWriter(DeltaWriter):
 
     events: EventLayout
     applied: AppliedTable
+
+    def _open(self) -> DeltaTable:
+        table = super()._open()
+        if not self.applied.belongs_to(table):
+            raise table_gone_error(self.place)
+        return table
 
     @property
     def _table_layout(self) -> DeltaLayout:

@@ -73,6 +73,16 @@ def row_layout(schema: StructType, keys: Sequence[str], output_mode: str) -> Del
     return layout
 
 
+def table_gone_error(place: DeltaPlace) -> TableRefusedError:
+    """Return the error for a table that is not the one that the query began with."""
+    return TableRefusedError(
+        f"the Delta table {place.shown} was dropped, renamed or recreated while the query ran: restore it, "
+        "or start the query again, which creates a missing table and does not write earlier rows again",
+        condition="TABLE_REFUSED.TABLE_GONE",
+        table=place.shown,
+    )
+
+
 def refuse_backticks(names: Sequence[str]) -> None:
     """Refuse column names that deltalake cannot merge."""
     with_backticks = [name for name in names if "`" in name]
@@ -104,7 +114,7 @@ class DeltaWriter:
     @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         transaction = self._transaction(batch_id)
-        table = self.place.open()
+        table = self._open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(
             self.place,
@@ -126,6 +136,15 @@ class DeltaWriter:
             self._commit(stage, files, transaction, frame.sparkSession)
         finally:
             stage.delete_staged()
+
+    def _open(self) -> DeltaTable:
+        """Load the table that the query began with."""
+        try:
+            return self.place.open()
+        except PenstockError:
+            if self.place.find() is not None:
+                raise
+            raise table_gone_error(self.place) from None
 
     def _require_accepted(self, table: DeltaTable) -> None:
         """Refuse a table that another program has altered, so that it does not accept the rows any more.
@@ -204,7 +223,7 @@ class DeltaWriter:
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         last_conflict, versions_seen = "", set[int]()
         for attempt in range(_ATTEMPTS):
-            table = self.place.open()
+            table = self._open()
             if self._has_batch(table, transaction):
                 return
             self._require_accepted(table)
