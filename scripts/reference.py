@@ -72,7 +72,7 @@ INNER = {
     "QueueSink": {"given", "format"},
     "ConsoleSink": {"given", "format", "width"},
     "FunctionSink": {"format"},
-    "TableSink": {"format", "check", "writer", "place", "prepared"},
+    "TableSink": {"format", "check", "writer", "prepared", "resolve_url"},
     "TakeResult": {"of"},
     "Problem": {"at", "lines"},
     "MemoryStream": set(),

@@ -106,7 +106,7 @@ def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:
     return truncated(" ".join(redact(text, secrets).split()), most)
 
 
-def shown(error: BaseException) -> str:
+def redacted_message(error: BaseException) -> str:
     """Return an error's message for a log, without passwords, keys and tokens, since it may come from user
     code or a library.
     """

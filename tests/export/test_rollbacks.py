@@ -14,7 +14,7 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 import penstock
 from penstock.errors import TableRefusedError
 from penstock.export.table import QueueId, TableChangedError
-from penstock.export.targets import place_of, table_at
+from penstock.export.targets import location_of, table_at
 from tests.export.conftest import SCHEMA, Export, append
 from tests.export.lakes import DeltaLake, IcebergLake, Lake
 
@@ -153,7 +153,7 @@ def test_a_rollback_during_an_export_is_refused_at_its_commit(
     first, _ = exported_twice(queue, export, lake)
     append(queue, 3, partition=0)
     name = QueueId(store.uuid, "orders", queue.record.generation)
-    table = table_at(place_of(lake.url, lake.named("orders")), name, 1 << 20)
+    table = table_at(location_of(lake.url, lake.named("orders")), name, 1 << 20)
     table.load()
     positions = table.positions(2)
     roll_back(lake, first)

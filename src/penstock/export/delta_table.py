@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MIN_SMALL_FILES, QueueId, TableChangedError, exported_schema, rolled_back
 from penstock.lake.parquet import align_to_schema
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.parallel import ahead
 from penstock.tables.delta.restores import RequiredCommits
 from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table, new_columns
@@ -31,14 +31,14 @@ class DeltaExportTable:
     searched for commits of the export that were undone.
     """
 
-    def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
-        self._place, self._queue, self._file_bytes = place, queue, file_bytes
-        self._kept_commits = RequiredCommits(place)
+    def __init__(self, location: DeltaLocation, queue: QueueId, file_bytes: int) -> None:
+        self._location, self._queue, self._file_bytes = location, queue, file_bytes
+        self._kept_commits = RequiredCommits(location)
         self._table: DeltaTable | None = None
 
     @property
-    def shown(self) -> str:
-        return f"the Delta table {self._place.shown}"
+    def label(self) -> str:
+        return f"the Delta table {self._location.label}"
 
     @property
     def version(self) -> int | None:
@@ -46,19 +46,19 @@ class DeltaExportTable:
 
     def prepare(self, schema: pa.Schema) -> None:
         layout = _layout(schema)
-        table = self._place.find() or self._place.create(layout.schema)
+        table = self._location.find() or self._location.create(layout.schema)
         if _RETENTION_PROPERTY in table.metadata().configuration:
             raise TableRefusedError(
-                f"{self.shown} has the property {_RETENTION_PROPERTY}, so Delta would drop the record of the "
+                f"{self.label} has the property {_RETENTION_PROPERTY}, so Delta would drop the record of the "
                 "exported rows: remove the property, or export to another table",
                 condition="TABLE_REFUSED.FORGETS_POSITIONS",
-                table=self._place.shown,
+                table=self._location.label,
             )
-        add_columns(self._place, layout)
-        match_table(self._place, layout, self._place.open())
+        add_columns(self._location, layout)
+        match_table(self._location, layout, self._location.open())
 
     def load(self) -> bool:
-        self._table = self._place.find()
+        self._table = self._location.find()
         return self._table is not None
 
     def lacks_columns(self, schema: pa.Schema) -> bool:
@@ -85,15 +85,15 @@ class DeltaExportTable:
 
     def _app_version(self, app: str) -> int | None:
         with self._reading_log():
-            return self._place.app_version(self._loaded, app)
+            return self._location.app_version(self._loaded, app)
 
     @contextmanager
     def _reading_log(self) -> Iterator[None]:
         try:
-            with self._place.translating_errors():
+            with self._location.translating_errors():
                 yield
         except PenstockError as error:
-            newest = self._place.find()
+            newest = self._location.find()
             if newest is not None and newest.version() == self._loaded.version():
                 raise
             raise TableChangedError(str(error)) from None
@@ -114,7 +114,7 @@ class DeltaExportTable:
         table_schema = exported_schema(pa.schema(self._loaded.schema().to_arrow()), schema)
         source = _CompletedRows(rows, table_schema)
         try:
-            with self._place.translating_errors(untranslated=(conflict,)):
+            with self._location.translating_errors(untranslated=(conflict,)):
                 deltalake.write_deltalake(
                     self._loaded,
                     # Read ahead in another thread, because reading from an object store in the thread in
@@ -125,14 +125,14 @@ class DeltaExportTable:
                     commit_properties=commit_properties(versions),
                 )
         except conflict as error:
-            if self._place.open().version() == self._loaded.version():
+            if self._location.open().version() == self._loaded.version():
                 # No other writer has committed, so the table itself rejected the commit.
                 raise TableRefusedError(
-                    f"{self.shown} refused the commit: {self._place.message(error)}",
+                    f"{self.label} refused the commit: {self._location.message(error)}",
                     condition="TABLE_REFUSED.DELTA",
-                    table=self._place.shown,
+                    table=self._location.label,
                 ) from None
-            raise TableChangedError(self._place.message(error)) from None
+            raise TableChangedError(self._location.message(error)) from None
         except PenstockError:
             if source.error is None:
                 raise
@@ -141,7 +141,7 @@ class DeltaExportTable:
 
     def compact_small_files(self) -> None:
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
-        with suppress(conflict), self._place.translating_errors(untranslated=(conflict,)):
+        with suppress(conflict), self._location.translating_errors(untranslated=(conflict,)):
             if sum(size < self._file_bytes // 4 for size in self._file_sizes()) >= MIN_SMALL_FILES:
                 self._loaded.optimize.compact(target_size=self._file_bytes)
 

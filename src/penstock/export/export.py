@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource, starts_of
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
-from penstock.export.targets import exported_frame, location, place_of, table_at
+from penstock.export.targets import exported_frame, location_of, location_text, table_at
 from penstock.export.waiting import ExportPauses
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
@@ -117,9 +117,9 @@ class QueueExport:
                 f"file_bytes is 1,024 or more, not {file_bytes!r}", parameter="file_bytes"
             )
         self.table = queue if table is None else check_name("table", table)
-        self._place = place_of(target, self.table)
+        self._location = location_of(target, self.table)
         # Tables with the same name in different locations have different consumers.
-        default_consumer = f"export-{self.table}-{digest(location(self._place))[:8]}"
+        default_consumer = f"export-{self.table}-{digest(location_text(self._location))[:8]}"
         self.consumer = check_name("consumer", default_consumer if consumer is None else consumer)
         self._url, self._metadata_columns, self._file_bytes = store, metadata_columns, file_bytes
         self._stopping = threading.Event()
@@ -151,7 +151,7 @@ class QueueExport:
         newer = self._newer_frame(spark, snapshot.starts)
         if snapshot.table.version is None:
             return newer
-        exported = exported_frame(spark, self._place, snapshot.table.version, snapshot.schema)
+        exported = exported_frame(spark, self._location, snapshot.table.version, snapshot.schema)
         return exported.unionByName(newer, allowMissingColumns=True)
 
     def _newer_frame(self, spark: SparkSession, starts: Mapping[int, int]) -> DataFrame:
@@ -199,7 +199,7 @@ class QueueExport:
         """Read the positions of the table, and then the partitions of the queue."""
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)
-        table = table_at(self._place, queue, self._file_bytes)
+        table = table_at(self._location, queue, self._file_bytes)
         exists = table.load()
 
         def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
@@ -297,7 +297,7 @@ class QueueExport:
 
     @property
     def _lock_name(self) -> str:
-        return f"export:{digest(json.dumps([location(self._place), self.queue]))}"
+        return f"export:{digest(json.dumps([location_text(self._location), self.queue]))}"
 
     def _acquire_run(self, store: Store) -> ExportRun:
         """Acquire the export's lock and prepare a run; refuse if another process has the lock."""
@@ -312,7 +312,7 @@ class QueueExport:
             )
         try:
             queue = QueueId(store.uuid, self.queue, store.queue(self.queue).record.generation)
-            table = table_at(self._place, queue, self._file_bytes)
+            table = table_at(self._location, queue, self._file_bytes)
             with suppress(TableChangedError):
                 if table.load():
                     # Check this before the consumer is registered: a consumer that remained after a refusal

@@ -17,23 +17,25 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import all_files
+from penstock.tables.iceberg.location import IcebergLocation, translate_error
 from penstock.tables.iceberg.numbered_tasks import task_count
-from penstock.tables.iceberg.place import IcebergPlace, translate_error
 from penstock.tables.iceberg.reading import StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def exported_frame(spark: SparkSession, place: IcebergPlace, snapshot: int, rows: pa.Schema) -> DataFrame:
+def exported_frame(
+    spark: SparkSession, location: IcebergLocation, snapshot: int, rows: pa.Schema
+) -> DataFrame:
     """Return the rows of a snapshot with the table's columns, in the types of the queue."""
-    table = place.open()
-    with place.translating_errors("its files cannot be listed"):
+    table = location.open()
+    with location.translating_errors("its files cannot be listed"):
         # There is no filter, so tasks need no residual expression.
         files = [FileScanTask(task.file, task.delete_files) for task in all_files(table, snapshot)]
     schema = exported_schema(schema_to_pyarrow(table.schema(), include_field_ids=False), rows)
     tasks = task_count(spark, len(files))
-    source = FileTarget.of(place.shown, table.io, table.metadata, "")
+    source = FileTarget.of(location.label, table.io, table.metadata, "")
     return spark.range(0, len(files), 1, tasks).mapInArrow(
         ReadFiles(source, files, schema), to_struct(schema)
     )

@@ -18,7 +18,7 @@ from penstock.spark.schemas import to_struct
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, reason_not_to_commit
 from penstock.tables.iceberg.compaction import merge_files, small_files
 from penstock.tables.iceberg.data_files import FileTarget, cast_to_file_schema, write_data_files
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.schema import (
     RowLayout,
@@ -49,13 +49,13 @@ class IcebergExportTable:
     it also has the id of the export's last snapshot, which must be an ancestor of the current snapshot.
     """
 
-    def __init__(self, place: IcebergPlace, queue: QueueId, file_bytes: int) -> None:
-        self._place, self._queue, self._file_bytes = place, queue, file_bytes
+    def __init__(self, location: IcebergLocation, queue: QueueId, file_bytes: int) -> None:
+        self._location, self._queue, self._file_bytes = location, queue, file_bytes
         self._table: Table | None = None
 
     @property
-    def shown(self) -> str:
-        return f"the Iceberg table {self._place.shown}"
+    def label(self) -> str:
+        return f"the Iceberg table {self._location.label}"
 
     @property
     def version(self) -> int | None:
@@ -64,15 +64,15 @@ class IcebergExportTable:
 
     def prepare(self, schema: pa.Schema) -> None:
         row_layout = _layout(schema)
-        table = self._place.find() or self._place.create(table_schema(row_layout))
-        require_writable(self._place, table)
-        evolve(self._place, row_layout)
-        table = self._place.open()
-        match_table(self._place, row_layout, table.schema(), table.metadata.default_spec_id)
-        delete_abandoned(self._place, table)
+        table = self._location.find() or self._location.create(table_schema(row_layout))
+        require_writable(self._location, table)
+        evolve(self._location, row_layout)
+        table = self._location.open()
+        match_table(self._location, row_layout, table.schema(), table.metadata.default_spec_id)
+        delete_abandoned(self._location, table)
 
     def load(self) -> bool:
-        self._table = self._place.find()
+        self._table = self._location.find()
         return self._table is not None
 
     def lacks_columns(self, schema: pa.Schema) -> bool:
@@ -105,7 +105,7 @@ class IcebergExportTable:
             {int(part): int(end) for part, end in record["positions"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TableRefusedError(
-                f"the property {self._property} of {self.shown} is not a valid record of the exported rows "
+                f"the property {self._property} of {self.label} is not a valid record of the exported rows "
                 f"of queue {self._queue.name!r}: restore the property, or export to another table",
                 condition="TABLE_REFUSED.APP_PROPERTY",
                 property=self._property,
@@ -122,21 +122,21 @@ class IcebergExportTable:
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         attempt = Attempt.standalone()
-        attempt.write_pending_file(self._place, self._loaded)
+        attempt.write_pending_file(self._location, self._loaded)
         try:
             files = self._write_files(_layout(schema), rows, attempt.token)
         except BaseException:
             # _written has deleted its files.
-            attempt.delete_pending_file(self._place, self._loaded)
+            attempt.delete_pending_file(self._location, self._loaded)
             raise
         self._commit(files, ends, attempt)
-        attempt.delete_pending_file(self._place, self._loaded)
+        attempt.delete_pending_file(self._location, self._loaded)
 
     def _write_files(
         self, row_layout: RowLayout, batches: Iterator[pa.RecordBatch], token: str
     ) -> list[DataFile]:
         table = self._loaded
-        layout = match_table(self._place, row_layout, table.schema(), table.metadata.default_spec_id)
+        layout = match_table(self._location, row_layout, table.schema(), table.metadata.default_spec_id)
         target = self._file_target(table, token)
 
         def table_groups() -> Iterator[pa.Table]:
@@ -151,7 +151,7 @@ class IcebergExportTable:
     def _file_target(self, table: Table, token: str) -> FileTarget:
         properties = {_TARGET_SIZE: str(self._file_bytes), **table.metadata.properties}
         metadata = table.metadata.model_copy(update={"properties": properties})
-        return FileTarget.of(self._place.shown, table.io, metadata, token)
+        return FileTarget.of(self._location.label, table.io, metadata, token)
 
     def _commit(self, files: list[DataFile], ends: Mapping[int, int], attempt: Attempt) -> None:
         """Commit files and positions.
@@ -172,7 +172,7 @@ class IcebergExportTable:
             "positions": positions,
         }
         for _ in range(_ATTEMPTS):
-            table = self._place.find()
+            table = self._location.find()
             if table is None:
                 raise TableChangedError("it was deleted")
             current = self._read_record(table)
@@ -182,7 +182,7 @@ class IcebergExportTable:
                 # This attempt may have been committed before, if its reply was lost.
                 raise TableChangedError("another process has exported rows of the queue")
             self._refuse_rollback(table)
-            if reason := reason_not_to_commit(self._place, attempt, files, self._loaded, table):
+            if reason := reason_not_to_commit(self._location, attempt, files, self._loaded, table):
                 raise TableChangedError(reason)
             try:
                 self._try_commit(table, files, record)
@@ -191,7 +191,7 @@ class IcebergExportTable:
                 continue
             except PenstockError:
                 # The catalog may have committed the files, and only its reply was lost.
-                current = self._read_record(self._place.open())
+                current = self._read_record(self._location.open())
                 if current is None or current.get("attempt") != attempt.token:
                     raise
                 return
@@ -210,7 +210,7 @@ class IcebergExportTable:
     def _transaction(self, table: Table) -> Iterator[Transaction]:
         """Yield a transaction, and commit it without retries."""
         disable_commit_retries(table)
-        with self._place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
+        with self._location.translating_errors("the commit failed", untranslated=(CommitConflict,)):
             transaction = table.transaction()
             yield transaction
             transaction.commit_transaction()
@@ -223,11 +223,11 @@ class IcebergExportTable:
         if summary is None or int(summary["total-data-files"] or 0) < MIN_SMALL_FILES:
             return
         files = small_files(
-            self._place, self._loaded, self._file_bytes // 4, self._file_bytes, MIN_SMALL_FILES
+            self._location, self._loaded, self._file_bytes // 4, self._file_bytes, MIN_SMALL_FILES
         )
         if files:
             with suppress(CommitConflict):
-                merge_files(self._place, self._loaded, files, self._file_bytes)
+                merge_files(self._location, self._loaded, files, self._file_bytes)
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import CommitRefusedError, DataLostError, PenstockError, condition_of
 from penstock.export.source import ExportSource, Pending, Plan
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store.database import OwnerLock
 
 log = logging.getLogger("penstock.export")
@@ -84,10 +84,10 @@ class ExportRun:
                 self._record_commit(plan, {**pending.starts, **plan.ends})
                 return True
         raise CommitRefusedError(
-            f"other writers changed {self._table.shown} during all {_ATTEMPTS} attempts to commit "
+            f"other writers changed {self._table.label} during all {_ATTEMPTS} attempts to commit "
             f"({last_error}). No row of the last attempt is visible: start the export again",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
-            table=self._table.shown,
+            table=self._table.label,
         )
 
     def _append(self, plan: Plan, pending: Pending, until: Mapping[int, int] | None) -> None:
@@ -108,7 +108,7 @@ class ExportRun:
         log.debug(
             "rows of queue %r are in %s",
             plan.record.name,
-            self._table.shown,
+            self._table.label,
             extra={"action": "rows_exported", "queue": plan.record.name, "rows": plan.rows},
         )
         self._source.follow(positions)
@@ -118,11 +118,11 @@ class ExportRun:
             # The rows are committed, and compaction is tried again after a later commit.
             log.warning(
                 "the small files of %s were not compacted: %s. A later commit tries again",
-                self._table.shown,
-                shown(error),
+                self._table.label,
+                redacted_message(error),
                 extra={
                     "action": "files_not_merged",
-                    "table": self._table.shown,
+                    "table": self._table.label,
                     "error": condition_of(error),
                 },
             )

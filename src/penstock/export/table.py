@@ -34,7 +34,7 @@ class ExportTable(Protocol):
     """A table that records in each commit which rows of a queue it has."""
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The name of the table for messages, without a password."""
         ...
 
@@ -107,7 +107,7 @@ def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict
         return {}
     if generation != queue.generation:
         raise TableRefusedError(
-            f"{table.shown} has rows of an earlier queue {queue.name!r}, which was dropped: export the new "
+            f"{table.label} has rows of an earlier queue {queue.name!r}, which was dropped: export the new "
             "one to another table",
             condition="TABLE_REFUSED.OTHER_QUEUE",
             queue=queue.name,
@@ -122,7 +122,7 @@ def rolled_back(table: ExportTable, queue: QueueId, version: str) -> TableRefuse
     ``version`` is the version to restore.
     """
     return TableRefusedError(
-        f"{table.shown} was rolled back or replaced, and lacks rows of queue {queue.name!r} that it had. "
+        f"{table.label} was rolled back or replaced, and lacks rows of queue {queue.name!r} that it had. "
         f"They are not exported again: restore {version}, or export to another table",
         condition="TABLE_REFUSED.EXPORT_ROLLED_BACK",
         queue=queue.name,

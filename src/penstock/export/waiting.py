@@ -6,7 +6,7 @@ import logging
 import threading
 
 from penstock.errors import PenstockError, condition_of
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 
 log = logging.getLogger("penstock.export")
 
@@ -32,7 +32,7 @@ class ExportPauses:
             log.info(
                 "the export of queue %r takes over when another one ends: %s",
                 self._queue,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "export_stands_by", "queue": self._queue},
             )
         self._stopping.wait(_STANDBY_SECONDS)
@@ -42,7 +42,7 @@ class ExportPauses:
             "the export of queue %r waits %.0f s: %s",
             self._queue,
             self._pause,
-            shown(error),
+            redacted_message(error),
             extra={"action": "export_waits", "queue": self._queue, "error": condition_of(error)},
         )
         self._stopping.wait(self._pause)

@@ -230,9 +230,9 @@ class Snapshot:
 class Folder:
     """The snapshots of a folder; each is listed once, because it never changes."""
 
-    def __init__(self, path: str, shown: str) -> None:
+    def __init__(self, path: str, label: str) -> None:
         self._path = path
-        self._shown = shown
+        self._label = label
         self._listed: dict[int, Snapshot] = {}
 
     def names(self) -> dict[int, FileInfo]:
@@ -243,10 +243,12 @@ class Folder:
                 continue
             if info.type != FileType.Directory and not info.base_name.endswith(".parquet"):
                 raise _ambiguous(
-                    self._shown, f"{info.base_name!r} is neither a .parquet file nor a folder", info.base_name
+                    self._label,
+                    f"{info.base_name!r} is neither a .parquet file nor a folder",
+                    info.base_name,
                 )
             entries[info.base_name] = info
-        versions = versions_of(list(entries), self._shown)
+        versions = versions_of(list(entries), self._label)
         return {versions[name]: entries[name] for name in sorted(entries, key=versions.__getitem__)}
 
     def snapshots(self, names: dict[int, FileInfo], versions: Sequence[int]) -> Iterator[Snapshot]:
@@ -277,7 +279,7 @@ class Folder:
             if info.type == FileType.Directory:
                 if any("=" in part for part in parts):
                     raise FeedUnavailableError(
-                        f"{info.path} in {self._shown} is a partition, and its column is not stored in its "
+                        f"{info.path} in {self._label} is a partition, and its column is not stored in its "
                         "files: write snapshots without partitions",
                         condition="FEED_UNAVAILABLE.PARTITIONED_SNAPSHOT",
                         path=info.path,
@@ -308,7 +310,7 @@ class Folder:
     @contextmanager
     def _reading(self, path: str, version: int | None = None) -> Iterator[None]:
         """Translate errors: a missing file means lost data, an unreadable file a feed that is unavailable."""
-        what = f"{path} of {self._shown}"
+        what = f"{path} of {self._label}"
         try:
             with translating_read_errors(what):
                 yield
@@ -339,10 +341,10 @@ class Folder:
     def _not_listable(self, error: Exception) -> FeedUnavailableError:
         # The library's message may contain the URL's password.
         return FeedUnavailableError(
-            f"the folder {self._shown} cannot be listed ({type(error).__name__}): check that it exists and "
+            f"the folder {self._label} cannot be listed ({type(error).__name__}): check that it exists and "
             "is readable",
             condition="FEED_UNAVAILABLE.STORAGE",
-            path=self._shown,
+            path=self._label,
         )
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.extras import load
-from penstock.lake.storage import DeltaPlace, is_url
+from penstock.lake.storage import DeltaLocation, is_url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -35,7 +35,7 @@ class NoConditionalPut(Exception):
     """The storage of a table, or its settings, do not support put-if-absent."""
 
 
-def create_if_absent(place: DeltaPlace, path: str, data: bytes) -> bool:
+def create_if_absent(location: DeltaLocation, path: str, data: bytes) -> bool:
     """Create a file in a table's folder; return False if it already exists with other content.
 
     If the storage's reply is lost, the file is read and compared, so its content must be unique.
@@ -46,9 +46,9 @@ def create_if_absent(place: DeltaPlace, path: str, data: bytes) -> bool:
     OSError
         When the storage failed, and the file did not exist afterwards.
     """
-    if not is_url(place.path):
-        return _create_local_file(os.path.join(place.path, path), data)
-    store = _object_store(place)
+    if not is_url(location.path):
+        return _create_local_file(os.path.join(location.path, path), data)
+    store = _object_store(location)
     import obstore
 
     try:
@@ -60,21 +60,21 @@ def create_if_absent(place: DeltaPlace, path: str, data: bytes) -> bool:
         # obstore retries requests by itself, so an existing file may be the one from an earlier try.
         existing = _read_if_exists(store, path)
         if existing is None:
-            raise OSError(place.message(error)) from None
+            raise OSError(location.message(error)) from None
         return existing == data
     return True
 
 
-def supports_conditional_put(place: DeltaPlace) -> bool:
+def supports_conditional_put(location: DeltaLocation) -> bool:
     """Whether :func:`create_if_absent` works with a table's storage and settings.
 
     This sends a request to an object store, because deltalake finds credentials in places where obstore does
     not look for them, such as a profile of the AWS command line.
     """
-    if not is_url(place.path):
+    if not is_url(location.path):
         return True
     try:
-        store = _object_store(place, **_SHORT_RETRIES)
+        store = _object_store(location, **_SHORT_RETRIES)
         import obstore
 
         obstore.head(store, _PROBED_PATH)
@@ -121,15 +121,15 @@ def _read_if_exists(store: ObjectStore, path: str) -> bytes | None:
         raise OSError(f"it is unknown whether {path} was written ({type(error).__name__})") from None
 
 
-def _object_store(place: DeltaPlace, **options: Any) -> ObjectStore:
+def _object_store(location: DeltaLocation, **options: Any) -> ObjectStore:
     """Open the object store of a table with deltalake's storage options."""
     try:
         from_url = load("obstore.store", "from_url", "a Delta table with deletion vectors in an object store")
     except Exception:
         raise NoConditionalPut from None
-    config, client = _store_config(place.options)
+    config, client = _store_config(location.options)
     try:
-        store: ObjectStore = from_url(place.path, config=config, client_options=client, **options)
+        store: ObjectStore = from_url(location.path, config=config, client_options=client, **options)
     except BaseException as error:
         # obstore panics on some settings, and its message may contain their values.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":

@@ -105,14 +105,14 @@ def is_delta(url: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class DeltaPlace:
+class DeltaLocation:
     """A Delta table's folder or object store URL, with deltalake's storage options."""
 
     path: str = field(repr=False)
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, url: str, name: str) -> DeltaPlace:
+    def of(cls, url: str, name: str) -> DeltaLocation:
         """Return the table with the given name in the folder of the URL.
 
         The URL is ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE``.
@@ -132,7 +132,7 @@ class DeltaPlace:
         return cls(os.path.join(_local_path(target), name), options)
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The path for messages, without a password."""
         return path_for_messages(self.path)
 
@@ -207,13 +207,13 @@ class DeltaPlace:
             if _is_storage_error(error):
                 raise self._storage_failed(error) from None
             raise TableRefusedError(
-                f"the Delta table {self.shown} refused the operation: {self.message(error)}",
+                f"the Delta table {self.label} refused the operation: {self.message(error)}",
                 condition="TABLE_REFUSED.DELTA",
-                table=self.shown,
+                table=self.label,
             ) from None
 
     def _storage_failed(self, error: Exception) -> StoreUnavailableError:
-        storage, reason = f"the storage of the Delta table {self.shown}", self.message(error)
+        storage, reason = f"the storage of the Delta table {self.label}", self.message(error)
         if is_denied(error):
             remedy = "credentials are wrong, expired or lack permission: set others in the storage options"
             if not is_url(self.path):
@@ -221,12 +221,12 @@ class DeltaPlace:
             return StoreUnavailableError(
                 f"{storage} refuses access: {reason}. The {remedy}",
                 condition="STORE_UNAVAILABLE.ACCESS_DENIED",
-                table=self.shown,
+                table=self.label,
             )
         return StoreUnavailableError(
             f"{storage} failed: {reason}. Check the path and the storage options, and that the storage is up",
             condition="STORE_UNAVAILABLE.TABLE_STORAGE",
-            table=self.shown,
+            table=self.label,
         )
 
     def message(self, error: Exception) -> str:
@@ -260,23 +260,23 @@ def _local_path(target: str) -> str:
     return os.path.normpath(path)
 
 
-def not_a_table(shown: str) -> FeedUnavailableError:
+def not_a_table(label: str) -> FeedUnavailableError:
     """Return the error for a location without a Delta log."""
     return FeedUnavailableError(
-        f"{shown} is not a Delta table: it has no commits in a folder _delta_log. Give the table's own "
+        f"{label} is not a Delta table: it has no commits in a folder _delta_log. Give the table's own "
         "folder",
         condition="FEED_UNAVAILABLE.NOT_A_TABLE",
-        table=shown,
+        table=label,
     )
 
 
 class Storage:
     """Files of a Delta table, by their path in its folder; a missing file raises FileNotFoundError."""
 
-    def __init__(self, path: str, options: Mapping[str, str], shown: str) -> None:
+    def __init__(self, path: str, options: Mapping[str, str], label: str) -> None:
         self._path = path
         self._options = dict(options)
-        self.shown = shown
+        self.label = label
         """The table's path for messages."""
 
     @cached_property
@@ -290,7 +290,7 @@ class Storage:
                 # deltalake also raises it for an unknown kind of object store.
                 if is_url(self._path):
                     raise
-                raise not_a_table(self.shown) from None
+                raise not_a_table(self.label) from None
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for random access."""
@@ -328,13 +328,13 @@ class Storage:
             raise
         except kinds as error:
             if is_denied(error):
-                where = f"the storage of the Delta table {self.shown}"
+                where = f"the storage of the Delta table {self.label}"
                 raise access_denied(where, self.message(error), "the feed's storage_options") from None
             raise FeedUnavailableError(
-                f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the "
+                f"the storage of the Delta table {self.label} failed: {self.message(error)}. Check the "
                 "path, the storage options and the credentials",
                 condition="FEED_UNAVAILABLE.STORAGE",
-                table=self.shown,
+                table=self.label,
             ) from None
 
     def message(self, error: Exception) -> str:

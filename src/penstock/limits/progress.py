@@ -72,9 +72,9 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
 def _no_limit_error(checkpoint: Checkpoint) -> NotFoundError:
     if checkpoint.read("metadata") is None:
         return CheckpointNotFoundError(
-            f"there is no checkpoint at {checkpoint.shown!r}: pass the directory that the query was started "
+            f"there is no checkpoint at {checkpoint.label!r}: pass the directory that the query was started "
             "with",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
     key_limit = read_key_record(checkpoint)
     description = (
@@ -83,7 +83,7 @@ def _no_limit_error(checkpoint: Checkpoint) -> NotFoundError:
         else f"{key_limit}, which counts each key separately: penstock.state.read shows the counts"
     )
     return NotFoundError(
-        f"the checkpoint {checkpoint.shown!r} has {description}", checkpoint=checkpoint.shown
+        f"the checkpoint {checkpoint.label!r} has {description}", checkpoint=checkpoint.label
     )
 
 
@@ -128,8 +128,8 @@ def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) 
 
 def _unreadable_error(checkpoint: Checkpoint, reason: str) -> StateRefusedError:
     return StateRefusedError(
-        f"the rows that have passed the limit cannot be read from the checkpoint at {checkpoint.shown!r} "
+        f"the rows that have passed the limit cannot be read from the checkpoint at {checkpoint.label!r} "
         f"({reason})",
         condition="STATE_REFUSED.LIMIT",
-        checkpoint=checkpoint.shown,
+        checkpoint=checkpoint.label,
     )

@@ -72,10 +72,10 @@ def store_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) 
         limit = read_record(checkpoint)
         how = "without a limit" if limit is None else f"with limit({limit})"
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run {how} before and did not count by key: "
+            f"the query at {checkpoint.label!r} has run {how} before and did not count by key: "
             f"{NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
     if planned is not None and before is not None:
         _require_same_key(checkpoint, before, record, exact)
@@ -90,21 +90,21 @@ def _require_same_key(checkpoint: Checkpoint, before: KeyRecord, current: KeyRec
     fold_case: Callable[[str], str] = str if exact else str.lower
     if list(map(fold_case, before.per)) != list(map(fold_case, current.per)):
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)}, not "
+            f"the limit at {checkpoint.label!r} has counted rows {_per_text(before.per)}, not "
             f"{_per_text(current.per)}: with the counts of other keys it would drop rows. Instead, "
             f"{NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
             before=list(before.per),
             now=list(current.per),
         )
     if before.kinds and current.kinds and before.kinds != current.kinds:
         counted, given = ", ".join(before.kinds), ", ".join(current.kinds)
         raise CheckpointMismatchError(
-            f"the limit at {checkpoint.shown!r} has counted rows {_per_text(before.per)} as {counted}. As "
+            f"the limit at {checkpoint.label!r} has counted rows {_per_text(before.per)} as {counted}. As "
             f"{given}, their count would start again: cast them as before, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
             before=list(before.kinds),
             now=list(current.kinds),
         )
@@ -122,7 +122,7 @@ def limit_changed_error(
         f"have other rows than the sink: start the query once with {old_limit} to finish it, then with "
         f"{new_limit}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
-        checkpoint=checkpoint.shown,
+        checkpoint=checkpoint.label,
         before=before,
         now=now,
     )
@@ -151,7 +151,7 @@ def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
     except Exception as error:
         raise CommitRefusedError(
             f"a limit is stored in the checkpoint, but this Python process cannot write to "
-            f"{checkpoint.shown!r} ({type(error).__name__}): check the address and the credentials",
+            f"{checkpoint.label!r} ({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         ) from error

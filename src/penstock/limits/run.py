@@ -27,7 +27,7 @@ from penstock.limits.record import (
     store_key_record,
 )
 from penstock.limits.rows import STOP, RowLimit, is_one_to_one, rows_passed_in
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.checkpoint import Checkpoint, redact_location
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.internals.sessions import JvmError
@@ -120,16 +120,16 @@ def _read_limit_state(spark: SparkSession, checkpoint: Checkpoint, rows: int) ->
     except Exception as error:
         raise CommitRefusedError(
             f"a limit keeps its count in the checkpoint, but this Python process cannot read "
-            f"{checkpoint.shown!r} ({type(error).__name__}): check the address and the credentials",
+            f"{checkpoint.label!r} ({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         ) from error
     if last is not None and checkpoint.limit_passed(last) is not None:
         raise CheckpointMismatchError(
-            f"the continuous trigger has counted the rows of the limit at {checkpoint.shown!r}, and Spark's "
+            f"the continuous trigger has counted the rows of the limit at {checkpoint.label!r}, and Spark's "
             f"own count does not include them: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
     if planned is not None and stored_limit is None:
         key_limit = read_key_record(checkpoint)
@@ -137,9 +137,9 @@ def _read_limit_state(spark: SparkSession, checkpoint: Checkpoint, rows: int) ->
             "without a limit before, and counted nothing" if key_limit is None else f"with {key_limit} before"
         )
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run {description}: {NEW_CHECKPOINT}",
+            f"the query at {checkpoint.label!r} has run {description}: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
     if stored_limit not in (None, rows) and planned is not None and planned != last:
         raise limit_changed_error(checkpoint, planned, stored_limit, rows)
@@ -163,10 +163,10 @@ def _counted_end(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...]
     offsets = [QueueOffset.of(value) for value in checkpoint.offsets(resumed.last or 0)]
     if len(offsets) != 1 or offsets[0] is None:
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has counted the rows of another source for its limit, but "
+            f"the query at {checkpoint.label!r} has counted the rows of another source for its limit, but "
             f"now reads a queue: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
     return offsets[0].start if resumed.last is None else offsets[0].end
 
@@ -183,7 +183,7 @@ def store_key_limit(counted: DataFrame, limit: KeyLimit, location: str) -> None:
             "the limit for each key could not be stored at %s, so a later change of it will not be "
             "detected: %s",
             redact_location(location),
-            shown(error),
+            redacted_message(error),
             extra={
                 "action": "limit_not_kept",
                 "checkpoint": redact_location(location),
@@ -206,10 +206,10 @@ def require_no_limit(location: str) -> None:
     if has_run:
         limit = key_limit if rows is None else f"limit({rows})"
         raise CheckpointMismatchError(
-            f"the query at {checkpoint.shown!r} has run with {limit} before, but now has no limit: pass the "
+            f"the query at {checkpoint.label!r} has run with {limit} before, but now has no limit: pass the "
             f"limit again, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )
 
 

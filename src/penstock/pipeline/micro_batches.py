@@ -24,7 +24,7 @@ from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
 from penstock.pipeline.query import STOP_SECONDS, Query, check_timeout, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
 from penstock.spark.error_boundary import original_error
@@ -128,7 +128,7 @@ class MicroBatchQuery(Query):
             log.warning(
                 "query %r was stopped before its micro-batch ended; the next run repeats it: %s",
                 self._label,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "drain_failed", "query": self._label, "error": condition_of(error)},
             )
         finally:
@@ -303,7 +303,7 @@ def _logging_errors(label: str) -> Iterator[None]:
             "query %r has ended, but its consumer could not be moved to the end of its checkpoint; the next "
             "run moves it: %s",
             label,
-            shown(error),
+            redacted_message(error),
             extra={"action": "level_failed", "query": label, "error": condition_of(error)},
         )
 

@@ -23,7 +23,7 @@ from penstock.json_text import Json
 from penstock.pipeline.progress_format import error_of, text_of
 from penstock.pipeline.publisher import LedgerName, Publisher, publisher_of, without_ledger_name
 from penstock.queue.store import connect
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
 from penstock.spark.internals.listeners import add_listener
@@ -202,7 +202,7 @@ def _ignore(_error: Exception | None) -> None:
 def _log_failure(error: Exception) -> None:
     log.warning(
         "the query does not report to the monitor page: %s",
-        shown(error),
+        redacted_message(error),
         extra={"action": "monitor_failed", "error": condition_of(error)},
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.progress_format import descriptions_of, late_rows_of, progress_of, rows_of
-from penstock.redaction import secrets_of, shown
+from penstock.redaction import redacted_message, secrets_of
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, register
 from penstock.store.records import queries
@@ -258,7 +258,7 @@ class Publisher(Forkable):
                 prefix = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
                     "queries continue without reports to the monitor page for now: %s",
-                    f"{prefix}{shown(error)}",
+                    f"{prefix}{redacted_message(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
             self.unavailable = True

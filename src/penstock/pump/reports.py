@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import condition_of
 from penstock.instants import now_micros
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store.database import Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import HEARTBEAT_SECONDS, PUMP, QueryError, QueryProgress, QueryRun
@@ -146,5 +146,5 @@ class Reports:
 
     def end(self, tx: Transaction, error: BaseException | None) -> None:
         """Report that the process has ended, with the error if there was one."""
-        failure = None if error is None else QueryError(condition_of(error), shown(error))
+        failure = None if error is None else QueryError(condition_of(error), redacted_message(error))
         queries.end(tx, self._run, failure)

@@ -34,7 +34,7 @@ from penstock.pump.recovery_records import RecoveryRequest
 from penstock.pump.reports import Reports, Unreported
 from penstock.pump.targets import Targets
 from penstock.queue.store import Store
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 
@@ -77,7 +77,7 @@ class RetryPauses:
                 "pump %s tries again in %.0f s: %s",
                 self._name,
                 pause,
-                shown(error),
+                redacted_message(error),
                 extra={
                     "action": "pump_waits",
                     "pump": self._name,
@@ -298,7 +298,9 @@ class PumpRun:
             except Exception as error:
                 self.reports.give_back(unreported)
                 # If another process takes over meanwhile, the next append is refused.
-                log.debug("the heartbeat failed: %s", shown(error), extra={"action": "pump_beat_failed"})
+                log.debug(
+                    "the heartbeat failed: %s", redacted_message(error), extra={"action": "pump_beat_failed"}
+                )
                 continue
             if not is_owner:
                 self._fenced.set()

@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.arguments import require
 from penstock.errors import InvalidInputError, condition_of
 from penstock.queue.appends import AppendResult, Rows, check_sequence
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 
 log = logging.getLogger("penstock.queue")
 
@@ -267,7 +267,7 @@ class AppendBuffer:
         log.error(
             "appends of rows that were buffered for queue %r failed: %s",
             self._name,
-            shown(error),
+            redacted_message(error),
             extra={"action": "buffer_failed", "queue": self._name, "error": condition_of(error)},
         )
         for batch in failed:

@@ -21,7 +21,7 @@ from penstock.errors import (
     StoreUnavailableError,
     condition_of,
 )
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
@@ -186,7 +186,7 @@ class Maintainer(Forkable):
             log.warning(
                 "maintenance of queue %r failed: %s",
                 queue.name,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
             )
             if isinstance(error, StoreUnavailableError):

@@ -34,7 +34,7 @@ from penstock.queue.maintenance import (
 )
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store.database import RETRY_SECONDS, Database, Transaction
 from penstock.store.forks import ForkSafeLock
 from penstock.store.log import object_check, object_owner
@@ -399,7 +399,7 @@ class Store:
                 log.warning(
                     "maintenance of queue %r failed: %s",
                     name,
-                    shown(error),
+                    redacted_message(error),
                     extra={"action": "maintenance_failed", "queue": name, "error": condition_of(error)},
                 )
                 errors.append(error)

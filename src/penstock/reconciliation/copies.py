@@ -20,7 +20,7 @@ class Copy(Protocol):
     """An open copy. Its rows have the types of the source, and the column INVALID."""
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The name of the copy for messages."""
 
     @property
@@ -46,16 +46,16 @@ class Copy(Protocol):
     def close(self) -> None: ...
 
 
-def require_columns(schema: pa.Schema, existing: Collection[str], shown: str) -> None:
+def require_columns(schema: pa.Schema, existing: Collection[str], label: str) -> None:
     """Refuse a copy that lacks columns that are compared."""
     missing = [name for name in schema.names if name not in existing]
     if missing:
         names = ", ".join(map(in_quotes, missing))
         raise SchemaMismatchError(
-            f"the copy {shown} has no column {names}.{did_you_mean(missing[0], existing)} It has "
+            f"the copy {label} has no column {names}.{did_you_mean(missing[0], existing)} It has "
             f"{', '.join(existing)}. To compare only some columns, name them with columns (--column)",
             condition="SCHEMA_MISMATCH.COPY_LACKS_COLUMNS",
-            table=shown,
+            table=label,
             columns=missing,
         )
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.arrow.arrays import grouped
 from penstock.errors import CommitRefusedError, TableRefusedError
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.reconciliation.copies import SourceRows, has_history, require_columns
 from penstock.reconciliation.rows import Key, key_table, keys_of, stale_keys
 from penstock.reconciliation.values import convert_columns, single_array
@@ -34,7 +34,7 @@ _ATTEMPTS = 10
 class DeltaCopy:
     """A Delta table; ``names`` maps the columns of the source to its columns."""
 
-    place: DeltaPlace
+    location: DeltaLocation
     schema: pa.Schema
     key: tuple[str, ...]
     names: Mapping[str, str]
@@ -43,30 +43,30 @@ class DeltaCopy:
 
     @classmethod
     def of(cls, url: str, name: str, schema: pa.Schema, key: tuple[str, ...]) -> DeltaCopy:
-        place = DeltaPlace.of(url, name)
-        table = place.find()
+        location = DeltaLocation.of(url, name)
+        table = location.find()
         if table is None:
             raise TableRefusedError(
-                f"there is no Delta table {place.shown}: check the name and the URL of the folder",
+                f"there is no Delta table {location.label}: check the name and the URL of the folder",
                 condition="TABLE_REFUSED.NOT_FOUND",
-                table=place.shown,
+                table=location.label,
             )
-        require_partitioning(place, table)
+        require_partitioning(location, table)
         existing = {field.name.lower(): field.name for field in table.schema().fields}
         names = {name: existing[name.lower()] for name in schema.names if name.lower() in existing}
         extra_columns = [name for name in existing.values() if name not in names.values()]
-        require_columns(schema, [*names, *extra_columns], place.shown)
-        return cls(place, schema, key, names, has_history(schema, [*names, *extra_columns]))
+        require_columns(schema, [*names, *extra_columns], location.label)
+        return cls(location, schema, key, names, has_history(schema, [*names, *extra_columns]))
 
     @property
-    def shown(self) -> str:
-        return self.place.shown
+    def label(self) -> str:
+        return self.location.label
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
         columns = ", ".join(f"{quoted(self.names[name])} AS {quoted(name)}" for name in self.schema.names)
         where = f" WHERE {quoted(VALID_TO)} IS NULL" if self.history else ""
-        table = self.place.open()
-        with self.place.translating_errors():
+        table = self.location.open()
+        with self.location.translating_errors():
             batches = stored_rows(table, f"SELECT {columns} FROM stored{where}", small_batches=True)
             for group in grouped(batches, rows, _PAGE_BYTES):
                 yield self._typed(pa.Table.from_batches(group))
@@ -74,12 +74,12 @@ class DeltaCopy:
     def _typed(self, rows: pa.Table) -> pa.Table:
         columns = {name: single_array(rows[name]) for name in self.schema.names}
         return convert_columns(
-            columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.shown
+            columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.label
         )
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
         """Yield the rows with the given keys; this reads the whole table."""
-        yield self._rows_with_keys(self.place.open(), keys)
+        yield self._rows_with_keys(self.location.open(), keys)
 
     def _rows_with_keys(self, table: Any, keys: Sequence[Key]) -> pa.Table:
         stored_schema = pa.schema(table.schema().to_arrow())
@@ -88,7 +88,7 @@ class DeltaCopy:
         plain_schema = pa.schema([_without_views(field) for field in fields])
         key_rows = key_table(self._key_schema, keys).rename_columns([self.names[name] for name in self.key])
         key_rows = key_rows.cast(pa.schema([plain_schema.field(self.names[name]) for name in self.key]))
-        rows = rows_with_keys(self.place, table, key_rows, plain_schema, part_bytes=_PAGE_BYTES)
+        rows = rows_with_keys(self.location, table, key_rows, plain_schema, part_bytes=_PAGE_BYTES)
         if self.history:
             rows = rows.filter(rows[VALID_TO].is_null())
         return self._typed(rows.select(list(self.names.values())).rename_columns(list(self.names)))
@@ -108,30 +108,30 @@ class DeltaCopy:
     def _repair_keys(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         for _ in range(_ATTEMPTS):
-            table = self.place.open()
+            table = self.location.open()
             copied = self._rows_with_keys(table, keys)
             rows = source_rows(keys)
             stale = stale_keys(rows, copied, self.key)
             if not stale:
                 return 0
             try:
-                with self.place.translating_errors(untranslated=(conflict,)):
+                with self.location.translating_errors(untranslated=(conflict,)):
                     self._merge(table, rows, stale)
                 return len(stale)
             except conflict:
                 # Another writer committed first, and may have written newer rows.
                 continue
         raise CommitRefusedError(
-            f"other writers changed the Delta table {self.shown} during all {_ATTEMPTS} attempts to repair "
+            f"other writers changed the Delta table {self.label} during all {_ATTEMPTS} attempts to repair "
             "it: try again when they write less",
             condition="COMMIT_REFUSED.REPAIR_CONFLICT",
-            table=self.shown,
+            table=self.label,
         )
 
     def _merge(self, table: Any, rows: pa.Table, stale: Sequence[Key]) -> None:
         names = [self.names[name] for name in self.schema.names]
         changes = repair_rows(rows, stale, self.key).rename_columns([*names, PRESENT])
-        require_partition_values(changes, partition_columns(table), self.shown)
+        require_partition_values(changes, partition_columns(table), self.label)
         properties = import_deltalake("deltalake").CommitProperties(max_commit_retries=0)
         is_write, is_delete = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, changes, [self.names[name] for name in self.key], properties)

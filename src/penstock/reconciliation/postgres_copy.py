@@ -67,7 +67,7 @@ class PostgresCopy(SqlCopy):
 
     def _typed(self, texts: pa.Table) -> pa.Table:
         columns = {name: single_array(texts[name]) for name in self.schema.names}
-        return convert_columns(columns, self.schema, from_text, self.key, self.shown)
+        return convert_columns(columns, self.schema, from_text, self.key, self.label)
 
     def rows(self, after: Bound | None, upto: Bound | None) -> pa.Table:
         """Read the rows of a range."""

@@ -137,7 +137,7 @@ class QueryProgress:
 
     def _wrong_checkpoint(self, why: str) -> InvalidInputError:
         return InvalidInputError(
-            f"the query of the checkpoint {self._checkpoint.shown} {why}: pass the checkpoint of the query "
+            f"the query of the checkpoint {self._checkpoint.label} {why}: pass the checkpoint of the query "
             "that fills the copy from this source, or no checkpoint",
             condition="INVALID_INPUT.OTHER_CHECKPOINT",
             parameter="checkpoint",

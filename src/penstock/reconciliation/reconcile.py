@@ -113,7 +113,7 @@ def reconcile(
         opened_copy = open_copy(copy, copy.url, source_table)
         with closing(opened_copy):
             if repair and opened_copy.history:
-                raise _history_refused(opened_copy.shown)
+                raise _history_refused(opened_copy.label)
             with ExitStack() as stack:
                 progress = None
                 if checkpoint is not None:
@@ -138,12 +138,12 @@ def _check_numbers(range_rows: int, settle: float, timeout: float, most_rows: in
             raise refusal(name, number, expected)
 
 
-def _history_refused(shown: str) -> TableRefusedError:
+def _history_refused(label: str) -> TableRefusedError:
     return TableRefusedError(
-        f"the copy {shown} has the history of its rows, which cannot be read from the source: compare "
+        f"the copy {label} has the history of its rows, which cannot be read from the source: compare "
         "without repair, or fill a new table from the beginning",
         condition="TABLE_REFUSED.HISTORY_NOT_REPAIRABLE",
-        table=shown,
+        table=label,
     )
 
 
@@ -193,8 +193,8 @@ class _Comparison:
             log.info(
                 "%d rows of %s were repaired",
                 repaired,
-                self._copy.shown,
-                extra={"action": "rows_repaired", "table": self._copy.shown, "rows": repaired},
+                self._copy.label,
+                extra={"action": "rows_repaired", "table": self._copy.label, "rows": repaired},
             )
 
     def _add_undecided(self, keys: Sequence[Key]) -> None:

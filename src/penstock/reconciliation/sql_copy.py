@@ -38,7 +38,7 @@ class SqlCopy(ABC):
         return False
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         return self.name.sql
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ class SqliteCopy(SqlCopy):
             name: _to_array(column_values)
             for name, column_values in zip(self.schema.names, values, strict=True)
         }
-        return convert_columns(columns, self.schema, _convert, self.key, self.shown)
+        return convert_columns(columns, self.schema, _convert, self.key, self.label)
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
         size = PageSize(_MAX_KEYS)

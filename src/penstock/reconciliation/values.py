@@ -17,7 +17,7 @@ def convert_columns(
     schema: pa.Schema,
     convert: Callable[[pa.Array, pa.DataType], pa.Array],
     key: Sequence[str],
-    shown: str,
+    label: str,
 ) -> pa.Table:
     """Convert columns to the types of a schema, and add INVALID, which names columns with invalid values."""
     arrays: list[pa.Array] = []
@@ -40,7 +40,7 @@ def convert_columns(
     else:
         invalid_column = pc.if_else(pc.equal(invalid_names, ""), pa.scalar(None, pa.string()), invalid_names)
     table = pa.table([*arrays, invalid_column], names=[*schema.names, INVALID])
-    _require_keys(table, key, shown)
+    _require_keys(table, key, label)
     return table
 
 
@@ -60,11 +60,11 @@ def _convert_valid(
     return pa.nulls(len(values), kind)
 
 
-def _require_keys(table: pa.Table, key: Sequence[str], shown: str) -> None:
+def _require_keys(table: pa.Table, key: Sequence[str], label: str) -> None:
     for name in key:
         if table[name].null_count:
             raise TableRefusedError(
-                f"{shown} has a row whose {in_quotes(name)} is NULL, or not a value of the source's type. "
+                f"{label} has a row whose {in_quotes(name)} is NULL, or not a value of the source's type. "
                 "The column is part of the key, so the row cannot be compared: delete the row",
                 condition="TABLE_REFUSED.KEY_NOT_COMPARABLE",
                 column=name,

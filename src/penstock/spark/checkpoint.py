@@ -47,7 +47,7 @@ class Checkpoint:
         self._query_id: str | None = None
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The checkpoint's location without passwords, for messages."""
         return redact_location(self.location)
 
@@ -78,11 +78,11 @@ class Checkpoint:
             self.files.get_file_info(f"{self.root}/metadata")
         except Exception as error:
             raise CommitRefusedError(
-                f"guarantee={guarantee} reads the checkpoint's offset log, and {self.shown!r} cannot be "
+                f"guarantee={guarantee} reads the checkpoint's offset log, and {self.label!r} cannot be "
                 f"reached from this Python ({redacted_cause(error, self.location)}): check the address and "
                 "the credentials, or use guarantee=at_least_once",
                 condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-                checkpoint=self.shown,
+                checkpoint=self.label,
             ) from None
 
     def offsets(self, batch_id: int) -> list[JsonValue]:
@@ -151,10 +151,10 @@ class Checkpoint:
     def malformed(self, name: str, error: Exception) -> CommitRefusedError:
         """Return the error for a malformed file of the checkpoint."""
         return CommitRefusedError(
-            f"the checkpoint's file {name} at {self.shown} is malformed or truncated "
+            f"the checkpoint's file {name} at {self.label} is malformed or truncated "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-            checkpoint=self.shown,
+            checkpoint=self.label,
         )
 
     def stateful(self) -> bool:
@@ -198,10 +198,10 @@ class Checkpoint:
             return content.decode()
         except Exception as error:
             raise CommitRefusedError(
-                f"the checkpoint's file {name} cannot be read at {self.shown}: {type(error).__name__}; it "
+                f"the checkpoint's file {name} cannot be read at {self.label}: {type(error).__name__}; it "
                 "was deleted, or the checkpoint belongs to another query",
                 condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-                checkpoint=self.shown,
+                checkpoint=self.label,
             ) from error
 
 

@@ -33,7 +33,7 @@ def load_state(
     try:
         return reader.options(**options).load(checkpoint.location)
     except Exception as error:
-        location = checkpoint.shown
+        location = checkpoint.label
         if _ESCAPED.search(checkpoint.location):
             raise StateRefusedError(
                 f"Spark's state reader does not find {location!r}, because it escapes spaces and some other "

@@ -42,7 +42,7 @@ class CheckpointFiles:
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         path = path_text("checkpoint", location)
-        self.shown = redact_location(path)
+        self.label = redact_location(path)
         # Make the path absolute, since Spark's working directory may be different.
         self.location = path if _SCHEME.match(path) else os.path.abspath(path)
         try:
@@ -89,20 +89,20 @@ class CheckpointFiles:
         else:
             what = "the folder has other files" if self._infos else "the folder is empty"
         raise CheckpointNotFoundError(
-            f"there is no checkpoint at {self.shown!r}: {what}. Pass the query's checkpointLocation, the "
+            f"there is no checkpoint at {self.label!r}: {what}. Pass the query's checkpointLocation, the "
             "folder with 'metadata', 'offsets' and 'commits' in it",
-            checkpoint=self.shown,
+            checkpoint=self.label,
         )
 
     def _unreachable_error(self, error: Exception) -> StateRefusedError:
         stated_reason = error.parameters.get("reason") if isinstance(error, CommitRefusedError) else None
         reason = stated_reason or redacted_cause(error, self.location)
         return StateRefusedError(
-            f"this Python process cannot reach the checkpoint at {self.shown!r} "
+            f"this Python process cannot reach the checkpoint at {self.label!r} "
             f"({reason}): check the address and the credentials. pyarrow and "
             "fsspec can read most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
-            checkpoint=self.shown,
+            checkpoint=self.label,
         )
 
 

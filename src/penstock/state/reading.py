@@ -99,7 +99,7 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
 
 def _operator(layout: Layout, number: int) -> StateOperator:
     require("operator", number, int, "an operator's id, as penstock.state.show lists them")
-    location = layout.files.shown
+    location = layout.files.label
     if not layout.operators:
         last = layout.logs.planned or layout.logs.committed
         reason = (
@@ -169,10 +169,10 @@ def _batch(layout: Layout, batch: int | None) -> int:
             "no batch has begun" if planned is None else f"batch {planned.id} has begun and is not committed"
         )
         raise StateRefusedError(
-            f"the checkpoint at {layout.files.shown!r} has no committed batch ({reason}), and only its state "
+            f"the checkpoint at {layout.files.label!r} has no committed batch ({reason}), and only its state "
             "can be read: let the query run until it has committed",
             condition="STATE_REFUSED.NOTHING_COMMITTED",
-            checkpoint=layout.files.shown,
+            checkpoint=layout.files.label,
         )
     if batch is None:
         return readable_batches[-1]

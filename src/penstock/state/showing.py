@@ -149,7 +149,7 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
     limit, limit_unknown = _limit(spark, layout.files)
     logs = layout.logs
     return CheckpointState(
-        layout.files.shown,
+        layout.files.label,
         logs.query_id,
         logs.committed,
         logs.planned,

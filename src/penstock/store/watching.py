@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PartitionNotFoundError, StoreError, StoreUnavailableError, condition_of
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store import forks
 from penstock.store.forks import Forkable
 from penstock.store.records.catalog import QueueRecord, dropped
@@ -179,7 +179,7 @@ class Watch(Forkable, ABC):
             self._is_unavailable = True
             log.warning(
                 "waiting for the store to come back: %s",
-                shown(error),
+                redacted_message(error),
                 extra={"action": "watch_lost", "queue": self._queue.name, "error": condition_of(error)},
             )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidUrlError, TableRefusedError
 from penstock.extras import load
-from penstock.lake.storage import DeltaPlace, is_delta
-from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
+from penstock.lake.storage import DeltaLocation, is_delta
+from penstock.tables.iceberg.location import IcebergLocation, is_iceberg
 
 _MIN_SMALL_FILES = 5
 """The number of small files from which a partition is compacted, even if they do not fill a new file."""
@@ -67,12 +67,12 @@ def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 <<
         iceberg: Callable[..., TableCompaction] = load(
             "penstock.tables.iceberg.compaction", "compact", "an Iceberg table"
         )
-        return iceberg(IcebergPlace.of(url or name, name), file_bytes, _MIN_SMALL_FILES)
+        return iceberg(IcebergLocation.of(url or name, name), file_bytes, _MIN_SMALL_FILES)
     if url is not None and is_delta(url):
         delta: Callable[..., TableCompaction] = load(
             "penstock.tables.delta.compaction", "compact", "a Delta table"
         )
-        return delta(DeltaPlace.of(url, name), file_bytes)
+        return delta(DeltaLocation.of(url, name), file_bytes)
     raise InvalidUrlError(
         "only Delta and Iceberg tables can be compacted: give the URL of a folder of Delta tables, "
         "delta:///folder or delta:s3://bucket/folder, or of an Iceberg catalog, iceberg:CATALOG",

@@ -37,7 +37,7 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
-from penstock.tables.iceberg.place import is_iceberg
+from penstock.tables.iceberg.location import is_iceberg
 from penstock.tables.lake_table import AnyLakeTable, BatchWriter, lake_table
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
@@ -242,7 +242,7 @@ class TableSink(Sink, ContinuousSink):
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
         spark = frame.sparkSession
-        url = self.place(spark)
+        url = self.resolve_url(spark)
         lake = self._lake_table(url)
         if lake is not None:
             if guarantee == "idempotent":
@@ -280,7 +280,7 @@ class TableSink(Sink, ContinuousSink):
 
     def _new_columns(self, rows: DataFrame, output_mode: str) -> list[str]:
         """Return the columns of a query that the table lacks."""
-        url = self.place(rows.sparkSession)
+        url = self.resolve_url(rows.sparkSession)
         lake = self._lake_table(url)
         if lake is not None:
             return lake.new_columns(rows.schema, output_mode)
@@ -308,20 +308,20 @@ class TableSink(Sink, ContinuousSink):
         return resolve(tx, self.name).ledger_name
 
     def binding(self, spark: SparkSession) -> Binding | None:
-        if self._lake_table(self.place(spark)) is not None:
+        if self._lake_table(self.resolve_url(spark)) is not None:
             return None
         return Binding(self.app_id, self.allow_new_checkpoint)
 
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> TableSinkDriver:
-        url = self.place(spark)
+        url = self.resolve_url(spark)
         self._require_append_only(url, guarantee, output_mode)
         check_store_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
     def record(self, spark: SparkSession, query_id: str) -> TableSinkDriver | None:
-        url = self.place(spark)
+        url = self.resolve_url(spark)
         return None if self._lake_table(url) is not None else self.driver(url, query_id, exactly_once=True)
 
     def driver(self, url: str, query_id: str, *, exactly_once: bool) -> TableSinkDriver:
@@ -359,7 +359,7 @@ class TableSink(Sink, ContinuousSink):
         """The column that orders the changes of a key."""
         return self.sequence_by or COMMIT_VERSION
 
-    def place(self, spark: SparkSession) -> str:
+    def resolve_url(self, spark: SparkSession) -> str:
         """Return the URL of the store, of the folder of a Delta table, or of an Iceberg catalog."""
         url = self.store_url(spark)
         if url is None:

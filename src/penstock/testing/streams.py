@@ -53,12 +53,12 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     last, planned = opened.last_commit(), opened.last_planned()
     if last is None:
         raise InvalidInputError(
-            f"the checkpoint {opened.shown!r} has no committed micro-batch: run the query over it first",
+            f"the checkpoint {opened.label!r} has no committed micro-batch: run the query over it first",
             condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
     if planned != last:
         raise InvalidInputError(
-            f"micro-batch {planned} of the checkpoint {opened.shown!r} has started but is not committed, so "
+            f"micro-batch {planned} of the checkpoint {opened.label!r} has started but is not committed, so "
             f"the query's next start would repeat it and not {last}: first start the query once",
             condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )

@@ -20,7 +20,7 @@ import penstock
 from penstock.errors import PenstockError, StoreNotFoundError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
-from penstock.redaction import secrets_of, sentence, shown
+from penstock.redaction import redacted_message, secrets_of, sentence
 from penstock.store.records.queries import MAX_QUERIES
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
@@ -95,7 +95,7 @@ class Collector:
             if not self._is_failing:
                 log.warning(
                     "the page shows the last known state: %s",
-                    shown(error),
+                    redacted_message(error),
                     extra={"action": "look_failed", "error": condition_of(error)},
                 )
             self._is_failing = True

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark
 
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, change_event_layout, changes_writer
@@ -71,11 +71,11 @@ class Driver:
         self, folder: Path, scd_type: int, app_id: str = "app", schema: spark.StructType = ROWS
     ) -> None:
         self.scd_type, self.app_id = scd_type, app_id
-        self.place = DeltaPlace.of(f"delta://{folder}", "t")
-        events = change_event_layout(schema, self.place, ["k"], "_commit_version", scd_type)
-        self.writer: ChangesWriter = changes_writer(self.place, events, "exactly_once", "", app_id)
-        table = self.place.open()
-        if self.by_vectors and not vectors_enabled(table, self.place):
+        self.location = DeltaLocation.of(f"delta://{folder}", "t")
+        events = change_event_layout(schema, self.location, ["k"], "_commit_version", scd_type)
+        self.writer: ChangesWriter = changes_writer(self.location, events, "exactly_once", "", app_id)
+        table = self.location.open()
+        if self.by_vectors and not vectors_enabled(table, self.location):
             table.alter.set_table_properties({VECTORS_PROPERTY: "true"})
 
     def apply(self, batch_id: int, events: Iterable[Event]) -> None:
@@ -90,21 +90,21 @@ class Driver:
         transaction = AppTransaction(self.app_id, batch_id, 7)
         if self.writer._has_batch(self.writer._open(), transaction):
             return
-        stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
+        stage = DeltaStage(self.location, self.writer.layout, self.app_id, batch_id)
         file = EventTask(stage, events=self.writer.events).write_rows(iter(rows.to_batches(max_chunksize=3)))
         session = cast(SparkSession, LocalSpark()) if self.by_tasks else None
         self.writer._commit(stage, [] if file is None else [file], transaction, session)
         stage.delete_staged()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        found = pa.table(DeltaTable(self.place.path).scan()).to_pylist()
+        found = pa.table(DeltaTable(self.location.path).scan()).to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
 
     def table(self) -> DeltaTable:
-        return self.place.open()
+        return self.location.open()
 
     def applied(self) -> DeltaTable:
-        (path,) = Path(self.place.path).glob("_penstock/applied-*")
+        (path,) = Path(self.location.path).glob("_penstock/applied-*")
         return DeltaTable(str(path))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.schema import DeltaLayout, match_table
 from penstock.tables.delta.stage import DeltaStage, DeltaStageTask
@@ -49,19 +49,19 @@ class RowQuery:
 
     def __init__(
         self,
-        place: Path | DeltaPlace,
+        location: Path | DeltaLocation,
         schema: pa.Schema,
         mode: str,
         keys: Sequence[str] = (),
         app_id: str = "app",
     ) -> None:
-        self.place = place if isinstance(place, DeltaPlace) else DeltaPlace(str(place))
+        self.location = location if isinstance(location, DeltaLocation) else DeltaLocation(str(location))
         self.app_id, self.mode = app_id, mode
-        table = self.place.find() or self.place.create(schema)
+        table = self.location.find() or self.location.create(schema)
         layout = DeltaLayout(schema, tuple(keys))
         if mode != "complete":
-            layout = match_table(self.place, layout, table)
-        self.writer = DeltaWriter(self.place, layout, mode, "exactly_once", "", app_id)
+            layout = match_table(self.location, layout, table)
+        self.writer = DeltaWriter(self.location, layout, mode, "exactly_once", "", app_id)
 
     def write(self, batch_id: int, *parts: pa.Table) -> None:
         table, transaction = self.writer._open(), AppTransaction(self.app_id, batch_id, 7)
@@ -72,8 +72,8 @@ class RowQuery:
         self.commit(stage, files, transaction)
 
     def stage(self, batch_id: int, *parts: pa.Table) -> tuple[DeltaStage, list[DataFile]]:
-        indexed = self.writer._indexed_columns(self.place.open())
-        stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id, indexed)
+        indexed = self.writer._indexed_columns(self.location.open())
+        stage = DeltaStage(self.location, self.writer.layout, self.app_id, batch_id, indexed)
         task = DeltaStageTask(stage)
         names = [f"c{n}" for n in range(len(self.writer.layout.schema))]
         written = [
@@ -91,7 +91,7 @@ class RowQuery:
         stage.delete_staged()
 
     def table(self) -> DeltaTable:
-        return self.place.open()
+        return self.location.open()
 
     def rows(self) -> list[tuple[Any, ...]]:
         found = self.table().to_pyarrow_table().to_pylist()

@@ -189,7 +189,7 @@ def test_two_runs_of_a_query_commit_a_micro_batch_once(tmp_path: Path, hooks: Ho
     hooks.after.append(lambda: other.apply(0, EVENTS))
     one.apply(0, EVENTS)
     assert one.rows() == FOLDS[scd_type](EVENTS)
-    assert DeltaTable(one.place.path).version() == 2 + one.by_vectors, (
+    assert DeltaTable(one.location.path).version() == 2 + one.by_vectors, (
         "it is made, it names what is remembered, it gets a property, it has the micro-batch"
     )
 
@@ -262,7 +262,7 @@ def test_a_value_left_out_of_a_row_that_another_writer_has_deleted_is_not_made_n
         driver.write(batch_id, table_of([(*event, False) for event in events], INCOMPLETE))
 
     write(0, *((key, "long", 1, 1, None) for key in "ab"))
-    DeltaTable(driver.place.path).delete("k = 'a'")
+    DeltaTable(driver.location.path).delete("k = 'a'")
     with pytest.raises(TableRefusedError, match="no row with the key 'k' = 'a'") as caught:
         write(1, *((key, None, 2, 1, ",1,") for key in "ab"))
     assert caught.value.condition == "TABLE_REFUSED.UNKNOWN_VALUE"
@@ -288,7 +288,7 @@ def test_a_table_whose_transactions_have_expired_is_refused(
 
 def test_a_commit_is_refused_if_the_driver_does_not_see_a_staged_file(tmp_path: Path) -> None:
     driver = Driver(tmp_path, 1)
-    stage = DeltaStage(driver.place, driver.writer.layout, driver.app_id, 0)
+    stage = DeltaStage(driver.location, driver.writer.layout, driver.app_id, 0)
     with pytest.raises(CommitRefusedError, match=r"STAGED_FILES_MISSING\].*that all machines share"):
         stage.require_files([DataFile(stage.new_path(), 1, 1, "{}")])
 

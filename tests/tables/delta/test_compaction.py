@@ -11,7 +11,7 @@ from deltalake.exceptions import CommitFailedError
 
 import penstock
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidUrlError, TableRefusedError
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def test_the_files_of_a_partition_become_one(path: str, tmp_path: Path) -> None:
 def test_a_writer_that_is_faster_is_waited_for(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = DeltaPlace.find
+    find = DeltaLocation.find
 
-    def find_before_another_replaces_all(place: DeltaPlace) -> DeltaTable | None:
-        table = find(place)
-        monkeypatch.setattr(DeltaPlace, "find", find)
+    def find_before_another_replaces_all(location: DeltaLocation) -> DeltaTable | None:
+        table = find(location)
+        monkeypatch.setattr(DeltaLocation, "find", find)
         write_deltalake(path, pa.table({"day": [0], "n": [7]}), mode="overwrite")
         for number in range(3):
             _append(path, number)
         return table
 
-    monkeypatch.setattr(DeltaPlace, "find", find_before_another_replaces_all)
+    monkeypatch.setattr(DeltaLocation, "find", find_before_another_replaces_all)
     penstock.compact_table("orders", f"delta://{tmp_path}")
     assert (_files(path), _rows(path)) == (2, [0, 1, 2, 3, 4, 5, 7])
 
@@ -64,16 +64,16 @@ def test_a_writer_that_is_faster_is_waited_for(
 def test_writers_that_are_always_faster_are_reported(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = DeltaPlace.find
+    find = DeltaLocation.find
 
-    def find_before_another_deletes(place: DeltaPlace) -> DeltaTable | None:
-        table = find(place)
+    def find_before_another_deletes(location: DeltaLocation) -> DeltaTable | None:
+        table = find(location)
         DeltaTable(path).delete()
         _append(path, 1)
         _append(path, 1)
         return table
 
-    monkeypatch.setattr(DeltaPlace, "find", find_before_another_deletes)
+    monkeypatch.setattr(DeltaLocation, "find", find_before_another_deletes)
     with pytest.raises(CommitRefusedError, match="at each of 10 attempts to merge files"):
         penstock.compact_table("orders", f"delta://{tmp_path}")
     assert _rows(path) == [2, 2, 3, 3]

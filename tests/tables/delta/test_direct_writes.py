@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from penstock.errors import TableRefusedError
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta.compaction import compact
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.schema import DeltaLayout
@@ -216,14 +216,14 @@ def test_a_table_partitioned_by_binary_values_is_refused(tmp_path: Path, mode: s
     schema = ROWS.set(1, pa.field("v", pa.binary()))
     DeltaTable.create(str(tmp_path), Schema.from_arrow(schema), partition_by=["v"])
     wanted = DeltaLayout(schema, ("id",))
-    other = delta_writer(DeltaPlace(str(tmp_path / "other")), wanted, mode, "at_least_once", "", None)
-    place = DeltaPlace(str(tmp_path))
+    other = delta_writer(DeltaLocation(str(tmp_path / "other")), wanted, mode, "at_least_once", "", None)
+    location = DeltaLocation(str(tmp_path))
     with pytest.raises(TableRefusedError) as at_start:
-        delta_writer(place, wanted, mode, "at_least_once", "", None)
+        delta_writer(location, wanted, mode, "at_least_once", "", None)
     with pytest.raises(TableRefusedError) as recreated:
-        replace(other, place=place)(MagicMock(), 0)
+        replace(other, location=location)(MagicMock(), 0)
     with pytest.raises(TableRefusedError) as compacted:
-        compact(place, 1 << 20)
+        compact(location, 1 << 20)
     assert {each.value.condition for each in (at_start, recreated, compacted)} == {
         "TABLE_REFUSED.PARTITIONING"
     }
@@ -232,24 +232,24 @@ def test_a_table_partitioned_by_binary_values_is_refused(tmp_path: Path, mode: s
 @pytest.mark.parametrize("mode", ["append", "update", "complete"])
 def test_a_table_with_a_text_that_deltalake_takes_for_null_is_refused(tmp_path: Path, mode: str) -> None:
     DeltaTable.create(str(tmp_path), Schema.from_arrow(ROWS), partition_by=["v"])
-    place = DeltaPlace(str(tmp_path))
-    write_deltalake(place.path, row(1, "__HIVE_DEFAULT_PARTITION__"), mode="append")
+    location = DeltaLocation(str(tmp_path))
+    write_deltalake(location.path, row(1, "__HIVE_DEFAULT_PARTITION__"), mode="append")
     with pytest.raises(TableRefusedError) as at_start:
-        delta_writer(place, DeltaLayout(ROWS, ("id",)), mode, "at_least_once", "", None)
+        delta_writer(location, DeltaLayout(ROWS, ("id",)), mode, "at_least_once", "", None)
     with pytest.raises(TableRefusedError) as compacted:
-        compact(place, 1 << 20)
+        compact(location, 1 << 20)
     assert at_start.value.condition == compacted.value.condition == "TABLE_REFUSED.PARTITION_VALUE"
 
 
 def test_files_in_an_object_store_are_committed_in_every_mode() -> None:
     with object_store() as store:
         store.bucket("lake")
-        place = DeltaPlace("s3://lake/t", object_settings(store.endpoint))
-        RowQuery(place, ROWS, "append").write(0, row(1), row(2))
-        query = RowQuery(place, ROWS, "update", ["id"], "updating")
+        location = DeltaLocation("s3://lake/t", object_settings(store.endpoint))
+        RowQuery(location, ROWS, "append").write(0, row(1), row(2))
+        query = RowQuery(location, ROWS, "update", ["id"], "updating")
         query.write(0, row(2, "long" * 100_000), row(3))
         query.write(0, row(2))
         assert [(number, len(text)) for number, text in query.rows()] == [(1, 1), (2, 400_000), (3, 1)]
         assert len(query.own_files()) == 3
-        RowQuery(place, ROWS, "complete", app_id="completing").write(0, row(4))
+        RowQuery(location, ROWS, "complete", app_id="completing").write(0, row(4))
         assert query.rows() == [(4, "x")]

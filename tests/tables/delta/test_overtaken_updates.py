@@ -79,11 +79,13 @@ def test_a_table_equals_a_fold_beside_other_writers(
 
 
 OVERTAKING: dict[str, Callable[[RowQuery], object]] = {
-    "append": lambda query: write_deltalake(query.place.path, table_of({(4, "late"): 9}), mode="append"),
+    "append": lambda query: write_deltalake(query.location.path, table_of({(4, "late"): 9}), mode="append"),
     "delete": lambda query: query.table().delete("a = 4"),
     "compact": lambda query: query.table().optimize.compact(),
     "checkpoint": lambda query: (query.table().delete("a = 4"), query.table().create_checkpoint()),
-    "overwrite": lambda query: write_deltalake(query.place.path, table_of({(4, "o"): 9}), mode="overwrite"),
+    "overwrite": lambda query: write_deltalake(
+        query.location.path, table_of({(4, "o"): 9}), mode="overwrite"
+    ),
 }
 
 

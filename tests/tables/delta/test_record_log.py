@@ -25,7 +25,7 @@ def grow(driver: Driver, version: int) -> None:
 
 
 def log_of_record(driver: Driver) -> Path:
-    return Path(driver.writer.applied.place.path, "_delta_log")
+    return Path(driver.writer.applied.location.path, "_delta_log")
 
 
 def age(folder: Path) -> None:

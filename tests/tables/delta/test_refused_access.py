@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import StoreUnavailableError, TableRefusedError
-from penstock.lake.storage import DeltaPlace, is_denied
+from penstock.lake.storage import DeltaLocation, is_denied
 from penstock.tables.delta.transactions import committing
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store, settings
 from tests.tables.delta.row_queries import RowQuery
@@ -34,11 +34,11 @@ def store() -> Iterator[ObjectStore]:
 def test_refused_access_is_reported_and_the_next_run_writes_the_rows_once(
     store: ObjectStore, mode: str
 ) -> None:
-    place = DeltaPlace(f"s3://lake/{mode}", settings(store.endpoint))
-    query = RowQuery(place, ROWS, mode, ["id"] if mode == "update" else [])
+    location = DeltaLocation(f"s3://lake/{mode}", settings(store.endpoint))
+    query = RowQuery(location, ROWS, mode, ["id"] if mode == "update" else [])
     query.write(0, row(1))
     store.refuse_everybody()
-    for refused in (place.find, partial(query.stage, 1, row(2)), partial(query.write, 1, row(2))):
+    for refused in (location.find, partial(query.stage, 1, row(2)), partial(query.write, 1, row(2))):
         with pytest.raises(StoreUnavailableError, match=r"refuses access.*storage options") as caught:
             refused()
         assert caught.value.condition == DENIED
@@ -61,7 +61,7 @@ def test_refused_access_is_reported_and_the_next_run_writes_the_rows_once(
 def test_errors_that_deltalake_does_not_report_as_those_of_its_storage(reason: str, condition: str) -> None:
     with (
         pytest.raises((StoreUnavailableError, TableRefusedError)) as caught,
-        committing(DeltaPlace("s3://lake/t")),
+        committing(DeltaLocation("s3://lake/t")),
     ):
         raise RuntimeError(reason)
     assert caught.value.condition == condition
@@ -71,7 +71,7 @@ def test_a_storage_that_is_away_is_not_taken_for_one_that_refuses() -> None:
     options = {**settings("http://127.0.0.1:9"), "max_retries": "0"}
     for path in ("s3://lake/t", "s3://forbidden/access denied"):
         with pytest.raises(StoreUnavailableError) as caught:
-            DeltaPlace(path, options).find()
+            DeltaLocation(path, options).find()
         assert caught.value.condition == AWAY
 
 
@@ -111,7 +111,7 @@ def test_refused_access_is_found_beside_names(reason: str) -> None:
 def test_a_folder_without_rights_names_the_user_rather_than_storage_options(tmp_path: Path) -> None:
     with (
         pytest.raises(StoreUnavailableError, match="user of this process") as caught,
-        DeltaPlace(str(tmp_path)).translating_errors(),
+        DeltaLocation(str(tmp_path)).translating_errors(),
     ):
         raise PermissionError(13, "Permission denied", "part-0.parquet")
     assert caught.value.condition == DENIED

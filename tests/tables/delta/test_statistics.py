@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.rows_commit import RowsCommit
 from penstock.tables.delta.schema import DeltaLayout
@@ -102,13 +102,13 @@ class Pair:
 
     def __init__(self, folder: Path, schema: pa.Schema, parts: list[pa.Table]) -> None:
         self.rows = pa.concat_tables(parts)
-        place, self.bare = DeltaPlace(str(folder / "ours")), str(folder / "bare")
-        self.path = place.path
-        indexed = indexed_columns(schema, place.create(schema).metadata().configuration)
-        stage = DeltaStage(place, DeltaLayout(schema, ()), "app", 0, indexed)
+        location, self.bare = DeltaLocation(str(folder / "ours")), str(folder / "bare")
+        self.path = location.path
+        indexed = indexed_columns(schema, location.create(schema).metadata().configuration)
+        stage = DeltaStage(location, DeltaLayout(schema, ()), "app", 0, indexed)
         files = [file for part in parts if (file := stage.write(iter(part.to_batches(max_chunksize=2))))]
         stage.require_files(files)
-        RowsCommit(stage, files, "append", None)(place.open(), {})
+        RowsCommit(stage, files, "append", None)(location.open(), {})
         plain = DeltaTable.create(self.bare, deltalake.Schema.from_arrow(schema))
         pq.write_table(self.rows, f"{self.bare}/all.parquet", write_statistics=False)
         size = Path(self.bare, "all.parquet").stat().st_size

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta import stored_files, vectors
 from penstock.tables.delta.applied_table import AppliedTable
 from penstock.tables.delta.data_files import DataFile
@@ -28,9 +28,9 @@ class Reads:
         self.read: list[str] = []
         adds_in_log = stored_files.adds_in_log
 
-        def reading(place: DeltaPlace, version: int, paths: Collection[str]) -> Any:
-            self.read.append("t" if place.path.endswith("/t") else "record")
-            return adds_in_log(place, version, paths)
+        def reading(location: DeltaLocation, version: int, paths: Collection[str]) -> Any:
+            self.read.append("t" if location.path.endswith("/t") else "record")
+            return adds_in_log(location, version, paths)
 
         monkeypatch.setattr(stored_files, "adds_in_log", reading)
 
@@ -98,12 +98,12 @@ def near(folder: Path, files: list[list[int]], keys: list[int], kind: pa.DataTyp
         numbers = pa.array(values, pa.int64())
         return pa.table({"k": numbers.cast(kind)}, schema)
 
-    place = DeltaPlace(str(folder))
-    table, adds = place.create(schema), []
+    location = DeltaLocation(str(folder))
+    table, adds = location.create(schema), []
     for number, rows in enumerate(files):
         statistics = FileStatistics.of(schema, ["k"])
         statistics.add(column(rows).combine_chunks().to_batches()[0])
         adds.append(DataFile(f"{number}.parquet", len(rows), 1, statistics.to_json()).add_action())
     table.create_write_transaction(adds, "append", table.schema())
-    found = StoredFiles(place, place.open()).overlapping(schema, key_bounds(column(keys)))
+    found = StoredFiles(location, location.open()).overlapping(schema, key_bounds(column(keys)))
     return {int(file.path.removesuffix(".parquet")) for file in found}

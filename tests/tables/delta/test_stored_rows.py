@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.lake.deletion_vectors import DeletionVector, encode
 from penstock.lake.parquet import FileSplit
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.changes.lookup_keys import LookupKeys
 from penstock.tables.delta import stored_rows
 from penstock.tables.delta.data_files import UnreadableFile
@@ -40,7 +40,7 @@ def stored(folder: Path, size: int, deleted: set[int]) -> StoredRows:
     positions = np.array(sorted(deleted), np.int64)
     vector = DeletionVector.inline(encode(positions), len(positions))
     add = {"deletionVector": vector.action} if deleted else {}
-    return StoredRows(DeltaPlace(str(folder)), StoredFile(f"{size}.parquet", 1, add))
+    return StoredRows(DeltaLocation(str(folder)), StoredFile(f"{size}.parquet", 1, add))
 
 
 @given(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta import unused_vectors, vectors
 from penstock.tables.delta.unused_vectors import NOTES_FOLDER, delete_unused_vectors
 from tests.tables.delta.row_queries import RowQuery
@@ -45,7 +45,7 @@ class Table:
         self.now += int(days * DAY)
         table = DeltaTable(str(self.folder))
         table.create_checkpoint()
-        delete_unused_vectors(DeltaPlace(str(self.folder)), table)
+        delete_unused_vectors(DeltaLocation(str(self.folder)), table)
         return sorted(
             f"{vectors.VECTORS_FOLDER}/{path.name}"
             for path in (self.folder / vectors.VECTORS_FOLDER).glob("*")
@@ -114,7 +114,7 @@ def test_a_driver_that_cleans_up_late_keeps_vectors_of_a_version_that_was_restor
     table.clean()
     DeltaTable(str(tmp_path)).restore(2)
     table.now += 8 * DAY
-    delete_unused_vectors(DeltaPlace(str(tmp_path)), DeltaPlace(str(tmp_path)).open(3))
+    delete_unused_vectors(DeltaLocation(str(tmp_path)), DeltaLocation(str(tmp_path)).open(3))
     assert (tmp_path / first).exists()
     assert len(live(tmp_path)) == ROWS
 
@@ -124,7 +124,7 @@ def test_vectors_of_attempts_that_died_are_deleted_and_of_those_that_commit_are_
 ) -> None:
     table = Table(tmp_path, monkeypatch)
     needed = table.update(1)
-    dead = vectors.write_vector(DeltaPlace(str(tmp_path)), pa.array([1, 2]).to_numpy()).path
+    dead = vectors.write_vector(DeltaLocation(str(tmp_path)), pa.array([1, 2]).to_numpy()).path
     for _ in range(7):
         assert table.clean() == sorted([needed, str(dead)])
     assert table.clean() == [needed]

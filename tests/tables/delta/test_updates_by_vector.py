@@ -17,7 +17,7 @@ import pytest
 
 from penstock.errors import CommitRefusedError
 from penstock.lake.deletion_vectors import DeletionVector, encode
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta import log_commit, vectors
 from penstock.tables.delta.log_files import adds_in_log
 from tests.support.object_store import KEY, SECRET, object_store
@@ -183,9 +183,9 @@ def test_the_log_of_an_earlier_version_is_read_beside_later_checkpoints(tmp_path
     for number in range(1, 8):
         query.write(number, table_of({(3, "new"): number}))
     for version in range(1, 8):
-        table = query.place.open(version)
+        table = query.location.open(version)
         paths = pa.table(table.get_add_actions())["path"].to_pylist()
-        adds = adds_in_log(query.place, version, paths)
+        adds = adds_in_log(query.location, version, paths)
         vectors_then = sum("deletionVector" in add for add in adds.values())
         assert vectors_then == pa.table(table.deletion_vectors()).num_rows
 
@@ -231,8 +231,8 @@ def test_vectors_of_other_places_are_left_to_deltalake(tmp_path: Path) -> None:
     data = encode(np.array([1, 2]))
     vector = DeletionVector.in_file("", uuid.uuid4(), data, 2)
     (tmp_path / "elsewhere.bin").write_bytes(b"\1" + len(data).to_bytes(4, "big") + data + crc(data))
-    place = DeletionVector("p", (tmp_path / "elsewhere.bin").as_uri(), len(data), 2, vector.offset)
-    give_vector(tmp_path, add, place)
+    location = DeletionVector("p", (tmp_path / "elsewhere.bin").as_uri(), len(data), 2, vector.offset)
+    give_vector(tmp_path, add, location)
     query.write(1, table_of({(3, "new"): 1}))
     kept = [(n, "x", 0) for n in range(MANY) if n not in (1, 2, 3)]
     assert live(tmp_path) == sorted([*kept, (3, "new", 1)], key=repr)
@@ -269,10 +269,10 @@ def test_complete_mode_replaces_files_with_vectors(tmp_path: Path) -> None:
 
 def test_large_vectors_are_written_whole(tmp_path: Path) -> None:
     positions = np.unique(np.random.default_rng(7).integers(0, 1 << 25, 1 << 21))
-    place = DeltaPlace(str(tmp_path))
-    vector = vectors.write_vector(place, positions)
+    location = DeltaLocation(str(tmp_path))
+    vector = vectors.write_vector(location, positions)
     assert vector.size > 1 << 21
-    assert np.array_equal(vector.positions(place.files()), positions)
+    assert np.array_equal(vector.positions(location.files()), positions)
 
 
 def test_a_driver_that_wakes_late_commits_no_vector_without_its_file(
@@ -296,10 +296,10 @@ def test_a_driver_that_wakes_late_commits_no_vector_without_its_file(
 def test_tables_in_an_object_store_get_vectors() -> None:
     with object_store() as store:
         store.bucket("lake")
-        place = DeltaPlace("s3://lake/t", object_settings(store.endpoint))
-        table = place.create(SCHEMA)
+        location = DeltaLocation("s3://lake/t", object_settings(store.endpoint))
+        table = location.create(SCHEMA)
         table.alter.set_table_properties(ENABLED)
-        query = RowQuery(place, SCHEMA, "update", ["a"])
+        query = RowQuery(location, SCHEMA, "update", ["a"])
         query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
         query.write(1, table_of({(3, "new"): 1}))
         query.write(2, table_of({(3, "new"): 2, (4, "new"): 2}))
@@ -322,9 +322,9 @@ def test_credentials_that_only_deltalake_finds_get_no_vectors(
         store.bucket("lake")
         options = object_settings(store.endpoint)
         del options["AWS_ACCESS_KEY_ID"], options["AWS_SECRET_ACCESS_KEY"]
-        place = DeltaPlace("s3://lake/t", options)
-        place.create(SCHEMA, ENABLED)
-        query = RowQuery(place, SCHEMA, "update", ["a"])
+        location = DeltaLocation("s3://lake/t", options)
+        location.create(SCHEMA, ENABLED)
+        query = RowQuery(location, SCHEMA, "update", ["a"])
         query.write(0, table_of({(n, "x"): 0 for n in range(MANY)}))
         query.write(1, table_of({(3, "new"): 1}))
         assert pa.table(query.table().deletion_vectors()).num_rows == 0

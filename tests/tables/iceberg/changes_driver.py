@@ -46,8 +46,10 @@ class ChangesDriver(Run):
         super().__init__(folder, name, catalog)
         self.catalog.faults = list(faults)
         self.scd_type, self.app_id = scd_type, app_id
-        accepted = change_layout(schema, self.place, keys, "_commit_version", scd_type)
-        self.writer: ChangesWriter = changes_writer(self.place, accepted, "exactly_once", "nowhere", app_id)
+        accepted = change_layout(schema, self.location, keys, "_commit_version", scd_type)
+        self.writer: ChangesWriter = changes_writer(
+            self.location, accepted, "exactly_once", "nowhere", app_id
+        )
 
     def apply(self, batch_id: int, events: Iterable[Event], input_digest: str = "same") -> None:
         """Apply the events of a micro-batch, three of them in each task."""

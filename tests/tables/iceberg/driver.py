@@ -18,7 +18,7 @@ from pyspark.sql import types as spark
 from penstock.arrow.schema import canonical_schema
 from penstock.tables.iceberg import event_files, numbered_tasks, stage, writer
 from penstock.tables.iceberg.attempts import _list_files
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.schema import rows_layout
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, iceberg_writer
@@ -100,13 +100,13 @@ class Run:
             "uri": f"sqlite:///{folder}/catalog.db",
             "warehouse": f"file://{folder}/warehouse",
         }
-        self.place = IcebergPlace("lake", ("shop", name), properties)
-        self.catalog = FaultyCatalog(self.place.catalog)
-        self.place.__dict__["catalog"] = self.catalog
+        self.location = IcebergLocation("lake", ("shop", name), properties)
+        self.catalog = FaultyCatalog(self.location.catalog)
+        self.location.__dict__["catalog"] = self.catalog
 
     @property
     def table(self) -> Table:
-        return self.place.open()
+        return self.location.open()
 
     def rows(self) -> list[Row]:
         found = self.table.scan().to_arrow().to_pylist()
@@ -149,7 +149,7 @@ class Driver(Run):
         super().__init__(folder, name, catalog)
         self.app_id, self.schema, self.guarantee = app_id, schema, guarantee
         self.writer: IcebergWriter = iceberg_writer(
-            self.place, rows_layout(schema, keys), mode, guarantee, "nowhere", app_id
+            self.location, rows_layout(schema, keys), mode, guarantee, "nowhere", app_id
         )
 
     def write(self, batch_id: int, *tasks: Sequence[Row], input_digest: str = "same") -> None:

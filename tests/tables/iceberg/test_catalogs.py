@@ -16,7 +16,7 @@ from penstock.errors import MissingDependencyError, StoreUnavailableError, Table
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.tables.compaction import TableCompaction
 from penstock.tables.iceberg.compaction import compact
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.schema import evolve, rows_layout, table_schema
 from penstock.testing import replay_last_batch
 from tests.support.feed_reading import changes
@@ -106,9 +106,9 @@ def test_columns_come_and_get_wider_types(catalog: ServedCatalog, tmp_path: Path
         spark.StructType().add("k", spark.LongType()).add("v", spark.LongType()).add("w", spark.StringType())
     )
     Driver(tmp_path, name="wider", schema=narrow, catalog=catalog.properties).write(0, [(1, 1)])
-    place = IcebergPlace("lake", ("shop", "wider"), catalog.properties)
+    location = IcebergLocation("lake", ("shop", "wider"), catalog.properties)
     catalog.lose_reply()
-    evolve(place, rows_layout(wide, ()))
+    evolve(location, rows_layout(wide, ()))
     driver = Driver(tmp_path, name="wider", schema=wide, catalog=catalog.properties)
     driver.write(1, [(2, 1 << 40, "x")])
     assert driver.rows() == [(1, 1, None), (2, 1 << 40, "x")]
@@ -124,8 +124,8 @@ def test_small_files_are_merged_once_although_a_reply_is_lost(catalog: ServedCat
     driver.write(0, *[[(number, "v")] for number in range(8)])
     before = driver.rows()
     catalog.lose_reply()
-    assert compact(driver.place, 1 << 20, 5).merged_files == 8
-    assert compact(driver.place, 1 << 20, 5) == TableCompaction()
+    assert compact(driver.location, 1 << 20, 5).merged_files == 8
+    assert compact(driver.location, 1 << 20, 5) == TableCompaction()
     assert driver.rows() == before
 
 
@@ -160,14 +160,14 @@ def test_glue_is_asked_again_when_it_is_busy(glue: Glue, tmp_path: Path) -> None
 
 
 def test_a_table_of_another_format_in_glue_is_refused(glue: Glue) -> None:
-    place = IcebergPlace("lake", ("formats", "t"), glue.properties)
-    place.catalog.create_namespace("formats")
+    location = IcebergLocation("lake", ("formats", "t"), glue.properties)
+    location.catalog.create_namespace("formats")
     for number, parameters in enumerate([{"classification": "parquet"}, {"table_type": "DELTA"}]):
-        cast(GlueCatalog, place.catalog).glue.create_table(
+        cast(GlueCatalog, location.catalog).glue.create_table(
             DatabaseName="formats", TableInput={"Name": f"t{number}", "Parameters": parameters}
         )
         with pytest.raises(TableRefusedError) as caught:
-            IcebergPlace("lake", ("formats", f"t{number}"), glue.properties).find()
+            IcebergLocation("lake", ("formats", f"t{number}"), glue.properties).find()
         assert caught.value.condition == "TABLE_REFUSED.NOT_ICEBERG"
 
 
@@ -179,10 +179,10 @@ def test_glue_that_refuses_access_is_reported_without_secrets(glue: Glue, tmp_pa
         body = json.dumps({"__type": kind, "Message": f"not for {KEY} {SECRET}"})
         exchange.answer(400, [("Content-Type", "application/x-amz-json-1.1")], body.encode())
 
-    place = IcebergPlace("lake", ("shop", "denied"), glue.properties)
+    location = IcebergLocation("lake", ("shop", "denied"), glue.properties)
     glue.proxy.fail("GetTable", refused)
     with pytest.raises(StoreUnavailableError, match=kind) as caught:
-        place.find()
+        location.find()
     assert caught.value.condition == "STORE_UNAVAILABLE.ACCESS_DENIED"
     for secret in (KEY, SECRET):
         assert secret not in f"{caught.value} {caught.value!r}"
@@ -190,7 +190,7 @@ def test_glue_that_refuses_access_is_reported_without_secrets(glue: Glue, tmp_pa
 
 def test_glue_has_no_nested_namespaces(glue: Glue) -> None:
     with pytest.raises(TableRefusedError, match="hierarchical") as caught:
-        IcebergPlace("lake", ("a", "b", "t"), glue.properties).create(table_schema(rows_layout(ROWS, ())))
+        IcebergLocation("lake", ("a", "b", "t"), glue.properties).create(table_schema(rows_layout(ROWS, ())))
     assert caught.value.condition == "TABLE_REFUSED.ICEBERG"
 
 
@@ -198,4 +198,4 @@ def test_glue_without_its_library_is_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "pyiceberg.catalog.glue", raising=False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'pyiceberg\[glue\]'"):
-        IcebergPlace("lake", ("shop", "t"), {"type": "glue"}).find()
+        IcebergLocation("lake", ("shop", "t"), {"type": "glue"}).find()

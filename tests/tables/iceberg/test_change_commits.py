@@ -338,7 +338,7 @@ def test_a_catalog_without_branches_is_refused_when_the_query_starts(tmp_path: P
 
     def forget(commit: Callable[[], Any]) -> Any:
         reply = commit()
-        catalog = Driver(tmp_path, name="other").place.catalog
+        catalog = Driver(tmp_path, name="other").location.catalog
         without_branch(catalog.load_table(("shop", "t")))
         return reply
 
@@ -398,9 +398,9 @@ def test_files_that_are_gone_when_a_suspended_driver_wakes_are_not_committed(
 def test_a_table_is_compacted_beside_its_record(tmp_path: Path, scd_type: int) -> None:
     driver = ChangesDriver(tmp_path, scd_type)
     driver.apply(0, START)
-    driver.catalog.faults = [also(lambda: compact(driver.place, 1 << 20, 2))]
+    driver.catalog.faults = [also(lambda: compact(driver.location, 1 << 20, 2))]
     driver.apply(1, FIRST)
-    compact(driver.place, 1 << 20, 2)
+    compact(driver.location, 1 << 20, 2)
     driver.apply(2, SECOND)
     assert driver.rows() == FOLDS[scd_type]([*START, *EVENTS])
 
@@ -420,7 +420,7 @@ def test_a_feed_of_the_table_has_the_changes_of_its_rows_alone(tmp_path: Path) -
     driver = ChangesDriver(tmp_path)
     for number, batch in enumerate([START, FIRST, SECOND]):
         driver.apply(number, batch)
-    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    feed = IcebergFeed("shop.t", "lake", driver.location.properties).open()
     oldest = feed.oldest()
     rows: Counter[tuple[Any, ...]] = Counter()
     for change in changes(feed, oldest, feed.newest(oldest)).to_pylist():

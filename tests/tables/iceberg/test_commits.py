@@ -126,7 +126,7 @@ def test_other_writers_that_are_always_faster_are_reported(
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     driver = Driver(tmp_path)
-    driver.place.__dict__["properties"] = {**driver.place.properties, "token": "geheimeswort"}
+    driver.location.__dict__["properties"] = {**driver.location.properties, "token": "geheimeswort"}
 
     def refuse(commit: Callable[[], Any]) -> Any:
         raise CommitFailedException("Requirement failed for geheimeswort: branch main has changed")
@@ -276,7 +276,7 @@ def test_data_files_that_are_gone_are_not_committed(tmp_path: Path) -> None:
 
 def test_secrets_in_replies_are_not_shown(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
-    driver.place.properties["token"] = "verysecrettoken"
+    driver.location.properties["token"] = "verysecrettoken"
 
     def refused(commit: Callable[[], Any]) -> Any:
         raise RuntimeError("403 for verysecrettoken")

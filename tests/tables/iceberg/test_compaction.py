@@ -42,14 +42,14 @@ def files(driver: Driver) -> list[int]:
 def test_small_files_become_one(tmp_path: Path) -> None:
     driver = filled(tmp_path, *single_rows(8))
     before = driver.rows()
-    assert compact(driver.place, FILE, 5) == TableCompaction(8, 1, 1)
+    assert compact(driver.location, FILE, 5) == TableCompaction(8, 1, 1)
     assert (files(driver), driver.rows(), driver.orphans) == ([8], before, [])
-    assert compact(driver.place, FILE, 5) == TableCompaction(), "there is nothing left to merge"
+    assert compact(driver.location, FILE, 5) == TableCompaction(), "there is nothing left to merge"
 
 
 def test_few_files_stay(tmp_path: Path) -> None:
     driver = filled(tmp_path, *single_rows(4))
-    assert compact(driver.place, FILE, 5) == TableCompaction()
+    assert compact(driver.location, FILE, 5) == TableCompaction()
     assert files(driver) == [1, 1, 1, 1]
 
 
@@ -58,7 +58,7 @@ def test_few_files_that_fill_a_large_one_are_merged_and_large_ones_stay(tmp_path
     driver = filled(tmp_path, rows[:4_000], rows[4_000:5_000], rows[5_000:6_000], rows[6_000:])
     sizes = sorted(task.file.file_size_in_bytes for task in driver.table.scan().plan_files())
     # The largest is no small file, and the others are together larger.
-    assert compact(driver.place, sizes[-1], 5) == TableCompaction(3, 1, 1)
+    assert compact(driver.location, sizes[-1], 5) == TableCompaction(3, 1, 1)
     assert (files(driver), driver.rows()) == ([4_000, 4_000], sorted(rows, key=repr))
 
 
@@ -70,7 +70,7 @@ def test_the_files_of_a_partition_are_merged_among_themselves(tmp_path: Path) ->
     driver = Driver(tmp_path)
     driver.write(1, *[[(n, "a"), (n, "b")] for n in range(5)], [(9, "c")])
     before = driver.rows()
-    compact(driver.place, FILE, 5)
+    compact(driver.location, FILE, 5)
     # Those of before the partitioning, and of c, are too few.
     assert (files(driver), driver.rows()) == ([1, 1, 5, 5], before)
 
@@ -80,7 +80,7 @@ def test_columns_that_came_later_and_renamed_ones_are_kept(tmp_path: Path) -> No
     with driver.table.update_schema() as update:
         update.rename_column("v", "w")
         update.add_column("x", StringType())
-    compact(driver.place, FILE, 5)
+    compact(driver.location, FILE, 5)
     assert driver.table.scan().to_arrow().to_pylist()[0] == {"k": 0, "w": "v", "x": None}
     assert files(driver) == [5]
 
@@ -88,7 +88,7 @@ def test_columns_that_came_later_and_renamed_ones_are_kept(tmp_path: Path) -> No
 def test_deleted_rows_stay_deleted(tmp_path: Path) -> None:
     driver = filled(tmp_path, *[[(n, "v"), (-n, "gone")] for n in range(1, 7)])
     delete_rows(driver.table, lambda row: row["k"] < 0)
-    compact(driver.place, FILE, 5)
+    compact(driver.location, FILE, 5)
     assert (driver.rows(), files(driver)) == ([(n, "v") for n in range(1, 7)], [6])
 
 
@@ -96,7 +96,7 @@ def test_equality_deletes_are_refused_by_name(tmp_path: Path) -> None:
     driver = filled(tmp_path, *single_rows(5))
     delete_rows(driver.table, lambda row: row["k"] == 3, DataFileContent.EQUALITY_DELETES)
     with pytest.raises(TableRefusedError) as caught:
-        compact(driver.place, FILE, 5)
+        compact(driver.location, FILE, 5)
     assert caught.value.condition == "TABLE_REFUSED.EQUALITY_DELETES"
 
 
@@ -123,7 +123,7 @@ Between = Callable[[Callable[[], object]], None]
 def test_rows_that_come_meanwhile_are_kept(tmp_path: Path, between: Between) -> None:
     driver = filled(tmp_path, *single_rows(6))
     between(lambda: driver.write(1, [(7, "new")]))
-    assert compact(driver.place, FILE, 5) == TableCompaction(6, 1, 1), "the same files are committed"
+    assert compact(driver.location, FILE, 5) == TableCompaction(6, 1, 1), "the same files are committed"
     assert (files(driver), (7, "new") in driver.rows()) == ([1, 6], True)
 
 
@@ -138,7 +138,7 @@ def test_a_compaction_ends_beside_a_query_that_goes_on_writing(
         return merge(*values)
 
     monkeypatch.setattr(compaction, "merge_files", beside)
-    assert compact(driver.place, FILE, 5) == TableCompaction(6, 1, 1)
+    assert compact(driver.location, FILE, 5) == TableCompaction(6, 1, 1)
     assert files(driver) == [1] * 6 + [6], "the newer ones are for the next compaction"
 
 
@@ -151,7 +151,7 @@ def test_rows_that_are_deleted_or_changed_meanwhile_do_not_come_back(
         "position deletes": lambda: delete_rows(driver.table, lambda row: row["k"] == 3),
         "update": lambda: Driver(tmp_path, "update", "k", app_id="other").write(0, [(3, "changed")]),
         "replacement": lambda: Driver(tmp_path, "complete", app_id="other").write(0, [(1, "all")]),
-        "another compaction": lambda: compact(driver.place, FILE, 5),
+        "another compaction": lambda: compact(driver.location, FILE, 5),
     }
     expected = {
         "position deletes": [(n, "v") for n in range(6) if n != 3],
@@ -160,7 +160,7 @@ def test_rows_that_are_deleted_or_changed_meanwhile_do_not_come_back(
         "another compaction": [(n, "v") for n in range(6)],
     }
     between(acts[by])
-    compact(driver.place, FILE, 5)
+    compact(driver.location, FILE, 5)
     assert driver.rows() == expected[by]
     assert len(files(driver)) <= 2
 
@@ -178,11 +178,11 @@ def test_a_lost_reply_loses_and_repeats_nothing(tmp_path: Path) -> None:
 
     driver.catalog.faults = [lost]
     with pytest.raises(StoreUnavailableError):
-        compact(driver.place, FILE, 5)
+        compact(driver.location, FILE, 5)
     assert (files(driver), driver.rows()) == ([6], [(n, "v") for n in range(6)])
     driver.write(1, *[[(n, "w")] for n in range(5)])
     driver.catalog.faults = [lost_as_conflict]
-    compact(driver.place, FILE, 5)
+    compact(driver.location, FILE, 5)
     assert (files(driver), len(driver.rows())) == ([11], 11)
 
 
@@ -192,7 +192,7 @@ def test_other_writers_that_are_always_faster_are_reported(
     driver = filled(tmp_path, *single_rows(6))
     monkeypatch.setattr(compaction, "_reason_files_changed", lambda *_: "rows of the files were deleted")
     with pytest.raises(CommitRefusedError, match="at each of 10 attempts to merge files"):
-        compact(driver.place, FILE, 5)
+        compact(driver.location, FILE, 5)
     assert files(driver) == [1] * 6
 
 
@@ -206,15 +206,15 @@ def test_files_of_a_compaction_that_died_are_deleted_a_day_later(
 
     driver.catalog.faults = [die]
     with pytest.raises(SystemExit):
-        compact(driver.place, FILE, 5)
+        compact(driver.location, FILE, 5)
     # As after a SIGKILL: nothing is tidied up. An attempt of an hour ago may still run.
     orphans = driver.orphans
     assert len(orphans) == 2, "a data file and the pending file"
-    compact(driver.place, FILE, 50)
+    compact(driver.location, FILE, 50)
     assert driver.orphans == orphans
     now = time.time() + 90_000
     monkeypatch.setattr(attempts.time, "time", lambda: now)
-    compact(driver.place, FILE, 50)
+    compact(driver.location, FILE, 50)
     assert (driver.orphans, driver.rows()) == ([], [(n, "v") for n in range(6)])
 
 
@@ -224,7 +224,7 @@ def test_a_compaction_that_slept_too_long_writes_its_files_again(
     driver = filled(tmp_path, *single_rows(6))
     now = time.time
     between(lambda: monkeypatch.setattr(attempts.time, "time", lambda: now() + 7_200))
-    assert compact(driver.place, FILE, 5) == TableCompaction(6, 1, 1)
+    assert compact(driver.location, FILE, 5) == TableCompaction(6, 1, 1)
     assert (files(driver), len(driver.orphans)) == ([6], 2), "those of the first time wait for the clean-up"
 
 
@@ -232,5 +232,5 @@ def test_a_table_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     driver.catalog.drop_table(("shop", "t"))
     with pytest.raises(TableRefusedError) as caught:
-        compact(driver.place, FILE, 5)
+        compact(driver.location, FILE, 5)
     assert caught.value.condition == "TABLE_REFUSED.NOT_FOUND"

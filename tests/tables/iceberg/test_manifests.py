@@ -62,7 +62,7 @@ def test_a_compaction_beside_a_query(tmp_path: Path) -> None:
     for number in range(BATCHES):
         driver.write(number, [(number, "v")])
         if number % 2:
-            compact(driver.place, 1 << 20, 2)
+            compact(driver.location, 1 << 20, 2)
             assert outdated(manifests(driver)) == 0
     assert driver.rows() == sorted(((number, "v") for number in range(BATCHES)), key=repr)
 

@@ -165,7 +165,7 @@ def test_a_feed_has_no_changes_of_rows_whose_positions_are_merged(tmp_path: Path
     driver = filled(tmp_path)
     for number in range(1, 10):
         driver.write(number, [(number, "new")])
-    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    feed = IcebergFeed("shop.t", "lake", driver.location.properties).open()
     newest = feed.newest(feed.oldest())
     found = changes(feed, newest - 1, newest).to_pylist()
     rows = sorted((row["_change_type"], row["k"], row["v"]) for row in found)
@@ -325,7 +325,7 @@ def test_a_compaction_takes_deleted_rows_and_their_delete_files_out(tmp_path: Pa
     for number in range(1, 6):
         driver.write(number, [(number, "new")])
     assert len(delete_files(driver.table)) == 5
-    compact(driver.place, 1 << 20, 5)
+    compact(driver.location, 1 << 20, 5)
     assert delete_files(driver.table) == []
     assert [file.record_count for file in data_files(driver.table)] == [ROWS]
     assert driver.rows() == expected(dict.fromkeys(range(1, 6), "new"))
@@ -416,7 +416,7 @@ def test_a_feed_of_the_table_has_the_changes(tmp_path: Path) -> None:
     driver.write(1, [(7, "new"), (900, "new")])
     driver.write(2, [(7, "newer")])
     assert len(delete_files(driver.table)) == 1
-    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    feed = IcebergFeed("shop.t", "lake", driver.location.properties).open()
     oldest = feed.oldest()
     first = driver.table.metadata.snapshots[-3].sequence_number
     net: Counter[tuple[int, str]] = Counter()
@@ -447,7 +447,7 @@ def test_a_feed_compares_a_delete_file_only_with_its_own_data_file(
 
     applies = planning._applies
     monkeypatch.setattr(planning, "_applies", counted)
-    feed = IcebergFeed("shop.t", "lake", driver.place.properties).open()
+    feed = IcebergFeed("shop.t", "lake", driver.location.properties).open()
     newest = feed.newest(feed.oldest())
     assert changes(feed, newest - 1, newest).num_rows == 2 * files
     assert len(compared) <= 4 * files

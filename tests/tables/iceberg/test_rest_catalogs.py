@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, StoreUnavailableError, TableRefusedEr
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.lake.catalogs import task_io
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.schema import rows_layout, table_schema
 from tests.support.feed_reading import changes
 from tests.support.object_store import KEY, SECRET, object_store, storage_properties
@@ -69,7 +69,7 @@ SIGNING = {
 def test_a_request_that_fails_is_repeated(
     server: RestCatalogServer, tmp_path: Path, operation: str, fault: Fault
 ) -> None:
-    assert IcebergPlace("lake", ("other", "t"), server.properties).find() is None
+    assert IcebergLocation("lake", ("other", "t"), server.properties).find() is None
     server.fail(operation, fault)
     driver = writing(server, tmp_path)
     driver.write(0, [(1, "a")])
@@ -93,17 +93,17 @@ def test_a_request_that_opens_the_catalog_is_repeated(
     if client == "signed":
         properties |= SIGNING
     server.fail(operation, fault, fault)
-    assert IcebergPlace("lake", ("other", "t"), properties).find() is None
+    assert IcebergLocation("lake", ("other", "t"), properties).find() is None
     assert server.pending == 0
 
 
 def test_a_token_that_is_fetched_later_is_repeated_too(server: RestCatalogServer) -> None:
     login = {"client_id": CLIENT_ID, "client_secret": CLIENT_SECRET, "refresh_margin": 3600}
     auth = {"type": "oauth2", "oauth2": {**login, "token_url": f"{server.uri}/v1/oauth/tokens"}}
-    place = IcebergPlace("lake", ("other", "t"), {"uri": server.uri, "auth": auth})  # type: ignore[dict-item]
-    assert place.find() is None
+    location = IcebergLocation("lake", ("other", "t"), {"uri": server.uri, "auth": auth})  # type: ignore[dict-item]
+    assert location.find() is None
     server.fail("token", refused(503), hung_up)
-    assert place.find() is None
+    assert location.find() is None
     assert server.pending == 0
 
 
@@ -111,7 +111,7 @@ def test_a_token_that_is_fetched_later_is_repeated_too(server: RestCatalogServer
 def test_a_refused_login_is_reported_at_once(server: RestCatalogServer, operation: str) -> None:
     server.fail(operation, *[refused(401)] * 20)
     with pytest.raises(StoreUnavailableError) as caught:
-        IcebergPlace("lake", ("other", "t"), server.properties).find()
+        IcebergLocation("lake", ("other", "t"), server.properties).find()
     assert caught.value.condition == "STORE_UNAVAILABLE.ACCESS_DENIED"
     assert server.requests.count(operation) == 1
 
@@ -122,7 +122,7 @@ def test_a_catalog_that_does_not_answer_at_first_is_asked_again(
     monkeypatch.setattr("penstock.lake.catalogs.REPLY_TIMEOUT_SECONDS", 0.2)
     server.fail("token", lambda _: time.sleep(1))
     server.fail("config", lambda _: time.sleep(1))
-    assert IcebergPlace("lake", ("other", "t"), server.properties).find() is None
+    assert IcebergLocation("lake", ("other", "t"), server.properties).find() is None
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
@@ -283,7 +283,7 @@ def test_tasks_get_the_credentials_of_the_storage_alone(server: RestCatalogServe
         assert SESSION.encode() in sent
         for secret in (CLIENT_SECRET, server.uri, *server.tokens):
             assert secret.encode() not in sent
-        assert CLIENT_SECRET not in f"{target!r} {driver.place!r} {feed!r}"
+        assert CLIENT_SECRET not in f"{target!r} {driver.location!r} {feed!r}"
 
 
 @pytest.mark.parametrize("signing", [True, False])
@@ -363,9 +363,9 @@ def test_files_of_old_snapshots_stay_if_the_catalog_is_asked_for_the_newest_ones
 
 
 def test_nested_namespaces_and_names_of_any_form(server: RestCatalogServer, tmp_path: Path) -> None:
-    place = IcebergPlace("lake", ("a b", "ü/%", 'c."d'), server.properties)
-    place.create(table_schema(rows_layout(ROWS, ())))
-    assert place.find() is not None
+    location = IcebergLocation("lake", ("a b", "ü/%", 'c."d'), server.properties)
+    location.create(table_schema(rows_layout(ROWS, ())))
+    assert location.find() is not None
 
 
 def test_a_name_that_is_a_view_is_refused(server: RestCatalogServer, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def compact(
     """
     from penstock.lake.storage import is_delta
     from penstock.tables.compaction import compact_table
-    from penstock.tables.iceberg.place import is_iceberg
+    from penstock.tables.iceberg.location import is_iceberg
 
     # The default is a store, which has no such tables.
     url = run.url if is_delta(run.url) or is_iceberg(run.url) else None

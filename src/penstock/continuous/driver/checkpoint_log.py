@@ -100,12 +100,12 @@ class CheckpointLog(Checkpoint):
             by_micro_batches = self.read(LIMIT_RECORD) is not None
             earlier_limit = "with a limit that micro-batches count" if by_micro_batches else "without a limit"
             raise CheckpointMismatchError(
-                f"the query with checkpoint {self.shown!r} ran {earlier_limit} before: start it that way, "
+                f"the query with checkpoint {self.label!r} ran {earlier_limit} before: start it that way, "
                 "or use a new checkpoint; the query then resumes at the consumer's offset",
                 condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER"
                 if by_micro_batches
                 else "CHECKPOINT_MISMATCH.LIMIT",
-                checkpoint=self.shown,
+                checkpoint=self.label,
             )
         return rows
 
@@ -172,19 +172,19 @@ class CheckpointLog(Checkpoint):
 
     def _folder_missing_error(self, name: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"cannot write {name} of the checkpoint at {self.shown!r}, because its folder was deleted or "
+            f"cannot write {name} of the checkpoint at {self.label!r}, because its folder was deleted or "
             "moved while the query ran: put it back and restart the query, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-            checkpoint=self.shown,
+            checkpoint=self.label,
             file=name,
         )
 
     def _other_driver_error(self, name: str) -> OwnerFencedError:
         return OwnerFencedError(
-            f"{name} of the checkpoint at {self.shown!r} was written by another driver of the query: "
+            f"{name} of the checkpoint at {self.label!r} was written by another driver of the query: "
             "run each query once",
             condition="OWNER_FENCED.CHECKPOINT",
-            checkpoint=self.shown,
+            checkpoint=self.label,
             file=name,
         )
 
@@ -405,8 +405,12 @@ def _replace_with_sink_offset(checkpoint: CheckpointLog, sink_epoch: SinkEpoch, 
     log.warning(
         "epoch %d of the checkpoint at %r had other rows than the recreated sink; the sink's rows count",
         sink_epoch.number,
-        checkpoint.shown,
-        extra={"action": "offset_replaced", "checkpoint": checkpoint.shown, "epoch": sink_epoch.number},
+        checkpoint.label,
+        extra={
+            "action": "offset_replaced",
+            "checkpoint": checkpoint.label,
+            "epoch": sink_epoch.number,
+        },
     )
 
 
@@ -507,8 +511,8 @@ def log_offset(
             checkpoint.write_offset(number, offset, rows_passed, replaced_entry=existing, committed=committed)
     if checkpoint.single_offset(number) != offset:
         raise OwnerFencedError(
-            f"epoch {number} has other rows in the checkpoint at {checkpoint.shown!r} than in the sink: "
+            f"epoch {number} has other rows in the checkpoint at {checkpoint.label!r} than in the sink: "
             "another driver writes the checkpoint. Run each query once",
             condition="OWNER_FENCED.CHECKPOINT",
-            checkpoint=checkpoint.shown,
+            checkpoint=checkpoint.label,
         )

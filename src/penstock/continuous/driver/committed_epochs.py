@@ -81,10 +81,10 @@ class CommittedEpochs:
         last = self._checkpoint.last_commit()
         if last is not None and last > self.last:
             raise OwnerFencedError(
-                f"the checkpoint at {self._checkpoint.shown!r} has epochs up to {last}, but this driver has "
+                f"the checkpoint at {self._checkpoint.label!r} has epochs up to {last}, but this driver has "
                 f"only committed {self.last}: another driver runs the query. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self._checkpoint.shown,
+                checkpoint=self._checkpoint.label,
             )
 
     def commit(self, writers: WriterFactory, epoch: Epoch) -> JsonValue:

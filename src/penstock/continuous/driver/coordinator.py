@@ -20,7 +20,7 @@ from penstock.continuous.connectors.protocol import Epoch
 from penstock.continuous.driver.epochs import Epochs, by_partition
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.driver_connection import Connection
 from penstock.spark.driver_endpoint import AuthenticatedListener, DriverNetwork
 
@@ -206,7 +206,7 @@ class EpochCoordinator:
                 log.debug(
                     "the connection of %s %d was closed: %s",
                     *sender,
-                    shown(error),
+                    redacted_message(error),
                     extra={"action": "line_closed", "role": role, "task": task, "error": condition_of(error)},
                 )
                 with self._changed:

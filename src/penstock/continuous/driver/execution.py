@@ -28,7 +28,7 @@ from penstock.errors import (
     PenstockError,
     condition_of,
 )
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.error_boundary import job_failure
 from penstock.store.records.catalog import QueueChanged
 from penstock.store.staging import StagingLost
@@ -174,7 +174,7 @@ class ContinuousExecution:
             log.error(
                 "query %s failed: %s",
                 self._label,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "query_failed", **self._error_fields(error)},
             )
             self.failure = error
@@ -188,7 +188,7 @@ class ContinuousExecution:
             log.warning(
                 "query %s could not release its source: %s",
                 self._label,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "release_failed", **self._error_fields(error)},
             )
         if self.failure is None:
@@ -227,7 +227,7 @@ class ContinuousExecution:
                     "query %s restarts after epoch %s: %s",
                     self._label,
                     self.committed.last,
-                    shown(error),
+                    redacted_message(error),
                     extra={"action": "restart", **self._error_fields(error), "failures": failures},
                 )
                 with self._changed:
@@ -241,7 +241,7 @@ class ContinuousExecution:
                 "query %s stops after epoch %s; its next start repeats the rest: %s",
                 self._label,
                 self.committed.last,
-                shown(error),
+                redacted_message(error),
                 extra={"action": "stopped_short", **self._error_fields(error)},
             )
         return self.stopping

@@ -21,7 +21,7 @@ from penstock.continuous.connectors.protocol import Epoch
 from penstock.errors import PenstockError, condition_of
 from penstock.instants import moment_text, now_micros
 from penstock.json_text import Json, JsonValue
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.spark.internals.listeners import ListenerBus
 
 log = logging.getLogger("penstock.continuous")
@@ -284,7 +284,7 @@ class ListenerDispatch:
                 log.warning(
                     "listeners of query %s have missed events: %s",
                     self._query_label,
-                    shown(error),
+                    redacted_message(error),
                     extra={
                         "action": "listeners_failed",
                         "query": self._query_label,

@@ -37,9 +37,9 @@ _VARIANT = "variantType"
 """Accepted without variant columns, because deltalake adds it to each table with deletion vectors."""
 
 
-def check_state(state: TableState, shown: str, version: int | None = None) -> None:
+def check_state(state: TableState, label: str, version: int | None = None) -> None:
     """Refuse a table, or a version of it, that needs reader features that Penstock does not support."""
-    which = f"the Delta table {shown}" if version is None else f"version {version} of the Delta table {shown}"
+    which = f"the Delta table {label}" if version is None else f"version {version} of the Delta table {label}"
     reader, mapping = state.protocol.reader, state.metadata.column_mapping
     known = _FEATURES if _has_variants(state) else _FEATURES | {_VARIANT}
     unknown = sorted(set(state.protocol.features) - known)
@@ -68,13 +68,13 @@ def _has_variants(state: TableState) -> bool:
     return re.search(r':\s*"variant"', state.metadata.schema) is not None
 
 
-def check_files(commit: CommitFile, before: TableState | None, table: TableState, shown: str) -> None:
+def check_files(commit: CommitFile, before: TableState | None, table: TableState, label: str) -> None:
     """Refuse files with deletion vectors, outside the table's folder, or without partition values.
 
     Removed files have the partition columns of the table ``before`` the commit, other files those of
     ``table``.
     """
-    where = f"version {commit.version} of the Delta table {shown}"
+    where = f"version {commit.version} of the Delta table {label}"
     for kind, action in commit.needed:
         if action.deletion_vector:
             raise FeedUnavailableError(
@@ -102,21 +102,21 @@ def check_files(commit: CommitFile, before: TableState | None, table: TableState
             )
 
 
-def replaced(shown: str, version: int) -> FeedUnavailableError:
+def replaced(label: str, version: int) -> FeedUnavailableError:
     """Return the error for a table that was replaced by another table."""
     return FeedUnavailableError(
-        f"version {version} of the Delta table {shown} belongs to another table at this path: the table was "
+        f"version {version} of the Delta table {label} belongs to another table at this path: the table was "
         "removed, replaced or recreated. Start the query again with a new checkpoint and an empty sink",
         condition="FEED_UNAVAILABLE.TABLE_REPLACED",
-        table=shown,
+        table=label,
         version=version,
     )
 
 
-def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailableError:
+def no_feed(label: str, versions: Sequence[int]) -> FeedUnavailableError:
     """Return the error for versions that rewrote files without recording which rows changed."""
     return FeedUnavailableError(
-        f"{ranges(versions)} of the Delta table {shown} rewrote files while its change data feed was off, "
+        f"{ranges(versions)} of the Delta table {label} rewrote files while its change data feed was off, "
         f"so changed rows cannot be identified: begin after version {versions[-1]}, or name the columns "
         f"that identify rows: {row_id_forms('delta', 'path', 'DeltaFeed')}",
         condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
@@ -138,7 +138,7 @@ def ranges(versions: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=64)
-def data_schema(delta: str, shown: str) -> pa.Schema:
+def data_schema(delta: str, label: str) -> pa.Schema:
     """Return the columns of a Delta schema, all nullable, because older rows may have NULL."""
     schema = import_deltalake("deltalake").Schema
     try:
@@ -147,11 +147,11 @@ def data_schema(delta: str, shown: str) -> pa.Schema:
         raise
     except Exception as error:
         raise FeedUnavailableError(
-            f"the Delta table {shown} has a column of a type that deltalake cannot read: {error}",
+            f"the Delta table {label} has a column of a type that deltalake cannot read: {error}",
             condition="FEED_UNAVAILABLE.SCHEMA",
-            table=shown,
+            table=label,
         ) from None
-    check_reserved(data.names, f"the Delta table {shown}")
+    check_reserved(data.names, f"the Delta table {label}")
     return pa.schema([pa.field(field.name, nullable(field.type)) for field in data])
 
 

@@ -145,7 +145,7 @@ class Log:
             elif (match := _CHECKPOINT.fullmatch(name)) and info.size:
                 self._checkpoints.setdefault(int(match[1]), []).append(f"_delta_log/{name}")
         if not commits:
-            raise not_a_table(self._storage.shown)
+            raise not_a_table(self._storage.label)
         self.seen = self.first = max(commits)
         self._newest_file = commits[self.seen].size, commits[self.seen].mtime_ns
         # A version is missing if files of the log were deleted manually; a read cannot continue across the
@@ -181,10 +181,10 @@ class Log:
             current, following = self._storage.file_infos(_file(self.seen), _file(self.seen + 1))
             if current.type != FileType.File or (current.size, current.mtime_ns) != self._newest_file:
                 raise FeedUnavailableError(
-                    f"version {self.seen} of the Delta table {self._storage.shown} has changed: the table "
+                    f"version {self.seen} of the Delta table {self._storage.label} has changed: the table "
                     "was removed or recreated. Start the query again with a new checkpoint",
                     condition="FEED_UNAVAILABLE.TABLE_REPLACED",
-                    table=self._storage.shown,
+                    table=self._storage.label,
                 )
             if following.type != FileType.File:
                 return self.seen
@@ -242,7 +242,7 @@ class Log:
 
     def _broken_log_error(self, name: str, what: str, version: int, error: Exception) -> FeedUnavailableError:
         return FeedUnavailableError(
-            f"{name} of the Delta table {self._storage.shown} is not a valid {what} ({error!r}): restore it "
+            f"{name} of the Delta table {self._storage.label} is not a valid {what} ({error!r}): restore it "
             "from a backup",
             condition="FEED_UNAVAILABLE.BROKEN_LOG",
             version=version,
@@ -254,7 +254,7 @@ class Log:
         missing = "is no longer in its log"
         what = missing if version < self.first else f"depends on a commit that {missing}"
         return DataLostError(
-            f"version {version} of the Delta table {self._storage.shown} {what}; versions "
+            f"version {version} of the Delta table {self._storage.label} {what}; versions "
             f"{self.readable} to {self.seen} can be read",
             condition="DATA_LOST.DELTA",
             version=version,
@@ -417,12 +417,12 @@ class RetentionHorizon:
             left = f"versions {first} to {last} can be read" if first <= last else "no version can be read"
         except (DataLostError, FeedUnavailableError) as error:
             return DataLostError(
-                f"{path} of {self._storage.shown} is missing, and its table cannot be read: {error.message}",
+                f"{path} of {self._storage.label} is missing, and its table cannot be read: {error.message}",
                 condition="DATA_LOST.DELTA",
                 version=version,
             )
         return DataLostError(
-            f"version {version} of the Delta table {self._storage.shown} can no longer be read, because its "
+            f"version {version} of the Delta table {self._storage.label} can no longer be read, because its "
             f"file {path} was vacuumed; {left}",
             condition="DATA_LOST.DELTA",
             version=version,

@@ -78,7 +78,7 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
     elif mode not in _supported_modes(sink):
         yield Problem(
             _UNSUPPORTED_MODE if sink.format.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
-            f"{_display_name(sink)} takes {' and '.join(_supported_modes(sink))} mode, not "
+            f"{_label(sink)} takes {' and '.join(_supported_modes(sink))} mode, not "
             f"{mode}{_unsupported_reason(sink, mode)}",
             fix="TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
             condition=_UNSUPPORTED_MODE if sink.format.files else None,
@@ -135,7 +135,7 @@ def unchecked(sink: Sink) -> Iterator[str]:
         )
 
 
-def _display_name(sink: Sink) -> str:
+def _label(sink: Sink) -> str:
     return {"penstock": "a queue", "penstock table": "a table"}.get(sink.name, f"the sink {sink.name}")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StoreError, condition_of
 from penstock.json_text import parse_json
-from penstock.redaction import shown
+from penstock.redaction import redacted_message
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.postgres.database import PostgresDatabase
 
@@ -123,6 +123,6 @@ def _drop_if_idle(database: Database, name: str) -> None:
     except StoreError as error:
         log.info(
             "a staged relation is still in use: %s",
-            shown(error),
+            redacted_message(error),
             extra={"action": "stage_in_use", "relation": name, "error": condition_of(error)},
         )

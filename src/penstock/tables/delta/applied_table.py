@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.lake.new_files import supports_conditional_put
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.changes.merge_plan import with_row_numbers
 from penstock.tables.delta.log_commit import LOG_CLEANUP
@@ -45,7 +45,7 @@ _CLEANUP_INTERVAL = 100
 class AppliedTable:
     """The applied-events table of a data table."""
 
-    place: DeltaPlace
+    location: DeltaLocation
     data_table: str
     """The name of the data table in messages."""
     schema: pa.Schema
@@ -53,26 +53,26 @@ class AppliedTable:
     keeps_history: bool
 
     @classmethod
-    def for_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
+    def for_table(cls, location: DeltaLocation, table: DeltaTable, events: EventLayout) -> AppliedTable:
         """Return the applied-events table of a data table.
 
         The path has the id of the data table, so a recreated data table gets a new applied-events table.
         """
-        applied = DeltaPlace(f"{place.path}/{STAGING_FOLDER}/{_folder_name(table)}", place.options)
-        return cls(applied, place.shown, events.recorded_schema, events.keys, events.keeps_history)
+        applied = DeltaLocation(f"{location.path}/{STAGING_FOLDER}/{_folder_name(table)}", location.options)
+        return cls(applied, location.label, events.recorded_schema, events.keys, events.keeps_history)
 
     @property
     def transaction(self) -> str:
         """The data table's app transaction whose version is the version of this table."""
-        return f"penstock:{self.place.path.rpartition('/')[2]}"
+        return f"penstock:{self.location.path.rpartition('/')[2]}"
 
     def belongs_to(self, table: DeltaTable) -> bool:
         """Return whether it is the applied-events table of a loaded table, which may have been recreated."""
-        return self.place.path.endswith(f"/{_folder_name(table)}")
+        return self.location.path.endswith(f"/{_folder_name(table)}")
 
     def version_for(self, table: DeltaTable) -> int:
         """Return the version that matches a loaded version of the data table."""
-        version = self.place.app_version(table, self.transaction)
+        version = self.location.app_version(table, self.transaction)
         if version is None:
             raise TableRefusedError(
                 f"the Delta table {self.data_table} has lost the app transaction {self.transaction}, which "
@@ -87,8 +87,8 @@ class AppliedTable:
         """Create the applied-events table if it does not exist, and name its version in the data table."""
         # Only Penstock reads it, so it may use deletion vectors. Its commits do not clean up the log, since
         # the previous version is needed until the data table names the new one.
-        vectors = {VECTORS_PROPERTY: "true"} if supports_conditional_put(self.place) else {}
-        applied = self.place.create(self.schema, {LOG_CLEANUP: "false", **vectors})
+        vectors = {VECTORS_PROPERTY: "true"} if supports_conditional_put(self.location) else {}
+        applied = self.location.create(self.schema, {LOG_CLEANUP: "false", **vectors})
         new_types, recorded_types = (
             _types(import_deltalake("deltalake").Schema.from_arrow(self.schema)),
             _types(applied.schema()),
@@ -103,7 +103,7 @@ class AppliedTable:
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.data_table,
             )
-        if self.place.app_version(table, self.transaction) is None and applied.version() == 0:
+        if self.location.app_version(table, self.transaction) is None and applied.version() == 0:
             with suppress(import_deltalake("deltalake.exceptions").CommitFailedError):
                 # Another process may set the version at the same time.
                 self.set_version_in(table, 0)
@@ -120,15 +120,15 @@ class AppliedTable:
 
     def vacuum(self, version: int) -> None:
         """Delete old commits, and the files of old versions, if the data table names the newest version."""
-        table = self.place.open()
+        table = self.location.open()
         if table.version() == version:
-            with self.place.translating_errors():
+            with self.location.translating_errors():
                 table.cleanup_metadata()
                 table.vacuum(dry_run=False)
 
     def events(self, version: int, lookup_keys: pa.Table) -> pa.Table:
         """Read the events of the given keys in a version."""
-        return rows_with_keys(self.place, self.place.open(version), lookup_keys, self.schema)
+        return rows_with_keys(self.location, self.location.open(version), lookup_keys, self.schema)
 
     def record(
         self,
@@ -144,7 +144,7 @@ class AppliedTable:
         if not events.num_rows:
             return version
         token = uuid.uuid4().int >> 66
-        table = self.place.open()
+        table = self.location.open()
         if table.version() != version:
             # A writer died between its commits to this table and the data table, or is still between them.
             table.restore(version, commit_properties=_writer_properties(token))
@@ -159,7 +159,7 @@ class AppliedTable:
         """Return the stage for files of the applied-events table."""
         layout = DeltaLayout(self.schema, self.keys)
         indexed = indexed_columns(self.schema, table.metadata().configuration)
-        return DeltaStage(self.place, layout, "applied", 0, indexed)
+        return DeltaStage(self.location, layout, "applied", 0, indexed)
 
     def _merge(self, table: DeltaTable, events: pa.Table, token: int) -> int:
         if self.keeps_history:
@@ -169,7 +169,7 @@ class AppliedTable:
         else:
             merge = merge_by_keys(table, events, self.keys, _writer_properties(token))
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
-        if self.place.app_version(table, _WRITER) != token:
+        if self.location.app_version(table, _WRITER) != token:
             raise import_deltalake("deltalake.exceptions").CommitFailedError(
                 "another writer has recorded events"
             )
@@ -181,7 +181,7 @@ def _folder_name(table: DeltaTable) -> str:
 
 
 def rows_with_keys(
-    place: DeltaPlace,
+    location: DeltaLocation,
     table: DeltaTable,
     lookup_keys: pa.Table,
     schema: pa.Schema,
@@ -193,7 +193,7 @@ def rows_with_keys(
     About ``part_bytes`` of the table are in memory at the same time.
     """
     columns = ", ".join(map(quoted, schema.names))
-    with place.translating_errors():
+    with location.translating_errors():
         # Do not use an Arrow dataset: its reader threads for deltalake sometimes abort an exiting process.
         batches = stored_rows(table, f"SELECT {columns} FROM stored", small_batches=part_bytes < _JOIN_BYTES)
         tables = [

@@ -100,7 +100,7 @@ class ChangesCommit:
 
     @cached_property
     def _recorded_lookup(self) -> Lookup:
-        stage = DeltaStage(self.applied.place, self.stage.layout, "applied", 0)
+        stage = DeltaStage(self.applied.location, self.stage.layout, "applied", 0)
         return Lookup(self.spark, stage, self._staged_keys, self.applied.schema)
 
     @cached_property
@@ -109,9 +109,9 @@ class ChangesCommit:
 
     def _stored_files(self, table: DeltaTable) -> tuple[StoredFiles, StoredFiles]:
         """Return the data files of the table, and of the matching version of its applied-events table."""
-        applied = self.applied.place
+        applied = self.applied.location
         version = self.applied.version_for(table)
-        return StoredFiles(self.stage.place, table), StoredFiles(applied, applied.open(version))
+        return StoredFiles(self.stage.location, table), StoredFiles(applied, applied.open(version))
 
     def _plan(self, stored: StoredFiles, applied_files: StoredFiles) -> MergePlan | None:
         """Return the merge plan; None if events omit values, so that deltalake has to merge them."""
@@ -119,7 +119,7 @@ class ChangesCommit:
         plan, unresolved = plan_events(
             self.events, self._staged, recorded, lambda: self._version_lookup.rows(stored)
         )
-        require_stored_values(unresolved, self.events, self.stage.place.shown)
+        require_stored_values(unresolved, self.events, self.stage.location.label)
         if self.events.unchanged is not None and with_missing_values(self._staged, plan.merged).num_rows:
             return None
         return plan
@@ -145,7 +145,9 @@ class ChangesCommit:
         version = applied_files.table.version()
 
         def record_in_tasks(table: DeltaTable) -> int | None:
-            stored = applied_files if table.version() == version else StoredFiles(self.applied.place, table)
+            stored = (
+                applied_files if table.version() == version else StoredFiles(self.applied.location, table)
+            )
             stage = self.applied.stage(table)
             replacement = Replacement()
             try:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.lake.parquet import align_to_schema
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.changes import merge_plan
 from penstock.tables.changes.events import (
     MISSING_COLUMNS,
@@ -50,34 +50,45 @@ if TYPE_CHECKING:
 
 
 def changes_writer(
-    place: DeltaPlace, events: EventLayout, guarantee: str, checkpoint_location: str, app_id: str | None
+    location: DeltaLocation, events: EventLayout, guarantee: str, checkpoint_location: str, app_id: str | None
 ) -> ChangesWriter:
     """Create or check the table and its applied-events table; return the ``foreachBatch`` function."""
-    table = place.find()
+    table = location.find()
     if table is None:
-        table = place.create(events.table_schema)
+        table = location.create(events.table_schema)
     elif not events.keeps_history:
-        refuse_history((f.name for f in table.schema().fields), place.shown, f"the Delta table {place.shown}")
-    require_partitioning(place, table)
-    layout = match_table(place, changes_layout(events), table)
+        refuse_history(
+            (f.name for f in table.schema().fields),
+            location.label,
+            f"the Delta table {location.label}",
+        )
+    require_partitioning(location, table)
+    layout = match_table(location, changes_layout(events), table)
     row_schema = pa.schema(list(layout.schema)[: len(events.query_columns)])
     events = replace(events, row_schema=row_schema, keys=layout.keys)
-    applied = AppliedTable.for_table(place, table, events)
-    with place.translating_errors():
+    applied = AppliedTable.for_table(location, table, events)
+    with location.translating_errors():
         applied.prepare(table)
-    applied.vacuum(applied.version_for(place.open()))
-    delete_abandoned(place)
+    applied.vacuum(applied.version_for(location.open()))
+    delete_abandoned(location)
     staged_layout = DeltaLayout(events.staged_schema, events.keys)
     return ChangesWriter(
-        place, staged_layout, "append", guarantee, checkpoint_location, app_id, events=events, applied=applied
+        location,
+        staged_layout,
+        "append",
+        guarantee,
+        checkpoint_location,
+        app_id,
+        events=events,
+        applied=applied,
     )
 
 
 def change_event_layout(
-    schema: StructType, place: DeltaPlace, keys: Sequence[str], sequence_by: str, scd_type: int
+    schema: StructType, location: DeltaLocation, keys: Sequence[str], sequence_by: str, scd_type: int
 ) -> EventLayout:
     """Return the layout of change events; refuse change rows that Delta tables do not support."""
-    table = f"the Delta table {place.shown}"
+    table = f"the Delta table {location.label}"
     events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
     refuse_backticks(events.row_schema.names)
     return events
@@ -95,7 +106,7 @@ class EventTask(DeltaStageTask):
     events: EventLayout = field(kw_only=True)
 
     def _check_rows(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table = self.stage.place.shown
+        table = self.stage.location.label
         return super()._check_rows(check_events(chunk, self.events, table) for chunk in chunks)
 
 
@@ -109,7 +120,7 @@ class ChangesWriter(DeltaWriter):
     def _open(self) -> DeltaTable:
         table = super()._open()
         if not self.applied.belongs_to(table):
-            raise table_gone_error(self.place)
+            raise table_gone_error(self.location)
         return table
 
     @property
@@ -138,7 +149,7 @@ class ChangesWriter(DeltaWriter):
         )
 
         def publish(table: DeltaTable, versions: Mapping[str, int]) -> None:
-            with committing(self.place):
+            with committing(self.location):
                 if commit_in_tasks is None or not commit_in_tasks(table, versions):
                     self._merge_in_driver(table, stage, files, versions)
 
@@ -168,7 +179,7 @@ class ChangesWriter(DeltaWriter):
         plan, unresolved = merge_plan.plan_events(
             self.events, staged, recorded_events, lambda: self._read_versions(table, staged_keys)
         )
-        require_stored_values(unresolved, self.events, self.place.shown)
+        require_stored_values(unresolved, self.events, self.location.label)
         if self.events.unchanged is not None and not self.events.keeps_history:
             self._require_stored_rows(table, merge_plan.with_missing_values(staged, plan.merged))
         return plan
@@ -178,9 +189,9 @@ class ChangesWriter(DeltaWriter):
         if incomplete.num_rows:
             keys = list(self.events.keys)
             schema = pa.schema([self.events.table_schema.field(name) for name in keys])
-            stored = rows_with_keys(self.place, table, incomplete.select(keys), schema)
+            stored = rows_with_keys(self.location, table, incomplete.select(keys), schema)
             missing = merge_plan.without_stored_row(keys, incomplete, stored)
-            require_stored_values(missing, self.events, self.place.shown)
+            require_stored_values(missing, self.events, self.location.label)
 
     def _read_versions(
         self, table: DeltaTable, keys: pa.Table, other_columns: Sequence[str] = ()
@@ -188,7 +199,7 @@ class ChangesWriter(DeltaWriter):
         """Read the stored row versions of some keys: the keys, the validity, and ``other_columns``."""
         names = [*self.events.keys, VALID_FROM, VALID_TO, *other_columns]
         schema = pa.schema([self.events.table_schema.field(name) for name in names])
-        return rows_with_keys(self.place, table, keys, schema)
+        return rows_with_keys(self.location, table, keys, schema)
 
     def _merge(
         self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None

@@ -107,11 +107,11 @@ class CopyOnWrite:
 
     def replacement(self, stored: StoredFiles, removed: RemovedRows) -> Replacement:
         """Return the data files that lose rows, and their replacements."""
-        place = self.stage.place
+        location = self.stage.location
         files = removed.files(stored)
-        with place.translating_errors():
-            use_vectors = vectors_enabled(stored.table, place)
-        if any(file.vector for file in files) and not supports_conditional_put(place):
+        with location.translating_errors():
+            use_vectors = vectors_enabled(stored.table, location)
+        if any(file.vector for file in files) and not supports_conditional_put(location):
             raise UnreadableFile
         self._rewrite(
             [file for file in files if (file.identity, use_vectors) not in self.cached], removed, use_vectors
@@ -143,7 +143,7 @@ class RewriteTask(FileTask):
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         row: dict[str, object] = {"number": number}
         try:
-            change = self._rewrite(StoredRows(self.stage.place, self.files[number]))
+            change = self._rewrite(StoredRows(self.stage.location, self.files[number]))
         except UnreadableFile:
             row |= {"outcome": _UNREADABLE}
         else:
@@ -161,7 +161,7 @@ class RewriteTask(FileTask):
         )
         deleted = np.union1d(removals.positions, rows.deleted)
         if self.use_vectors and should_use_vector(rows.file.add, rows.row_count, len(deleted)):
-            return FileChange(vector=write_vector(self.stage.place, deleted), moved=moved)
+            return FileChange(vector=write_vector(self.stage.location, deleted), moved=moved)
         kept_positions = np.delete(np.arange(rows.row_count), deleted)
         return FileChange(self.stage.write(rows.at_positions(kept_positions, schema)), moved=moved)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.tables.delta.statistics import FileStatistics
 
 BATCH_ROWS = 65_536
@@ -86,7 +86,7 @@ def files_from_reports(reports: Sequence[Any]) -> list[DataFile]:
 
 
 def write_file(
-    place: DeltaPlace,
+    location: DeltaLocation,
     path: str,
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
@@ -101,8 +101,8 @@ def write_file(
         return None
     statistics = FileStatistics.of(schema, indexed)
     with (
-        place.translating_errors(untranslated=(UnreadableFile,)),
-        place.files().open_output_stream(path, buffer_size=1 << 20) as out,
+        location.translating_errors(untranslated=(UnreadableFile,)),
+        location.files().open_output_stream(path, buffer_size=1 << 20) as out,
     ):
         with pq.ParquetWriter(
             out,
@@ -141,8 +141,8 @@ def _footer_statistics_columns(schema: pa.Schema) -> list[str] | bool:
     return names or False
 
 
-def read_file(place: DeltaPlace, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_file(location: DeltaLocation, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a file that a task has written, in the order and types of a schema."""
-    with place.files().open_input_file(path) as file:
+    with location.files().open_input_file(path) as file:
         for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, columns=schema.names):
             yield batch.select(schema.names).cast(schema)

@@ -35,7 +35,7 @@ def commit_replacement(
         stage.require_vectors(replacement.vectors)
     if replacement.has_vectors:
         actions = [*(file.log_action() for file in files), *replacement.actions()]
-        commit_actions(stage.place, table, actions, versions)
+        commit_actions(stage.location, table, actions, versions)
         return version
     removed = [file.remove_action() for file in replacement.removed]
     table.create_write_transaction(

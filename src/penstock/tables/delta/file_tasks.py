@@ -26,7 +26,7 @@ class FileTask(ABC):
     def run(self, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
         """Yield the results for the given numbers."""
         for number in numbers:
-            with self.stage.place.translating_errors():
+            with self.stage.location.translating_errors():
                 yield from self.results(number)
 
     @abstractmethod

@@ -13,7 +13,7 @@ from pyarrow.fs import FileType
 
 from penstock.errors import PenstockError, condition_of
 from penstock.lake.new_files import NoConditionalPut, create_if_absent
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.tables.delta.log_files import checkpoint_path, commit_path
 from penstock.tables.delta.unused_vectors import delete_unused_vectors
 
@@ -27,7 +27,7 @@ _DEFAULT_CHECKPOINT_INTERVAL = 100
 
 
 def commit_actions(
-    place: DeltaPlace, table: DeltaTable, actions: Sequence[Action], versions: Mapping[str, int]
+    location: DeltaLocation, table: DeltaTable, actions: Sequence[Action], versions: Mapping[str, int]
 ) -> None:
     """Commit actions on files, with versions of app transactions, to a loaded table.
 
@@ -37,9 +37,9 @@ def commit_actions(
     now = time.time_ns() // 1_000_000
     lines = [_commit_info(table.version(), now), *actions, *_transaction_actions(versions, now)]
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
-    _require_in_log(place, table.version())
+    _require_in_log(location, table.version())
     try:
-        created = create_if_absent(place, commit_path(version), data)
+        created = create_if_absent(location, commit_path(version), data)
     except NoConditionalPut:
         # Callers check `supports_conditional_put` first; if it has changed, this error is translated.
         raise NotImplementedError("its storage does not create a file only if there is none") from None
@@ -48,17 +48,17 @@ def commit_actions(
             f"another writer committed version {version}"
         )
     # The driver may also have been suspended just before the write.
-    _require_in_log(place, table.version())
-    _checkpoint_if_due(place, version, table.metadata().configuration)
+    _require_in_log(location, table.version())
+    _checkpoint_if_due(location, version, table.metadata().configuration)
 
 
-def _require_in_log(place: DeltaPlace, version: int) -> None:
+def _require_in_log(location: DeltaLocation, version: int) -> None:
     """Refuse to commit after a version that the log no longer has.
 
     While the driver was suspended, others may have committed and the log been cleaned up, or the table been
     recreated. Then the commit file of the next version may be missing, and readers would ignore a new one.
     """
-    infos = place.files().get_file_info([commit_path(version), checkpoint_path(version)])
+    infos = location.files().get_file_info([commit_path(version), checkpoint_path(version)])
     if all(info.type != FileType.File for info in infos):
         raise import_deltalake("deltalake.exceptions").CommitFailedError(
             f"the log no longer has version {version}"
@@ -86,29 +86,29 @@ def _transaction_actions(versions: Mapping[str, int], now: int) -> Iterable[Acti
     )
 
 
-def _checkpoint_if_due(place: DeltaPlace, version: int, properties: Mapping[str, str | None]) -> None:
+def _checkpoint_if_due(location: DeltaLocation, version: int, properties: Mapping[str, str | None]) -> None:
     """Write a checkpoint if one is due, as deltalake does after its commits, and delete unused vectors.
 
     The commit has already succeeded, so errors are only logged.
     """
     try:
-        with place.translating_errors():
+        with location.translating_errors():
             if (version + 1) % int(properties.get(_CHECKPOINT_INTERVAL) or _DEFAULT_CHECKPOINT_INTERVAL):
                 return
-            table = place.open(version)
+            table = location.open(version)
             table.create_checkpoint()
             if (properties.get(LOG_CLEANUP) or "true").lower() == "true":
                 table.cleanup_metadata()
-            delete_unused_vectors(place, table)
+            delete_unused_vectors(location, table)
     except PenstockError as error:
         log.warning(
             "the Delta table %s has no checkpoint of version %d, or keeps unused deletion vectors: %s",
-            place.shown,
+            location.label,
             version,
             error,
             extra={
                 "action": "checkpoint_fails",
-                "table": place.shown,
+                "table": location.label,
                 "version": version,
                 "error": condition_of(error),
             },

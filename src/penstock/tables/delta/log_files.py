@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileSystem
 
 from penstock.json_text import parse_json_object
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.parallel import in_parallel
 from penstock.tables.delta.data_files import UnreadableFile
 
@@ -32,7 +32,7 @@ _ADD_FIELDS = (
 Actions = dict[str, dict[str, Any]]
 
 
-def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Actions:
+def adds_in_log(location: DeltaLocation, version: int, paths: Collection[str]) -> Actions:
     """Return the add actions of the given files of a version, by their paths as written in the log.
 
     Raises
@@ -40,7 +40,7 @@ def adds_in_log(place: DeltaPlace, version: int, paths: Collection[str]) -> Acti
     UnreadableFile
         When the log has a format that is not supported here.
     """
-    files = place.files()
+    files = location.files()
     checkpoint = _last_checkpoint(files)
     if checkpoint > version:
         checkpoint = _checkpoint_before(files, version)

@@ -67,7 +67,7 @@ class Lookup:
         ]
         task = LookupTask(self.stage, splits, self.keys, self.schema)
         if sum(file.size for file in files) <= _DRIVER_BYTES:
-            with self.stage.place.translating_errors(untranslated=(UnreadableFile,)):
+            with self.stage.location.translating_errors(untranslated=(UnreadableFile,)):
                 results = [(number, task.find_rows(number)) for number in range(len(splits))]
         else:
             reports = task.job(self.spark, len(splits), _REPORT_DDL).collect()
@@ -103,6 +103,6 @@ class LookupTask(FileTask):
     def find_rows(self, number: int) -> pa.Table:
         """Return the live rows of a split that have one of the keys, with their positions."""
         file, split = self.splits[number]
-        matches = StoredRows(self.stage.place, file).with_keys(self._lookup_keys, self.schema, split)
+        matches = StoredRows(self.stage.location, file).with_keys(self._lookup_keys, self.schema, split)
         batches = [rows.append_column(POSITION, pa.array(positions)) for positions, rows in matches]
         return pa.Table.from_batches(batches, self.schema.append(pa.field(POSITION, pa.int64())))

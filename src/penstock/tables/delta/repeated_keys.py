@@ -50,7 +50,7 @@ def find_repeated_key(
         return None
     # Hash collisions of different keys are rare: there are always far fewer of them than a task returns.
     repeated_hashes = pa.array([row.hash for row in repeated], pa.int64())
-    with stage.place.translating_errors():
+    with stage.location.translating_errors():
         return first_repeated_key(pa.concat_tables(_keys_with_hashes(stage, files, repeated_hashes)))
 
 

@@ -15,7 +15,7 @@ from pyarrow.fs import FileSystem
 
 from penstock.errors import TableRefusedError
 from penstock.json_text import parse_json_object
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.parallel import in_parallel
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import commit_lines, file_actions
@@ -42,7 +42,7 @@ class LoggedCommit:
 class RequiredCommits:
     """The commits of a running query or export, all of which the table must keep."""
 
-    place: DeltaPlace
+    location: DeltaLocation
     _last_commits: dict[str, int] = field(default_factory=dict)
     """The version of the last known commit of each app transaction."""
     _commits: dict[int, LoggedCommit | None] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class RequiredCommits:
     def last_lost_commit(self, table: DeltaTable, apps: Collection[str]) -> int | None:
         """Return the version of the last lost commit with one of the app transactions, if any is lost."""
         known_apps = set(apps) & self._last_commits.keys()
-        present_apps = known_apps | {app for app in apps if self.place.app_version(table, app) is not None}
+        present_apps = known_apps | {app for app in apps if self.location.app_version(table, app) is not None}
         last_known = max((self._last_commits[app] for app in known_apps), default=-1)
         if last_known > table.version():
             return last_known
-        with self.place.translating_errors():
+        with self.location.translating_errors():
             app_commits = self._app_commits(table.version(), present_apps)
-            ancestors = set(_ancestors(self.place.files(), table.version(), self._commits))
+            ancestors = set(_ancestors(self.location.files(), table.version(), self._commits))
         if lost_commits := app_commits.keys() - ancestors:
             return max(lost_commits)
         for version in sorted(app_commits):
@@ -90,7 +90,7 @@ class RequiredCommits:
         return app_commits
 
     def _read_backwards(self, version: int) -> Iterator[tuple[int, LoggedCommit | None]]:
-        files, size = self.place.files(), 1
+        files, size = self.location.files(), 1
         while version >= 0:
             numbers = range(version, max(version - size, -1), -1)
             missing = [number for number in numbers if number not in self._commits]
@@ -100,11 +100,11 @@ class RequiredCommits:
 
     def _rolled_back_error(self, lost: int) -> TableRefusedError:
         return TableRefusedError(
-            f"the Delta table {self.place.shown} was restored to a version before {lost}, which Penstock "
+            f"the Delta table {self.location.label} was restored to a version before {lost}, which Penstock "
             f"committed, or was replaced, and its rows are not written again: restore version {lost}, or "
             "start over with a new checkpoint, after dropping the table if changes are applied to it",
             condition="TABLE_REFUSED.ROLLED_BACK",
-            table=self.place.shown,
+            table=self.location.label,
             version=lost,
         )
 

@@ -43,11 +43,11 @@ class RowsCommit:
         replacement = Replacement()
         try:
             if is_direct and self.mode == "update":
-                stored = StoredFiles(self.stage.place, table)
+                stored = StoredFiles(self.stage.location, table)
                 replacement = self._copy_on_write.replacement(stored, self._replaced_rows)
         except UnreadableFile:
             is_direct = False
-        with committing(self.stage.place):
+        with committing(self.stage.location):
             if is_direct:
                 self._commit_files(table, replacement, versions)
             else:

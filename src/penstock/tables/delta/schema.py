@@ -17,7 +17,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError, UnsupportedTypeError
 from penstock.json_text import Json
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -70,10 +70,10 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
     return DeltaLayout(schema, tuple(_key_column(key, schema) for key in keys))
 
 
-def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> DeltaLayout:
+def match_table(location: DeltaLocation, layout: DeltaLayout, table: DeltaTable) -> DeltaLayout:
     """Return the layout with the table's names for its columns."""
     existing = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
-    with place.translating_errors():
+    with location.translating_errors():
         rows = import_deltalake("deltalake").Schema.from_arrow(layout.schema)
     names, differences = [], []
     for field in json.loads(rows.to_json())["fields"]:
@@ -93,11 +93,11 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
             )
     if differences:
         raise SchemaMismatchError(
-            f"the Delta table {place.shown} does not accept these rows: {'; '.join(differences)}. Select and "
-            "cast the columns as the table has them, or delete its folder if it is still empty; only output "
-            "mode complete changes a table's columns",
+            f"the Delta table {location.label} does not accept these rows: {'; '.join(differences)}. Select "
+            "and cast the columns as the table has them, or delete its folder if it is still empty; only "
+            "output mode complete changes a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
-            table=place.shown,
+            table=location.label,
             differences=differences,
         )
     renamed = dict(zip(layout.schema.names, names, strict=True))
@@ -105,7 +105,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
     return DeltaLayout(schema, tuple(renamed[key] for key in layout.keys))
 
 
-def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
+def require_partitioning(location: DeltaLocation, table: DeltaTable) -> None:
     """Refuse partitioning by a binary column, and partition values that deltalake treats as NULL.
 
     deltalake misreads such values in the log, and would write wrong ones when it rewrites rows.
@@ -114,17 +114,18 @@ def require_partitioning(place: DeltaPlace, table: DeltaTable) -> None:
     for field in json.loads(table.schema().to_json())["fields"] if partition_names else ():
         if field["name"] in partition_names and field["type"] == "binary":
             raise TableRefusedError(
-                f"the Delta table {place.shown} is partitioned by {in_quotes(field['name'])}, whose binary "
-                "values deltalake changes when it rewrites rows: partition it by text, such as hex(column)",
+                f"the Delta table {location.label} is partitioned by {in_quotes(field['name'])}, whose "
+                "binary values deltalake changes when it rewrites rows: partition it by text, such as "
+                "hex(column)",
                 condition="TABLE_REFUSED.PARTITIONING",
-                table=place.shown,
+                table=location.label,
             )
-    with place.translating_errors():
+    with location.translating_errors():
         partitions = table.partitions() if partition_names else []
     for partition in partitions:
         for column, value in partition.items():
             if value == _HIVE_NULL:
-                raise _mistaken_for_null_error(f"the Delta table {place.shown} has rows with", column)
+                raise _mistaken_for_null_error(f"the Delta table {location.label} has rows with", column)
 
 
 def partition_columns(table: DeltaTable) -> tuple[str, ...]:
@@ -157,25 +158,25 @@ def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
     return [name for name in layout.schema.names if _match_name(name, existing) is None]
 
 
-def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
+def add_columns(location: DeltaLocation, layout: DeltaLayout) -> None:
     """Add the columns of the rows that the table lacks, except keys, in one commit."""
     deltalake, conflict = (
         import_deltalake("deltalake"),
         import_deltalake("deltalake.exceptions").CommitFailedError,
     )
     for _ in range(_ATTEMPTS):
-        table = place.find()
+        table = location.find()
         names = [name for name in new_columns(layout, table) if name not in layout.keys]
         if table is None or not names:
             return
-        with suppress(conflict), place.translating_errors(untranslated=(conflict,)):
+        with suppress(conflict), location.translating_errors(untranslated=(conflict,)):
             fields = deltalake.Schema.from_arrow(pa.schema([layout.schema.field(name) for name in names]))
             table.alter.add_columns(fields.fields)
             log.info(
                 "the Delta table %s is changed to take new rows: add column %s",
-                place.shown,
+                location.label,
                 ", ".join(names),
-                extra={"action": "table_evolves", "table": place.shown, "columns": names},
+                extra={"action": "table_evolves", "table": location.label, "columns": names},
             )
             return
 

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.deletion_vectors import DeletionVector
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.delta.data_files import DataFile, file_report, read_file, write_file
 from penstock.tables.delta.schema import DeltaLayout, require_partition_values
@@ -41,7 +41,7 @@ _OLD_SECONDS = 1800.0
 class DeltaStage:
     """One attempt at a micro-batch; created on the driver and sent to the tasks."""
 
-    place: DeltaPlace
+    location: DeltaLocation
     layout: DeltaLayout
     app_id: str
     batch_id: int
@@ -70,7 +70,7 @@ class DeltaStage:
     def write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> DataFile | None:
         """Write a file of rows, by default with the columns of the query; return None without rows."""
         return write_file(
-            self.place, self.new_path(), schema or self.layout.schema, batches, self.indexed or ()
+            self.location, self.new_path(), schema or self.layout.schema, batches, self.indexed or ()
         )
 
     @property
@@ -83,7 +83,7 @@ class DeltaStage:
     def batches(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows with the columns of ``schema``, always in the same order."""
         for file in files:
-            yield from read_file(self.place, file.path, schema)
+            yield from read_file(self.location, file.path, schema)
 
     def chunks(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the same rows in fewer batches."""
@@ -91,7 +91,7 @@ class DeltaStage:
 
     def columns(self, files: Sequence[DataFile], names: Sequence[str]) -> pa.Table:
         schema = pa.schema([self.layout.schema.field(name) for name in names])
-        with self.place.translating_errors():
+        with self.location.translating_errors():
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_files(self, files: Sequence[DataFile]) -> None:
@@ -104,13 +104,13 @@ class DeltaStage:
 
     def _require_sizes(self, sizes: Mapping[str, int | None]) -> None:
         """Refuse to commit when files are missing or do not have the size in ``sizes``."""
-        with self.place.translating_errors():
-            infos = self.place.files().get_file_info(list(sizes))
+        with self.location.translating_errors():
+            infos = self.location.files().get_file_info(list(sizes))
         infos_and_sizes = zip(infos, sizes.values(), strict=True)
         if any(info.type != FileType.File or size not in (None, info.size) for info, size in infos_and_sizes):
             raise CommitRefusedError(
                 f"some files that the tasks wrote for batch {self.batch_id} are missing in "
-                f"{self.place.shown} on the driver: use a folder that all machines share. Nothing of the "
+                f"{self.location.label} on the driver: use a folder that all machines share. Nothing of the "
                 "batch is visible: restart the query, it repeats the micro-batch",
                 condition="COMMIT_REFUSED.STAGED_FILES_MISSING",
                 batch_id=self.batch_id,
@@ -120,7 +120,7 @@ class DeltaStage:
         """Delete data files that no attempt has tried to commit."""
         if self.indexed is not None:
             with self._logging_errors():
-                _delete(self.place, [file.path for file in files])
+                _delete(self.location, [file.path for file in files])
 
     def delete_staged(self) -> None:
         """Delete the files staged up to the micro-batch; after errors, a later clean-up deletes them.
@@ -131,9 +131,9 @@ class DeltaStage:
         if self.indexed is not None:
             return
         with self._logging_errors():
-            staged = _list_staged_files(self.place).items()
+            staged = _list_staged_files(self.location).items()
             _delete(
-                self.place,
+                self.location,
                 [
                     name
                     for name, (app, batch_id, _) in staged
@@ -147,7 +147,7 @@ class DeltaStage:
             yield
         except PenstockError as error:
             # Do not hide an earlier error of the commit.
-            _log_undeleted_files(self.place, error, str(error))
+            _log_undeleted_files(self.location, error, str(error))
 
 
 def record_batch_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -164,40 +164,40 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def delete_abandoned(place: DeltaPlace) -> None:
+def delete_abandoned(location: DeltaLocation) -> None:
     """Delete the staged files of dead queries, which have staged nothing for a day."""
     cutoff = time.time() - _DAY_SECONDS
-    staged = _list_staged_files(place)
+    staged = _list_staged_files(location)
     live_apps = {app for app, _, staged_at in staged.values() if staged_at >= cutoff}
-    _delete(place, [name for name, (app, _, _) in staged.items() if app not in live_apps])
+    _delete(location, [name for name, (app, _, _) in staged.items() if app not in live_apps])
 
 
-def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
-    files = place.files()
+def _delete(location: DeltaLocation, names: Iterable[str]) -> None:
+    files = location.files()
     for name in names:
         try:
             files.delete_file(name)
         except FileNotFoundError:
             continue
         except OSError as error:
-            _log_undeleted_files(place, error, place.message(error))
+            _log_undeleted_files(location, error, location.message(error))
 
 
-def _log_undeleted_files(place: DeltaPlace, error: Exception, text: str) -> None:
+def _log_undeleted_files(location: DeltaLocation, error: Exception, text: str) -> None:
     log.warning(
         "staged rows stay in %s: %s",
-        place.shown,
+        location.label,
         text,
-        extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
+        extra={"action": "staged_stay", "table": location.label, "error": condition_of(error)},
     )
 
 
-def _list_staged_files(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
+def _list_staged_files(location: DeltaLocation) -> Mapping[str, tuple[str, int, int]]:
     """List staged files with their app, micro-batch and time in seconds since 1970."""
     from pyarrow.fs import FileSelector
 
-    with place.translating_errors():
-        infos = place.files().get_file_info(FileSelector(STAGING_FOLDER, allow_not_found=True))
+    with location.translating_errors():
+        infos = location.files().get_file_info(FileSelector(STAGING_FOLDER, allow_not_found=True))
     name_parts = {f"{STAGING_FOLDER}/{info.base_name}": info.base_name.split("-") for info in infos}
     return {
         name: (parts[0], int(parts[1]), int(parts[2]))
@@ -231,6 +231,6 @@ class DeltaStageTask:
             # Rows arrive with the columns c0, c1 and so on.
             batch = conform(chunk.rename_columns(layout.schema.names), layout.schema)
             for key in layout.keys:
-                require_key_value(batch.column(key), key, self.stage.place.shown)
-            require_partition_values(batch, self.stage.partitions, self.stage.place.shown)
+                require_key_value(batch.column(key), key, self.stage.location.label)
+            require_partition_values(batch, self.stage.partitions, self.stage.location.label)
             yield batch

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.lake.deletion_vectors import DeletionVector
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import Actions, adds_in_log
 from penstock.tables.delta.vectors import may_have_vectors, vector_of
@@ -63,7 +63,7 @@ class StoredFiles:
     Each attempt reads the log again, since a table that another process has recreated has other commits.
     """
 
-    place: DeltaPlace
+    location: DeltaLocation
     table: DeltaTable = field(repr=False)
     _adds: Actions = field(default_factory=dict, repr=False)
 
@@ -75,7 +75,7 @@ class StoredFiles:
         UnreadableFile
             When only deltalake can read or replace one of them.
         """
-        with self.place.translating_errors(untranslated=(UnreadableFile,)):
+        with self.location.translating_errors(untranslated=(UnreadableFile,)):
             stored = _files_overlapping(self._actions, keys, bounds)
             if not all(_PLAIN_PATH.fullmatch(file.path) for file in stored):
                 # The log may encode other paths differently.
@@ -83,7 +83,7 @@ class StoredFiles:
             if may_have_vectors(self.table):
                 without_add = [file.path for file in stored if file.path not in self._adds]
                 if without_add:
-                    self._adds |= adds_in_log(self.place, self.table.version(), without_add)
+                    self._adds |= adds_in_log(self.location, self.table.version(), without_add)
                 stored = [StoredFile(file.path, file.size, self._adds[file.path]) for file in stored]
         return stored
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.lake.deletion_vectors import CorruptDeletionVector, Positions
 from penstock.lake.parquet import FileSplit, align_to_schema, cast_to_schema, open_parquet, read_row_groups
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.changes.lookup_keys import LookupKeys
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.stored_files import StoredFile
@@ -23,7 +23,7 @@ from penstock.tables.delta.stored_files import StoredFile
 class StoredRows:
     """The rows of a data file; columns that the file lacks are null."""
 
-    place: DeltaPlace = field(repr=False)
+    location: DeltaLocation = field(repr=False)
     file: StoredFile
 
     @property
@@ -37,7 +37,7 @@ class StoredRows:
         if self.file.vector is None:
             return np.empty(0, np.int64)
         try:
-            deleted = self.file.vector.positions(self.place.files())
+            deleted = self.file.vector.positions(self.location.files())
         except CorruptDeletionVector:
             raise UnreadableFile from None
         if len(deleted) and deleted[-1] >= self.row_count:
@@ -76,7 +76,7 @@ class StoredRows:
         return first < last
 
     def _batches(self, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self.place.files().open_input_file(self.file.path) as source:
+        with self.location.files().open_input_file(self.file.path) as source:
             for batch in read_row_groups(open_parquet(source, self._metadata), [group], schema.names):
                 yield align_to_schema(cast_to_schema(batch, schema, UnreadableFile), schema)
 
@@ -90,7 +90,7 @@ class StoredRows:
 
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
-        with self.place.files().open_input_file(self.file.path) as source:
+        with self.location.files().open_input_file(self.file.path) as source:
             return pq.read_metadata(source)
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.committed import has_batch, input_digest
 from penstock.tables.names import quoted
@@ -58,9 +58,11 @@ def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -
 
 
 @contextmanager
-def committing(place: DeltaPlace) -> Iterator[None]:
+def committing(location: DeltaLocation) -> Iterator[None]:
     """Translate deltalake's errors, except the conflict after which a commit is retried."""
-    with place.translating_errors(untranslated=(import_deltalake("deltalake.exceptions").CommitFailedError,)):
+    with location.translating_errors(
+        untranslated=(import_deltalake("deltalake.exceptions").CommitFailedError,)
+    ):
         yield
 
 
@@ -94,7 +96,7 @@ class AppTransaction:
         """The app transactions of the micro-batch's commit."""
         return dict(zip(self._names, (self.batch_id, self.batch_input), strict=True))
 
-    def is_committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
+    def is_committed(self, location: DeltaLocation, table: DeltaTable) -> bool:
         """Return whether a loaded table already has the micro-batch."""
-        last, last_input = (place.app_version(table, name) for name in self._names)
+        last, last_input = (location.app_version(table, name) for name in self._names)
         return has_batch("the Delta table", self.app_id, self.batch_id, self.batch_input, last, last_input)

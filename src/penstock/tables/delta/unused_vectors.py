@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileSystem
 
 from penstock.json_text import parse_json
 from penstock.lake.deletion_vectors import DeletionVector
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 from penstock.tables.delta.data_files import UnreadableFile
 from penstock.tables.delta.log_files import checkpoint_path, file_actions
 from penstock.tables.delta.vectors import VECTORS_FOLDER, vector_of
@@ -55,17 +55,19 @@ class UnusedVectorsNote:
     """In milliseconds since 1970."""
 
 
-def delete_unused_vectors(place: DeltaPlace, table: DeltaTable) -> None:
+def delete_unused_vectors(location: DeltaLocation, table: DeltaTable) -> None:
     """Write a note of the unused vector files, and delete those unused for the retention time.
 
     The table's version must have a checkpoint.
     """
-    files, now = place.files(), time.time_ns() // 1_000_000
+    files, now = location.files(), time.time_ns() // 1_000_000
     notes, vector_files = _list_notes(files), _list_vector_files(files)
     if notes and now - notes[-1].written_ms < _DAY_MS:
         return
     try:
-        in_use = _vectors_in_use(files, table.version()) | _vectors_added_since(place, files, table.version())
+        in_use = _vectors_in_use(files, table.version()) | _vectors_added_since(
+            location, files, table.version()
+        )
     except UnreadableFile:
         # The log was cleaned up in the meantime, as the driver was suspended.
         return
@@ -124,9 +126,9 @@ def _vectors_in_use(files: FileSystem, version: int) -> set[str]:
     return paths
 
 
-def _vectors_added_since(place: DeltaPlace, files: FileSystem, version: int) -> set[str]:
+def _vectors_added_since(location: DeltaLocation, files: FileSystem, version: int) -> set[str]:
     """Return the vector files that commits after a version add, for example by restoring a version."""
-    actions = (file_actions(files, number) for number in range(version + 1, place.open().version() + 1))
+    actions = (file_actions(files, number) for number in range(version + 1, location.open().version() + 1))
     vectors = (vector_of(action["add"]) for commit in actions for action in commit if "add" in action)
     in_files = (vector for vector in vectors if vector is not None and vector.storage == "u")
     return {vector.path or "" for vector in in_files}

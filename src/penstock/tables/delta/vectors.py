@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.json_text import parse_json_object
 from penstock.lake.deletion_vectors import DeletionVector, Positions, encode, vector_file_content
 from penstock.lake.new_files import supports_conditional_put
-from penstock.lake.storage import DeltaPlace
+from penstock.lake.storage import DeltaLocation
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -35,14 +35,14 @@ def may_have_vectors(table: DeltaTable) -> bool:
     return _VECTORS_FEATURE in (table.protocol().writer_features or ())
 
 
-def vectors_enabled(table: DeltaTable, place: DeltaPlace) -> bool:
+def vectors_enabled(table: DeltaTable, location: DeltaLocation) -> bool:
     """Whether deletion vectors are enabled for a table and its storage allows them."""
     properties = table.metadata().configuration.items()
     is_enabled = any(
         name.lower() == VECTORS_PROPERTY.lower() and (value or "").lower() == "true"
         for name, value in properties
     )
-    return is_enabled and may_have_vectors(table) and supports_conditional_put(place)
+    return is_enabled and may_have_vectors(table) and supports_conditional_put(location)
 
 
 def should_use_vector(add: dict[str, Any] | None, rows: int, deleted: int) -> bool:
@@ -52,7 +52,7 @@ def should_use_vector(add: dict[str, Any] | None, rows: int, deleted: int) -> bo
     return _with_wide_bounds(add.get("stats") or "", rows) is not None
 
 
-def write_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
+def write_vector(location: DeltaLocation, positions: Positions) -> DeletionVector:
     """Return a vector of deleted rows; write its file unless it is small enough to be inline."""
     data = encode(positions)
     if len(data) <= _INLINE_BYTES:
@@ -61,7 +61,7 @@ def write_vector(place: DeltaPlace, positions: Positions) -> DeletionVector:
     assert vector.path is not None
     content = vector_file_content(data)
     # deltalake does not accept the type in which pyarrow passes content larger than the buffer.
-    with place.files().open_output_stream(vector.path, buffer_size=len(content) + 1) as out:
+    with location.files().open_output_stream(vector.path, buffer_size=len(content) + 1) as out:
         out.write(content)
     return vector
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefusedError, InvalidInputError, PenstockError, TableRefusedError
-from penstock.lake.storage import DeltaPlace, import_deltalake
+from penstock.lake.storage import DeltaLocation, import_deltalake
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_traceback
 from penstock.spark.schemas import numbered_columns
@@ -47,7 +47,7 @@ PublishFunction = Callable[["DeltaTable", Mapping[str, int]], None]
 
 
 def delta_writer(
-    place: DeltaPlace,
+    location: DeltaLocation,
     layout: DeltaLayout,
     output_mode: str,
     guarantee: str,
@@ -55,14 +55,14 @@ def delta_writer(
     app_id: str | None,
 ) -> DeltaWriter:
     """Create the table or check an existing one, and return the ``foreachBatch`` function."""
-    table = place.find()
+    table = location.find()
     if table is None:
-        layout = match_table(place, layout, place.create(layout.schema))
+        layout = match_table(location, layout, location.create(layout.schema))
     else:
-        require_partitioning(place, table)
-        layout = layout if output_mode == "complete" else match_table(place, layout, table)
-    delete_abandoned(place)
-    return DeltaWriter(place, layout, output_mode, guarantee, checkpoint_location, app_id)
+        require_partitioning(location, table)
+        layout = layout if output_mode == "complete" else match_table(location, layout, table)
+    delete_abandoned(location)
+    return DeltaWriter(location, layout, output_mode, guarantee, checkpoint_location, app_id)
 
 
 def row_layout(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
@@ -73,13 +73,13 @@ def row_layout(schema: StructType, keys: Sequence[str], output_mode: str) -> Del
     return layout
 
 
-def table_gone_error(place: DeltaPlace) -> TableRefusedError:
+def table_gone_error(location: DeltaLocation) -> TableRefusedError:
     """Return the error for a table that is not the one that the query began with."""
     return TableRefusedError(
-        f"the Delta table {place.shown} was dropped, renamed or recreated while the query ran: restore it, "
-        "or start the query again, which creates a missing table and does not write earlier rows again",
+        f"the Delta table {location.label} was dropped, renamed or recreated while the query ran: restore "
+        "it, or start the query again, which creates a missing table and does not write earlier rows again",
         condition="TABLE_REFUSED.TABLE_GONE",
-        table=place.shown,
+        table=location.label,
     )
 
 
@@ -99,7 +99,7 @@ def refuse_backticks(names: Sequence[str]) -> None:
 class DeltaWriter:
     """``foreachBatch`` function: tasks write files, then one commit adds them to the table."""
 
-    place: DeltaPlace
+    location: DeltaLocation
     layout: DeltaLayout
     mode: str
     guarantee: str
@@ -109,7 +109,7 @@ class DeltaWriter:
 
     @cached_property
     def _required_commits(self) -> RequiredCommits:
-        return RequiredCommits(self.place)
+        return RequiredCommits(self.location)
 
     @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -117,7 +117,7 @@ class DeltaWriter:
         table = self._open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(
-            self.place,
+            self.location,
             self.layout,
             app_id,
             batch_id,
@@ -140,20 +140,20 @@ class DeltaWriter:
     def _open(self) -> DeltaTable:
         """Load the table that the query began with."""
         try:
-            return self.place.open()
+            return self.location.open()
         except PenstockError:
-            if self.place.find() is not None:
+            if self.location.find() is not None:
                 raise
-            raise table_gone_error(self.place) from None
+            raise table_gone_error(self.location) from None
 
     def _require_accepted(self, table: DeltaTable) -> None:
         """Refuse a table that another program has altered, so that it does not accept the rows any more.
 
         deltalake would drop the values of missing columns in a merge.
         """
-        require_partitioning(self.place, table)
+        require_partitioning(self.location, table)
         if self.mode != "complete":
-            match_table(self.place, self._table_layout, table)
+            match_table(self.location, self._table_layout, table)
 
     @property
     def _table_layout(self) -> DeltaLayout:
@@ -186,9 +186,13 @@ class DeltaWriter:
         if reason is not None:
             log.debug(
                 "rows of the Delta table %s pass through the driver, since it %s",
-                self.place.shown,
+                self.location.label,
                 reason,
-                extra={"action": "rows_through_driver", "table": self.place.shown, "reason": reason},
+                extra={
+                    "action": "rows_through_driver",
+                    "table": self.location.label,
+                    "reason": reason,
+                },
             )
             return None
         schema = self.layout.schema if self.mode == "complete" else pa.schema(table.schema().to_arrow())
@@ -202,7 +206,7 @@ class DeltaWriter:
     def _has_batch(self, table: DeltaTable, transaction: AppTransaction | None) -> bool:
         """Whether a table has the micro-batch; refuse a table that has lost earlier commits of the query."""
         self._required_commits.require(table, self._required_transactions(table, transaction))
-        return transaction is not None and transaction.is_committed(self.place, table)
+        return transaction is not None and transaction.is_committed(self.location, table)
 
     def _required_transactions(self, table: DeltaTable, transaction: AppTransaction | None) -> list[str]:
         """Return the app transactions whose commits the table must still have."""
@@ -236,31 +240,31 @@ class DeltaWriter:
                 return
             except conflict as error:
                 # Another writer was faster, maybe another run of this query.
-                last_conflict = self.place.message(error)
+                last_conflict = self.location.message(error)
             except PenstockError:
                 # Another run of this query may have committed it, and deleted the staged files.
-                if transaction is None or not transaction.is_committed(self.place, self.place.open()):
+                if transaction is None or not transaction.is_committed(self.location, self.location.open()):
                     raise
                 return
-        if versions_seen == {self.place.open().version()}:
+        if versions_seen == {self.location.open().version()}:
             raise self._refused_error(last_conflict)
         raise self._overtaken_error(stage.batch_id, last_conflict)
 
     def _refused_error(self, reason: str) -> TableRefusedError:
         """Return the error for commits that failed although no other writer has committed."""
         return TableRefusedError(
-            f"the Delta table {self.place.shown} refused the commit: {reason}",
+            f"the Delta table {self.location.label} refused the commit: {reason}",
             condition="TABLE_REFUSED.DELTA",
-            table=self.place.shown,
+            table=self.location.label,
         )
 
     def _overtaken_error(self, batch_id: int, last_conflict: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that "
-            f"batch {batch_id} was committed ({last_conflict}). Nothing of the batch is visible: restart the "
-            "query, it repeats the micro-batch",
+            f"other writers changed the Delta table {self.location.label} at each of the {_ATTEMPTS} times "
+            f"that batch {batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
+            "restart the query, it repeats the micro-batch",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
-            table=self.place.shown,
+            table=self.location.label,
             batch_id=batch_id,
         )
 
@@ -276,4 +280,4 @@ class DeltaWriter:
             return
         repeated = find_repeated_key(spark, stage, files)
         if repeated is not None:
-            raise duplicate_keys_error(key_for_messages(repeated), f"the Delta table {self.place.shown}")
+            raise duplicate_keys_error(key_for_messages(repeated), f"the Delta table {self.location.label}")

@@ -33,7 +33,7 @@ from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import column_bounds
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.rollback import is_rolled_back
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import TableLayout
@@ -69,16 +69,16 @@ class AppliedEventsState:
 class AppliedEvents:
     """The applied events of a table, in the branch `BRANCH`."""
 
-    place: IcebergPlace
+    location: IcebergLocation
     keys: tuple[NestedField, ...]
     sequence_type: IcebergType
     keeps_history: bool
 
     @classmethod
     def of(
-        cls, place: IcebergPlace, layout: TableLayout, sequence: IcebergType, history: bool
+        cls, location: IcebergLocation, layout: TableLayout, sequence: IcebergType, history: bool
     ) -> AppliedEvents:
-        return cls(place, tuple(layout.key_schema.fields), sequence, history)
+        return cls(location, tuple(layout.key_schema.fields), sequence, history)
 
     @property
     def schema(self) -> Schema:
@@ -91,18 +91,18 @@ class AppliedEvents:
 
     def prepare(self) -> Table:
         """Create the branch if the table has none, or check that it matches; return the loaded table."""
-        place = self.place
+        location = self.location
         for _ in range(_ATTEMPTS):
-            table = place.open()
+            table = location.open()
             if STATE_PROPERTY in table.properties or BRANCH in table.metadata.refs:
                 break
             # Another process may create the branch at the same time.
             with (
                 suppress(CommitConflict),
-                place.translating_errors("the commit failed", untranslated=(CommitConflict,)),
+                location.translating_errors("the commit failed", untranslated=(CommitConflict,)),
             ):
                 self._create_branch(table)
-        table = place.open()
+        table = location.open()
         self.require_consistent(table.metadata)
         return table
 
@@ -128,10 +128,10 @@ class AppliedEvents:
             raise self._events_lost_error(f"its branch {BRANCH} was moved")
         if is_rolled_back(metadata, state.main, state.number):
             raise TableRefusedError(
-                f"the Iceberg table {self.place.shown} was rolled back, but its applied changes were "
+                f"the Iceberg table {self.location.label} was rolled back, but its applied changes were "
                 f"not: go back to snapshot {state.main}, or drop the table to start over",
                 condition="TABLE_REFUSED.ROLLED_BACK",
-                table=self.place.shown,
+                table=self.location.label,
                 snapshot=state.main,
             )
         self._require_same_settings(state)
@@ -147,10 +147,10 @@ class AppliedEvents:
 
     def _events_lost_error(self, reason: str) -> TableRefusedError:
         return TableRefusedError(
-            f"the Iceberg table {self.place.shown} has lost the record of applied changes: {reason}. "
+            f"the Iceberg table {self.location.label} has lost the record of applied changes: {reason}. "
             "Restore it, or drop the table to start over",
             condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
-            table=self.place.shown,
+            table=self.location.label,
         )
 
     def _require_same_settings(self, state: AppliedEventsState) -> None:
@@ -161,19 +161,19 @@ class AppliedEvents:
         )
         if not same_keys or state.sequence != str(self.sequence_type):
             raise SchemaMismatchError(
-                f"earlier changes of the Iceberg table {self.place.shown} were ordered by {state.sequence} "
-                f"with the keys {_keys_for_messages(state.keys)}, and these are ordered by "
+                f"earlier changes of the Iceberg table {self.location.label} were ordered by "
+                f"{state.sequence} with the keys {_keys_for_messages(state.keys)}, and these are ordered by "
                 f"{self.sequence_type} with {_keys_for_messages(self._key_descriptions)}: keep keys and "
                 "sequence_by, or drop the table to start over",
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
-                table=self.place.shown,
+                table=self.location.label,
             )
         if state.history != self.keeps_history:
             raise SchemaMismatchError(
-                f"changes were applied to the Iceberg table {self.place.shown} with "
+                f"changes were applied to the Iceberg table {self.location.label} with "
                 f"scd_type={2 if state.history else 1}: keep it, or use another table",
                 condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
-                table=self.place.shown,
+                table=self.location.label,
             )
 
     @property
@@ -182,7 +182,7 @@ class AppliedEvents:
 
     def files(self, table: Table) -> list[FileScanTask]:
         """Return the branch's data files in a loaded table."""
-        with self.place.translating_errors("its manifests cannot be read"):
+        with self.location.translating_errors("its manifests cannot be read"):
             snapshot = table.metadata.snapshot_by_name(BRANCH)
             return [
                 FileScanTask(entry.data_file)

@@ -24,7 +24,7 @@ from pyiceberg.table import Table
 
 from penstock.errors import condition_of
 from penstock.parallel import in_parallel
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.names import digest
 
 log = logging.getLogger("penstock.tables")
@@ -67,21 +67,21 @@ class Attempt:
     def file_name(self) -> str:
         return f"{self.app_digest}-{self.started_at}-{self.token}"
 
-    def write_pending_file(self, place: IcebergPlace, table: Table) -> None:
+    def write_pending_file(self, location: IcebergLocation, table: Table) -> None:
         """Write the pending file."""
         with (
-            place.translating_errors("a file cannot be written"),
+            location.translating_errors("a file cannot be written"),
             table.io.new_output(_pending_file(table, self)).create(overwrite=True),
         ):
             pass
 
-    def delete_pending_file(self, place: IcebergPlace, table: Table) -> None:
+    def delete_pending_file(self, location: IcebergLocation, table: Table) -> None:
         """Delete the pending file; after an error, a later clean-up deletes it."""
-        delete_files(place, table.io, [_pending_file(table, self)])
+        delete_files(location, table.io, [_pending_file(table, self)])
 
 
 def reason_not_to_commit(
-    place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], written_for: Table, current: Table
+    location: IcebergLocation, attempt: Attempt, files: Sequence[DataFile], written_for: Table, current: Table
 ) -> str | None:
     """Return why files written for an earlier version of a table must not be committed to the current one."""
     old_metadata, new_metadata = written_for.metadata, current.metadata
@@ -92,41 +92,41 @@ def reason_not_to_commit(
         return "its columns or its partitioning have changed"
     if time.time() - attempt.started_at > _MAX_ATTEMPT_SECONDS:
         return "writing the files took too long"
-    with place.translating_errors("its data files cannot be found"):
+    with location.translating_errors("its data files cannot be found"):
         files_exist = in_parallel(lambda file: current.io.new_input(file.file_path).exists(), files)
     return None if all(files_exist) else "its data files were deleted in the meantime"
 
 
-def delete_pending_file_of(place: IcebergPlace, table: Table, app_id: str, token: str) -> None:
+def delete_pending_file_of(location: IcebergLocation, table: Table, app_id: str, token: str) -> None:
     """Delete the pending file of an attempt whose driver died after its commit."""
     with suppress(Exception):
         for attempt in _list_attempts(table):
             if attempt.token == token and attempt.app_digest == digest(app_id):
-                attempt.delete_pending_file(place, table)
+                attempt.delete_pending_file(location, table)
 
 
-def delete_files(place: IcebergPlace, io: FileIO, paths: Iterable[str]) -> None:
+def delete_files(location: IcebergLocation, io: FileIO, paths: Iterable[str]) -> None:
     """Delete files that no snapshot refers to; after errors, a later clean-up deletes them."""
     for path in paths:
         try:
-            with place.translating_errors("a file cannot be deleted", untranslated=(FileNotFoundError,)):
+            with location.translating_errors("a file cannot be deleted", untranslated=(FileNotFoundError,)):
                 io.delete(path)
         except FileNotFoundError:
             continue
         except Exception as error:
             log.warning(
                 "files of an uncommitted micro-batch stay in %s: %s",
-                place.shown,
+                location.label,
                 error,
-                extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
+                extra={"action": "staged_stay", "table": location.label, "error": condition_of(error)},
             )
             return
 
 
-def delete_abandoned(place: IcebergPlace, table: Table) -> None:
+def delete_abandoned(location: IcebergLocation, table: Table) -> None:
     """Delete the files of attempts that started over a day ago, if their app has started no other since."""
     cutoff = time.time() - _DAY_SECONDS
-    with place.translating_errors("the files of dead queries cannot be listed"):
+    with location.translating_errors("the files of dead queries cannot be listed"):
         attempts = list(_list_attempts(table))
         live_apps = {attempt.app_digest for attempt in attempts if attempt.started_at >= cutoff}
         abandoned = {attempt.token: attempt for attempt in attempts if attempt.app_digest not in live_apps}
@@ -138,9 +138,9 @@ def delete_abandoned(place: IcebergPlace, table: Table) -> None:
             if _token_of(path) in abandoned
         ]
         referenced = _referenced_files(table) if files else set()
-    delete_files(place, table.io, [path for path in files if _file_name(path) not in referenced])
+    delete_files(location, table.io, [path for path in files if _file_name(path) not in referenced])
     for attempt in abandoned.values():
-        attempt.delete_pending_file(place, table)
+        attempt.delete_pending_file(location, table)
 
 
 def _pending_file(table: Table, attempt: Attempt) -> str:

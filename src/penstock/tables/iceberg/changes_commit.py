@@ -89,7 +89,7 @@ class ChangesCommit(Commit):
     @cached_property
     def _staged(self) -> pa.Table:
         """The planning columns of all staged events."""
-        with self.target.place.translating_errors("the events of a micro-batch cannot be read"):
+        with self.target.location.translating_errors("the events of a micro-batch cannot be read"):
             return read_events(self.io, self.event_files, self.events.planning_schema)
 
     @cached_property
@@ -137,7 +137,7 @@ class ChangesCommit(Commit):
             recorded_events,
             lambda: pa.concat_tables([self.events.version_schema.empty_table(), *versions]),
         )
-        require_stored_values(unresolved, self.events, self.target.place.shown)
+        require_stored_values(unresolved, self.events, self.target.location.label)
         return plan
 
     def _stored_versions(self, table: Table, target: FileTarget) -> list[tuple[FileScanTask, pa.Table]]:
@@ -218,7 +218,7 @@ class ChangesCommit(Commit):
 
     def _files(self, table: Table, keys: pa.Table) -> list[FileScanTask]:
         ranges = filter_for_keys(table.schema(), self.layout.key_schema, keys)
-        return files_with_keys(self.target.place, table, ranges)
+        return files_with_keys(self.target.location, table, ranges)
 
     def _stored_keys(self, events: pa.Table) -> pa.Table:
         """Return the keys of events in the table's types."""

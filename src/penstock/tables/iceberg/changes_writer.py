@@ -18,7 +18,7 @@ from penstock.tables.iceberg.changes_commit import ChangesCommit
 from penstock.tables.iceberg.commit import Commit, Target
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.event_files import REPORT_DDL, EventTask, files_from_reports
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, rows_layout, table_schema
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, require_writable
@@ -36,10 +36,10 @@ class ChangeLayout:
 
 
 def change_layout(
-    schema: StructType, place: IcebergPlace, keys: Sequence[str], sequence_by: str, scd_type: int
+    schema: StructType, location: IcebergLocation, keys: Sequence[str], sequence_by: str, scd_type: int
 ) -> ChangeLayout:
     """Return the layout of change rows; refuse change rows that Iceberg tables do not support."""
-    table = f"the Iceberg table {place.shown}"
+    table = f"the Iceberg table {location.label}"
     events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
     sequence_type = schema[sequence_by].dataType
     validity = (
@@ -51,19 +51,23 @@ def change_layout(
 
 
 def changes_writer(
-    place: IcebergPlace, changes: ChangeLayout, guarantee: str, checkpoint_location: str, app_id: str | None
+    location: IcebergLocation,
+    changes: ChangeLayout,
+    guarantee: str,
+    checkpoint_location: str,
+    app_id: str | None,
 ) -> ChangesWriter:
     """Create or check the table and its applied-events branch; return the ``foreachBatch`` function."""
-    table = place.find()
+    table = location.find()
     if table is None:
-        table = place.create(table_schema(changes.table_layout))
+        table = location.create(table_schema(changes.table_layout))
     elif not changes.events.keeps_history:
-        refuse_history(table.schema().column_names, place.shown, f"the Iceberg table {place.shown}")
-    require_writable(place, table)
-    target = Target(place, changes.table_layout, "append")
+        refuse_history(table.schema().column_names, location.label, f"the Iceberg table {location.label}")
+    require_writable(location, table)
+    target = Target(location, changes.table_layout, "append")
     layout = target.layout(table.transaction())
-    applied_events = AppliedEvents.of(place, layout, changes.sequence_type, changes.events.keeps_history)
-    delete_abandoned(place, applied_events.prepare())
+    applied_events = AppliedEvents.of(location, layout, changes.sequence_type, changes.events.keeps_history)
+    delete_abandoned(location, applied_events.prepare())
     return ChangesWriter(
         target, guarantee, checkpoint_location, app_id, events=changes.events, applied_events=applied_events
     )

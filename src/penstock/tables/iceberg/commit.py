@@ -19,7 +19,7 @@ from penstock.tables.iceberg.applied_events import AppliedEventsChange
 from penstock.tables.iceberg.attempts import delete_files
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import files_with_keys, filter_for_files
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.rewriting import Rewriter, RewrittenFile
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
@@ -34,25 +34,25 @@ _MIN_BACKOFF, _MAX_BACKOFF = 0.05, 5.0
 class Target:
     """A table, and the columns that a query writes to it."""
 
-    place: IcebergPlace
+    location: IcebergLocation
     rows: RowLayout
     mode: str
 
     def layout(self, transaction: Transaction) -> TableLayout:
         """Return the table's columns; in output mode complete they are replaced by the rows' columns."""
-        with self.place.translating_errors("its columns cannot be replaced"):
+        with self.location.translating_errors("its columns cannot be replaced"):
             if self.mode == "complete":
                 replace_columns(self.rows, transaction)
             metadata = transaction.table_metadata
-        return match_table(self.place, self.rows, metadata.schema(), metadata.default_spec_id)
+        return match_table(self.location, self.rows, metadata.schema(), metadata.default_spec_id)
 
     def files(self, table: Table, transaction: Transaction, token: str) -> FileTarget:
-        return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
+        return FileTarget.of(self.location.label, table.io, transaction.table_metadata, token)
 
     def refuse_rollback(self, table: Table, batch: MicroBatch | None) -> None:
         """Refuse a table that has lost commits of the query; mode complete replaces all rows in any case."""
         if batch is not None and self.mode != "complete":
-            batch.refuse_rollback(table, self.place.shown)
+            batch.refuse_rollback(table, self.location.label)
 
 
 @dataclass(frozen=True)
@@ -146,16 +146,16 @@ class Commit:
         in_use = self._committed_files if self._outcome_known else self._written_table_paths()
         unused = [path for path in self._written_paths() if path not in in_use]
         if unused:
-            delete_files(self.target.place, self.io, unused)
+            delete_files(self.target.location, self.io, unused)
 
     def _commit_with_retries(self) -> set[str]:
         """Commit with retries; return the committed files, or an empty set if another run committed them."""
-        place = self.target.place
+        location = self.target.location
         last_conflict = ""
         for attempt in range(_ATTEMPTS + 1):
             if attempt:
                 time.sleep(random.uniform(0, min(_MAX_BACKOFF, _MIN_BACKOFF * 2**attempt)))
-            table = place.open()
+            table = location.open()
             committed_files = self._files_if_committed(table)
             if committed_files is not None:
                 return committed_files
@@ -164,21 +164,21 @@ class Commit:
             try:
                 return self._try_commit(table)
             except CommitConflict as error:
-                last_conflict = without_secrets(error.__cause__ or error, *place.secrets)
+                last_conflict = without_secrets(error.__cause__ or error, *location.secrets)
             except PenstockError:
                 # The catalog may have committed, and only the reply was lost.
                 if (
                     not self._sent_snapshots
-                    or (committed_files := self._files_if_committed(place.open())) is None
+                    or (committed_files := self._files_if_committed(location.open())) is None
                 ):
                     raise
                 return committed_files
         raise CommitRefusedError(
-            f"other writers changed the Iceberg table {place.shown} at each of the {_ATTEMPTS} times that "
+            f"other writers changed the Iceberg table {location.label} at each of the {_ATTEMPTS} times that "
             f"batch {self.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
             "restart the query, it repeats the micro-batch",
             condition="COMMIT_REFUSED.TABLE_CHANGED",
-            table=place.shown,
+            table=location.label,
             batch_id=self.batch_id,
         )
 
@@ -206,7 +206,7 @@ class Commit:
         if time.time() - self.started_at > _OLD_SECONDS:
             # If the driver was suspended, a clean-up may have deleted the files of the seemingly dead query.
             self._require_files(table, [file.file_path for file in changes.new_files])
-        with self.target.place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
+        with self.target.location.translating_errors("the commit failed", untranslated=(CommitConflict,)):
             return self._commit_changes(transaction, changes)
 
     def _commit_changes(self, transaction: Transaction, changes: FileChanges) -> set[str]:
@@ -250,12 +250,12 @@ class Commit:
     def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
         """Return the changes to a loaded table; None if there are none."""
         if self.target.mode == "complete":
-            with self.target.place.translating_errors("its manifests cannot be read"):
+            with self.target.location.translating_errors("its manifests cannot be read"):
                 return FileChanges(list(_data_files(table)), self.staged_files)
         if self.rewriter is None:
             return FileChanges([], self.staged_files)
         ranges = filter_for_files(table.schema(), self.layout.key_schema, self.staged_files)
-        files = files_with_keys(self.target.place, table, ranges)
+        files = files_with_keys(self.target.location, table, ranges)
         rewritten = self.rewriter.rewrite(self.target.files(table, transaction, self.token), files)
         return FileChanges.of(rewritten, self.staged_files)
 
@@ -274,12 +274,12 @@ class Commit:
 
     def _require_files(self, table: Table, paths: Sequence[str]) -> None:
         """Refuse to commit when data files are missing."""
-        with self.target.place.translating_errors("its data files cannot be found"):
+        with self.target.location.translating_errors("its data files cannot be found"):
             files_exist = in_parallel(lambda path: table.io.new_input(path).exists(), paths)
         if not all(files_exist):
             raise CommitRefusedError(
                 f"some data files that the tasks wrote for batch {self.batch_id} are missing in the location "
-                f"of the Iceberg table {self.target.place.shown} on the driver: use a location that all "
+                f"of the Iceberg table {self.target.location.label} on the driver: use a location that all "
                 "machines share. Nothing of the batch is visible: restart the query, it repeats the "
                 "micro-batch",
                 condition="COMMIT_REFUSED.STAGED_FILES_MISSING",
@@ -298,11 +298,11 @@ class Commit:
         )
         if not are_unchanged or has_new_required or layout.spec_id != self.layout.spec_id:
             raise CommitRefusedError(
-                f"the columns or the partitioning of the Iceberg table {self.target.place.shown} changed "
+                f"the columns or the partitioning of the Iceberg table {self.target.location.label} changed "
                 f"while batch {self.batch_id} was written. Nothing of the batch is visible: restart the "
                 "query, it repeats the micro-batch",
                 condition="COMMIT_REFUSED.TABLE_CHANGED",
-                table=self.target.place.shown,
+                table=self.target.location.label,
                 batch_id=self.batch_id,
             )
 

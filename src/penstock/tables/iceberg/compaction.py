@@ -18,7 +18,7 @@ from penstock.tables.iceberg.data_files import (
     write_data_files,
 )
 from penstock.tables.iceberg.keys import all_files
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.reading import StoredFile
 from penstock.tables.iceberg.row_delta import RowDelta
 from penstock.tables.iceberg.transactions import CommitConflict, disable_commit_retries
@@ -33,36 +33,36 @@ _MAX_FILES, _MAX_BYTES = 256, 4 << 30
 """The limits of one commit, and thus of the work that is repeated after a crash."""
 
 
-def compact(place: IcebergPlace, file_bytes: int, min_files: int) -> TableCompaction:
+def compact(location: IcebergLocation, file_bytes: int, min_files: int) -> TableCompaction:
     """Merge the small files of each partition that has ``min_files`` of them, or enough for a large file.
 
     Files added in the meantime are left to the next compaction; otherwise queries that keep writing could
     prevent this one from ending.
     """
-    table = place.find()
+    table = location.find()
     if table is None:
-        raise table_not_found_error(f"Iceberg table {place.shown}", place.shown)
-    require_writable(place, table)
-    delete_abandoned(place, table)
+        raise table_not_found_error(f"Iceberg table {location.label}", location.label)
+    require_writable(location, table)
+    delete_abandoned(location, table)
     result, conflicts = TableCompaction(), 0
-    candidates = {task.file.file_path for task in _list_files(place, table)}
-    while files := small_files(place, table, file_bytes * 3 // 4, file_bytes, min_files, candidates):
+    candidates = {task.file.file_path for task in _list_files(location, table)}
+    while files := small_files(location, table, file_bytes * 3 // 4, file_bytes, min_files, candidates):
         try:
-            new = merge_files(place, table, files, file_bytes)
+            new = merge_files(location, table, files, file_bytes)
             result += TableCompaction(len(files), len(new), 1)
             candidates |= {file.file_path for file in new}
             conflicts = 0
         except CommitConflict as error:
             conflicts += 1
             if conflicts == _ATTEMPTS:
-                table_name = f"the Iceberg table {place.shown}"
-                raise attempts_exhausted_error(table_name, place.shown, _ATTEMPTS, str(error)) from None
-        table = place.open()
+                table_name = f"the Iceberg table {location.label}"
+                raise attempts_exhausted_error(table_name, location.label, _ATTEMPTS, str(error)) from None
+        table = location.open()
     return result
 
 
 def small_files(
-    place: IcebergPlace,
+    location: IcebergLocation,
     table: Table,
     small_bytes: int,
     file_bytes: int,
@@ -83,7 +83,7 @@ def small_files(
         The paths of the files to choose from; by default all files of the table.
     """
     partitions: dict[object, list[FileScanTask]] = {}
-    for file in _list_files(place, table):
+    for file in _list_files(location, table):
         if file.file.file_size_in_bytes < small_bytes and (
             candidates is None or file.file.file_path in candidates
         ):
@@ -100,13 +100,13 @@ def small_files(
     return selected
 
 
-def _list_files(place: IcebergPlace, table: Table) -> list[FileScanTask]:
-    with place.translating_errors("its manifests cannot be read"):
+def _list_files(location: IcebergLocation, table: Table) -> list[FileScanTask]:
+    with location.translating_errors("its manifests cannot be read"):
         return list(all_files(table))
 
 
 def merge_files(
-    place: IcebergPlace, table: Table, files: Sequence[FileScanTask], file_bytes: int
+    location: IcebergLocation, table: Table, files: Sequence[FileScanTask], file_bytes: int
 ) -> list[DataFile]:
     """Replace data files of a loaded table by fewer ones with the same rows, in one commit; return the new
     files.
@@ -120,43 +120,43 @@ def merge_files(
         When another writer has changed the files, or committed first each time.
     """
     attempt = Attempt.standalone()
-    attempt.write_pending_file(place, table)
+    attempt.write_pending_file(location, table)
     target_size = {_TARGET_SIZE_PROPERTY: str(file_bytes)}
     metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **target_size}})
-    target = FileTarget.of(place.shown, table.io, metadata, attempt.token)
+    target = FileTarget.of(location.label, table.io, metadata, attempt.token)
     try:
         new_files = write_data_files(
             target, (cast_to_file_schema(target, part.columns) for part in _read_rows(table, files))
         )
     except BaseException:
         # The failed write has deleted its files.
-        attempt.delete_pending_file(place, table)
+        attempt.delete_pending_file(location, table)
         raise
     sent_snapshots: list[int] = []
     for _ in range(_ATTEMPTS):
-        current = place.open()
+        current = location.open()
         if _has_any_snapshot(current, sent_snapshots):
             # The commit succeeded although it was reported as a conflict: something retried the request.
-            attempt.delete_pending_file(place, table)
+            attempt.delete_pending_file(location, table)
             return new_files
-        if reason := reason_not_to_commit(place, attempt, new_files, table, current) or _reason_files_changed(
-            place, table, current, files
-        ):
+        if reason := reason_not_to_commit(
+            location, attempt, new_files, table, current
+        ) or _reason_files_changed(location, table, current, files):
             raise CommitConflict(reason)
         with suppress(CommitConflict):
-            _commit(place, current, files, new_files, sent_snapshots)
-            attempt.delete_pending_file(place, table)
+            _commit(location, current, files, new_files, sent_snapshots)
+            attempt.delete_pending_file(location, table)
             return new_files
     raise CommitConflict(f"other writers were faster {_ATTEMPTS} times")
 
 
 def _reason_files_changed(
-    place: IcebergPlace, loaded: Table, reloaded: Table, files: Sequence[FileScanTask]
+    location: IcebergLocation, loaded: Table, reloaded: Table, files: Sequence[FileScanTask]
 ) -> str | None:
     """Return how files have changed since a table was loaded, if compaction would restore deleted rows."""
     if loaded.metadata.current_snapshot_id == reloaded.metadata.current_snapshot_id:
         return None
-    delete_files = {task.file.file_path: _delete_file_paths(task) for task in _list_files(place, reloaded)}
+    delete_files = {task.file.file_path: _delete_file_paths(task) for task in _list_files(location, reloaded)}
     if any(delete_files.get(task.file.file_path) != _delete_file_paths(task) for task in files):
         return "rows of the files were deleted, or the files merged by another"
     return None
@@ -171,7 +171,7 @@ def _has_any_snapshot(table: Table, sent_snapshots: Sequence[int]) -> bool:
 
 
 def _commit(
-    place: IcebergPlace,
+    location: IcebergLocation,
     table: Table,
     old_files: Sequence[FileScanTask],
     new_files: Sequence[DataFile],
@@ -179,7 +179,7 @@ def _commit(
 ) -> None:
     """Try to commit once, and add the snapshot's id to ``sent_snapshots``."""
     disable_commit_retries(table)
-    with place.translating_errors("the commit failed", untranslated=(CommitConflict,)):
+    with location.translating_errors("the commit failed", untranslated=(CommitConflict,)):
         transaction = table.transaction()
         with RowDelta(transaction) as update:
             for task in old_files:

@@ -33,8 +33,8 @@ from penstock.arguments import in_quotes
 from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, SchemaMismatchError
 from penstock.lake.catalogs import task_io
+from penstock.tables.iceberg.location import translate_error
 from penstock.tables.iceberg.partitioning import partition_rows
-from penstock.tables.iceberg.place import translate_error
 
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 1 << 20, 64 << 20
 _MAX_OPEN_FILES = 64

@@ -36,8 +36,8 @@ from penstock.tables.iceberg.data_files import (
     to_row_groups,
     write_data_files,
 )
+from penstock.tables.iceberg.location import translate_error
 from penstock.tables.iceberg.numbered_tasks import NumberedTask, assign_to_tasks
-from penstock.tables.iceberg.place import translate_error
 from penstock.tables.iceberg.reports import to_report
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import require_key_value

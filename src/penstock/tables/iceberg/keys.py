@@ -35,8 +35,8 @@ from pyspark.sql import types as spark_types
 from penstock.errors import TableRefusedError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.location import IcebergLocation, translate_error
 from penstock.tables.iceberg.numbered_tasks import task_count
-from penstock.tables.iceberg.place import IcebergPlace, translate_error
 from penstock.tables.iceberg.schema import TableLayout
 from penstock.tables.row_checks import first_repeated_key
 
@@ -69,7 +69,7 @@ def read_all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
 
 def find_repeated_key(
     spark: SparkSession,
-    place: IcebergPlace,
+    location: IcebergLocation,
     target: FileTarget,
     layout: TableLayout,
     types: Sequence[spark_types.DataType],
@@ -81,7 +81,7 @@ def find_repeated_key(
     """
     paths = [file.file_path for file in files]
     if sum(file.record_count for file in files) <= _DRIVER_ROWS:
-        with place.translating_errors("the keys of a micro-batch cannot be read"):
+        with location.translating_errors("the keys of a micro-batch cannot be read"):
             return first_repeated_key(read_all_keys(target.io, paths, layout.key_schema))
     names = [f"k{number}" for number in range(len(types))]
     columns = spark_types.StructType(
@@ -123,9 +123,11 @@ def _to_spark_columns(keys: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[f"k{number}" for number in range(len(columns))])
 
 
-def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+def files_with_keys(
+    location: IcebergLocation, table: Table, row_filter: BooleanExpression
+) -> list[FileScanTask]:
     """Return the data files of a table that may have rows matching a filter, with their delete files."""
-    with place.translating_errors("its manifests cannot be read"):
+    with location.translating_errors("its manifests cannot be read"):
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []

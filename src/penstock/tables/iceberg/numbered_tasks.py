@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import PenstockError
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.place import translate_error
+from penstock.tables.iceberg.location import translate_error
 
 Part = TypeVar("Part")
 _TASKS_PER_CORE = 4

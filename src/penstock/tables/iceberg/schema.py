@@ -17,7 +17,7 @@ from pyspark.sql import types as spark
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInputError, SchemaMismatchError, UnsupportedTypeError
-from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.location import IcebergLocation
 
 log = logging.getLogger("penstock.tables")
 
@@ -106,7 +106,7 @@ def table_schema(rows: RowLayout) -> Schema:
     return Schema(*rows.fields)
 
 
-def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: int) -> TableLayout:
+def match_table(location: IcebergLocation, rows: RowLayout, schema: Schema, spec_id: int) -> TableLayout:
     """Return the table's layout, or refuse rows that it does not accept."""
     matches = {field.name: _match_column(field.name, schema) for field in rows.fields}
     differences = []
@@ -129,11 +129,11 @@ def match_table(place: IcebergPlace, rows: RowLayout, schema: Schema, spec_id: i
     ]
     if differences:
         raise SchemaMismatchError(
-            f"the Iceberg table {place.shown} does not accept these rows: {'; '.join(differences)}. Select "
-            "and cast the columns as the table has them, or drop the table if it is still empty; only output "
-            "mode complete changes a table's columns",
+            f"the Iceberg table {location.label} does not accept these rows: {'; '.join(differences)}. "
+            "Select and cast the columns as the table has them, or drop the table if it is still empty; only "
+            "output mode complete changes a table's columns",
             condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
-            table=place.shown,
+            table=location.label,
             differences=differences,
         )
     keys = tuple(column.field_id for key in rows.keys if (column := matches[key]) is not None)
@@ -147,7 +147,7 @@ def new_columns(rows: RowLayout, table: Table | None) -> list[str]:
     return [name for name in rows.names if _match_column(name, table.schema()) is None]
 
 
-def evolve(place: IcebergPlace, rows: RowLayout) -> None:
+def evolve(location: IcebergLocation, rows: RowLayout) -> None:
     """Add the columns of the rows that the table lacks, and promote columns whose type is too narrow, except
     keys, in one commit.
     """
@@ -155,7 +155,7 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
 
     types = {field.name: field.field_type for field in rows.fields}
     for attempt in range(_ATTEMPTS):
-        table = place.find()
+        table = location.find()
         names = [name for name in new_columns(rows, table) if name not in rows.keys]
         wider = {} if table is None else _columns_to_promote(rows, table.schema())
         if table is None or not (names or wider):
@@ -163,7 +163,7 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
         last = attempt == _ATTEMPTS - 1
         try:
             with (
-                place.translating_errors(
+                location.translating_errors(
                     "columns cannot be changed", untranslated=() if last else (CommitFailedException,)
                 ),
                 table.update_schema() as update,
@@ -180,9 +180,9 @@ def evolve(place: IcebergPlace, rows: RowLayout) -> None:
         ]
         log.info(
             "the Iceberg table %s is changed to take new rows: %s",
-            place.shown,
+            location.label,
             ", ".join(changes),
-            extra={"action": "table_evolves", "table": place.shown, "columns": changes},
+            extra={"action": "table_evolves", "table": location.label, "columns": changes},
         )
         return
 

@@ -18,8 +18,8 @@ from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, delete_p
 from penstock.tables.iceberg.commit import Commit, Target
 from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import find_repeated_key
+from penstock.tables.iceberg.location import IcebergLocation
 from penstock.tables.iceberg.partitioning import require_partitioning
-from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reports import from_report
 from penstock.tables.iceberg.rewriting import ReplacedRows, Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, table_schema
@@ -31,7 +31,7 @@ _FORMAT_VERSION = 2
 
 
 def iceberg_writer(
-    place: IcebergPlace,
+    location: IcebergLocation,
     rows: RowLayout,
     output_mode: str,
     guarantee: str,
@@ -39,15 +39,15 @@ def iceberg_writer(
     app_id: str | None,
 ) -> IcebergWriter:
     """Create the table or check an existing one, and return the ``foreachBatch`` function."""
-    table = place.find() or place.create(table_schema(rows))
-    require_writable(place, table)
-    writer = IcebergWriter(Target(place, rows, output_mode), guarantee, checkpoint_location, app_id)
+    table = location.find() or location.create(table_schema(rows))
+    require_writable(location, table)
+    writer = IcebergWriter(Target(location, rows, output_mode), guarantee, checkpoint_location, app_id)
     writer.target.layout(table.transaction())
-    delete_abandoned(place, table)
+    delete_abandoned(location, table)
     return writer
 
 
-def require_writable(place: IcebergPlace, table: Table) -> None:
+def require_writable(location: IcebergLocation, table: Table) -> None:
     """Refuse tables that pyiceberg cannot write, or cannot write without losing metadata."""
     version = table.format_version
     if version != _FORMAT_VERSION:
@@ -57,13 +57,13 @@ def require_writable(place: IcebergPlace, table: Table) -> None:
             else "pyiceberg does not write the row lineage that format 3 has: use a table of format 2"
         )
         raise TableRefusedError(
-            f"the Iceberg table {place.shown} has format {version}, and only format 2 can be written: "
+            f"the Iceberg table {location.label} has format {version}, and only format 2 can be written: "
             f"{advice}",
             condition="TABLE_REFUSED.FORMAT_VERSION",
-            table=place.shown,
+            table=location.label,
             found=version,
         )
-    require_partitioning(place.shown, table.metadata)
+    require_partitioning(location.label, table.metadata)
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,22 @@ class IcebergWriter:
 
     @without_traceback
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        place, batch = self.target.place, self._micro_batch(batch_id)
-        table = place.open()
+        location, batch = self.target.location, self._micro_batch(batch_id)
+        table = location.open()
         self.target.refuse_rollback(table, batch)
         committed = None if batch is None else batch.committed(table)
         if batch is not None and committed is not None:
             # Run the query even so, since Spark has to commit its state.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed the micro-batch may have died before cleaning up.
-            delete_pending_file_of(place, table, batch.app_id, committed.attempt)
+            delete_pending_file_of(location, table, batch.app_id, committed.attempt)
             return
-        require_writable(place, table)
+        require_writable(location, table)
         transaction = table.transaction()
         layout = self.target.layout(transaction)
         attempt = Attempt.new(f"run:{uuid.uuid4()}" if batch is None else batch.app_id)
         files = self.target.files(table, transaction, attempt.token)
-        attempt.write_pending_file(place, table)
+        attempt.write_pending_file(location, table)
         reports = self._staging_query(frame, layout, files).collect()
         if reports and batch is not None:
             Checkpoint(self.checkpoint_location).require_query(report.query for report in reports)
@@ -105,7 +105,7 @@ class IcebergWriter:
             commit.delete_unused()
         if not (commit.tasks_retried or any(report.attempt for report in reports)):
             # Otherwise, keep the pending file, since a task that died may have left a file.
-            attempt.delete_pending_file(place, table)
+            attempt.delete_pending_file(location, table)
 
     def _staging_query(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
         """Return the query whose tasks write the rows and report their files."""
@@ -139,9 +139,9 @@ class IcebergWriter:
         if not keys or not commit.staged_files:
             return
         types = [frame.schema[key].dataType for key in keys]
-        place = self.target.place
+        location = self.target.location
         repeated = find_repeated_key(
-            frame.sparkSession, place, files, commit.layout, types, commit.staged_files
+            frame.sparkSession, location, files, commit.layout, types, commit.staged_files
         )
         if repeated is not None:
-            raise duplicate_keys_error(key_for_messages(repeated), f"the Iceberg table {place.shown}")
+            raise duplicate_keys_error(key_for_messages(repeated), f"the Iceberg table {location.label}")

@@ -169,7 +169,7 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _NOT_ALLOWED,
-                f"the real-time trigger does not take {_display_name(node)}",
+                f"the real-time trigger does not take {_label(node)}",
                 severity,
                 fix=_MICRO_BATCHES,
                 condition=_NOT_ALLOWED,
@@ -220,7 +220,7 @@ def _supports_state(plan: Plan) -> bool:
     return parse_version(plan.settings[VERSION]) >= (4, 3)
 
 
-def _display_name(node: Node) -> str:
+def _label(node: Node) -> str:
     return (
         f"Python functions, as in this {node.name}" if Trait.REAL_TIME in traits_of(node.name) else node.name
     )

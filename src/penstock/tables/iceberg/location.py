@@ -42,7 +42,7 @@ def is_iceberg(url: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class IcebergPlace:
+class IcebergLocation:
     """A table in a catalog, with the catalog's properties."""
 
     catalog_name: str
@@ -54,7 +54,7 @@ class IcebergPlace:
     """The properties of the table's storage, some of which the catalog may have vended."""
 
     @classmethod
-    def of(cls, url: str, name: str) -> IcebergPlace:
+    def of(cls, url: str, name: str) -> IcebergLocation:
         """Return the table with the given name in the catalog of the URL.
 
         The URL is ``iceberg:CATALOG?property.KEY=VALUE``, or the name itself:
@@ -74,7 +74,7 @@ class IcebergPlace:
         return cls(unquote(target) or "default", tuple(_split_name(name, at_least=2)), properties)
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The table's name for messages."""
         return ".".join(self.identifier)
 
@@ -91,10 +91,10 @@ class IcebergPlace:
         table = self.find()
         if table is None:
             raise TableRefusedError(
-                f"the Iceberg table {self.shown} was dropped or renamed while the query ran: restore it, or "
+                f"the Iceberg table {self.label} was dropped or renamed while the query ran: restore it, or "
                 "start the query again, which creates an empty table and does not write earlier rows again",
                 condition="TABLE_REFUSED.TABLE_GONE",
-                table=self.shown,
+                table=self.label,
             )
         return table
 
@@ -144,10 +144,10 @@ class IcebergPlace:
 
     def _not_iceberg(self) -> TableRefusedError:
         return TableRefusedError(
-            f"{self.shown} in the catalog {in_quotes(self.catalog_name)} is not an Iceberg table, but a view "
+            f"{self.label} in the catalog {in_quotes(self.catalog_name)} is not an Iceberg table, but a view "
             "or a table of another format: choose another name",
             condition="TABLE_REFUSED.NOT_ICEBERG",
-            table=self.shown,
+            table=self.label,
         )
 
     def _create_namespace(self) -> None:
@@ -171,7 +171,7 @@ class IcebergPlace:
         except untranslated:
             raise
         except Exception as error:
-            raise translate_error(error, self.shown, what, *self.secrets) from None
+            raise translate_error(error, self.label, what, *self.secrets) from None
 
     @property
     def secrets(self) -> Sequence[Mapping[str, object]]:
