@@ -177,6 +177,7 @@ HOT: dict[str, Parameters] = {
     "list_objects": {"queue_id": 7, "after": 700, "most": 1000},
     "runs_of": {"payload_ids": "[1, 2, 3]"},
     "used_objects": {"queue_id": 7, "first": 0, "last": 100},
+    "payloads_in_objects": {"queue_id": 7, "first": 0, "last": 100},
     "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }
 # Sorts for display of a few rows, or of the partitions of one append.

@@ -148,7 +148,7 @@ class ObjectStorage(ABC):
         """Return the error for an object that differs from what was written."""
         return StoreError(
             f"the object {name} in {self.url} {problem}: it was changed there, or is damaged. Restore it. "
-            "`penstock store check` lists those with another size, but does not read objects",
+            "`penstock store check --read` lists all that are damaged",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=self.url,
             object=name,

@@ -449,12 +449,17 @@ class Store:
         """
         return clean_objects(self._database, take_over=take_over).objects
 
-    def check_objects(self) -> list[ObjectsCheck]:
+    def check_objects(self, *, read: bool = False) -> list[ObjectsCheck]:
         """Compare the objects of queues with ``payloads`` with the store's records, queue by queue.
 
-        If a queue's objects cannot be listed, the result for that queue has the reason in ``error``.
+        If a queue's objects cannot be listed or read, the result for that queue has the reason in ``error``.
+
+        Parameters
+        ----------
+        read
+            Whether to read the rows in all objects, too, and to compare their checksums.
         """
-        return object_check.check_objects(self._database)
+        return object_check.check_objects(self._database, read=read)
 
     def info(self) -> StoreInfo:
         """Return the store's size."""

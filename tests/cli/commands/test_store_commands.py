@@ -148,6 +148,15 @@ def test_check_compares_objects_with_the_store(penstock: Penstock, store_url: st
     first, second = sorted(folder.glob("*/*/*.segments"))
     (found,) = penstock("store", "check", "--json").json["queues"]
     assert (found["queue"], found["objects"], found["missing"]) == ("q", 2, [])
+    assert found["read_bytes"] is None
+    (found,) = penstock("store", "check", "--read", "--json").json["queues"]
+    assert found["read_bytes"] > 200_000
+    data = second.read_bytes()
+    second.write_bytes(data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
+    assert penstock("store", "check", "--json").json["queues"][0]["damaged"] == []
+    text = penstock("store", "check", "--read", code=1).out
+    assert str(second.relative_to(folder)) in text
+    assert "rows as written" in text
     first.unlink()
     second.write_bytes(b"")
     (found,) = penstock("store", "check", "--json", code=1).json["queues"]

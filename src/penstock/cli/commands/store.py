@@ -94,15 +94,21 @@ def clean_up(
     run.output.done(text, data)
 
 
-@command(group, "check", "penstock store check", "penstock store check --json")
-def check(run: Run) -> None:
+@command(group, "check", "penstock store check", "penstock store check --read --json")
+def check(
+    run: Run,
+    read: Annotated[
+        bool,
+        typer.Option("--read", help="Also read the rows in all objects, and compare their checksums."),
+    ] = False,
+) -> None:
     """Check that the objects in object storage match the store.
 
-    Only for queues that were created with --payloads. Exits with 1 if an object is missing or has another
-    size than was written, or cannot be compared. Objects are not read.
+    Only for queues that were created with --payloads. Exits with 1 if an object is missing or damaged, or
+    cannot be compared. Without --read, only sizes are compared.
     """
     with run.connect() as store:
-        checked = store.check_objects()
+        checked = store.check_objects(read=read)
     if not checked:
         run.output.done("no queue keeps rows in object storage", {"queues": []})
         return
@@ -126,6 +132,7 @@ def _lines(checked: ObjectsCheck) -> list[tuple[str, str]]:
     return [
         ("location", checked.location),
         ("objects", f"{count_text(checked.objects)}, {size_text(checked.bytes)}"),
+        *([] if checked.read_bytes is None else [("rows as written", size_text(checked.read_bytes))]),
         ("missing", _names(checked.missing)),
         ("damaged", _names(checked.damaged)),
         ("without rows", count_text(checked.unused)),

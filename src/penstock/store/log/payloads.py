@@ -277,7 +277,7 @@ def with_payloads(
             places = [PayloadRange(row.start_byte, row.length, row.checksum) for row in rows]
             data = database.storages.recent.read(
                 [(storage.url, name, place) for place in places],
-                lambda uncached: _read_verified(storage, name, [places[each] for each in uncached]),
+                lambda uncached: read_verified(storage, name, [places[each] for each in uncached]),
             )
         except StoreError as error:
             if error.condition == "STORE_ERROR.OBJECT_MISSING":
@@ -294,7 +294,7 @@ def with_payloads(
     ]
 
 
-def _read_verified(storage: ObjectStorage, name: str, places: Sequence[PayloadRange]) -> list[Buffer]:
+def read_verified(storage: ObjectStorage, name: str, places: Sequence[PayloadRange]) -> list[Buffer]:
     """Read payloads, and read them again if the checksum of one is wrong."""
     for _ in range(1 + _REREADS):
         data = storage.read(name, [(place.offset, place.length) for place in places])

@@ -325,6 +325,12 @@ select o.object_id from penstock.object as o
 where o.queue_id = :queue_id and o.object_id between :first and :last
     and exists (select 1 from penstock.payload as p where p.object_id = o.object_id);
 
+-- The payloads in the objects in a range of ids.
+-- name: payloads_in_objects
+select o.object_id, p.start_byte, p.length, p.checksum from penstock.object as o
+join penstock.payload as p on p.object_id = o.object_id
+where o.queue_id = :queue_id and o.object_id between :first and :last;
+
 -- name: forget_dropped_payloads
 delete from penstock.dropped_payloads
 where queue_id = :queue_id and dropped_at <= :before
