@@ -187,7 +187,7 @@ def patch_delta_tasks(module: ModuleType) -> None:
         staged = put(self, batches)
         context = TaskContext.get()
         if context is not None and context.partitionId() == 0:
-            stop(Path(self.stage.place.path).name, "HALF", in_batch(self.stage.batch_id))
+            stop(Path(self.stage.location.path).name, "HALF", in_batch(self.stage.batch_id))
         return staged
 
     task.write_rows = putting
@@ -203,7 +203,7 @@ def patch_delta_writer(module: ModuleType) -> None:
     write, commit = writer.__call__, writer._commit
 
     def committing(self: Any, stage: Any, *arguments: Any) -> None:
-        name = Path(self.place.path).name
+        name = Path(self.location.path).name
         COMMITTING[name] = stage.batch_id
         stop(name, "STAGED", in_batch(stage.batch_id))
         commit(self, stage, *arguments)
@@ -211,7 +211,7 @@ def patch_delta_writer(module: ModuleType) -> None:
 
     def writing(self: Any, frame: Any, batch_id: int) -> None:
         write(self, frame, batch_id)
-        stop(Path(self.place.path).name, "COMMITTED", in_batch(batch_id))
+        stop(Path(self.location.path).name, "COMMITTED", in_batch(batch_id))
 
     writer._commit, writer.__call__ = committing, writing
 
@@ -223,7 +223,7 @@ def patch_copy_on_write(module: ModuleType) -> None:
 
     def rewriting(self: Any, *arguments: Any) -> Any:
         rewritten = replacement(self, *arguments)
-        stop(Path(self.stage.place.path).name, "REWRITTEN", in_batch(self.stage.batch_id))
+        stop(Path(self.stage.location.path).name, "REWRITTEN", in_batch(self.stage.batch_id))
         return rewritten
 
     copies.replacement = rewriting
@@ -236,7 +236,7 @@ def patch_delta_applied(module: ModuleType) -> None:
 
     def remembering(self: Any, *arguments: Any) -> int:
         version = record(self, *arguments)
-        name = Path(self.place.path).parents[1].name
+        name = Path(self.location.path).parents[1].name
         stop(name, "REMEMBERED", in_batch(COMMITTING[name]))
         return int(version)
 
@@ -251,13 +251,13 @@ def patch_iceberg_commits(module: ModuleType) -> None:
     run, send = commit.run, commit._commit_changes
 
     def running(self: Any) -> None:
-        name = self.target.place.identifier[-1]
+        name = self.target.location.identifier[-1]
         stop(name, "STAGED", in_batch(self.batch_id))
         run(self)
         stop(name, "COMMITTED", in_batch(self.batch_id))
 
     def sending(self: Any, *arguments: Any) -> Any:
-        stop(self.target.place.identifier[-1], "REWRITTEN", in_batch(self.batch_id))
+        stop(self.target.location.identifier[-1], "REWRITTEN", in_batch(self.batch_id))
         return send(self, *arguments)
 
     commit.run, commit._commit_changes = running, sending
@@ -269,7 +269,7 @@ def patch_iceberg_writer(module: ModuleType) -> None:
 
     def writing(self: Any, frame: Any, batch_id: int) -> None:
         write(self, frame, batch_id)
-        stop(self.target.place.identifier[-1], "COMMITTED", in_batch(batch_id))
+        stop(self.target.location.identifier[-1], "COMMITTED", in_batch(batch_id))
 
     writer.__call__ = writing
 
