@@ -170,7 +170,7 @@ def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: Sin
     place.committed(1)
     with pytest.raises(
         CheckpointMismatchError,
-        match=f"committed micro-batch 1, and queue 'out' has .*{has}: if its store was restored",
+        match=f"committed micro-batch 1, but queue 'out' has .*{has}: if its store was restored",
     ) as caught:
         place.settle(newest)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"

@@ -127,7 +127,9 @@ def stage(store: penstock.Store, queue: penstock.Queue, segments: list[Segment])
 
 
 def publish_written(store: penstock.Store, queue: penstock.Queue, segments: list[Segment]) -> None:
-    record, storage = queue.record, store.database.storages.at(Path(tempfile.mkdtemp()).as_uri())
+    record, folder = queue.record, Path(tempfile.mkdtemp())
+    (folder / store.uuid).mkdir()
+    storage = store.database.storages.at(folder.as_uri())
     written = [TaskSegments.of(storage, store.database.uuid, record.queue_id, segments, 0)]
     store.database.run(lambda tx: staging.publish_written(tx, record, "app", 0, written))
 
