@@ -214,6 +214,35 @@ def test_a_new_table_may_take_the_name_of_a_renamed_one(feed: Feed, scd_type: in
     assert rows(feed.url, "people") == rows(feed.url, "people_before") == expected
 
 
+@pytest.mark.all_kinds
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_table_whose_record_is_missing_is_refused(feed: Feed, scd_type: int) -> None:
+    """Otherwise late changes would replace newer ones."""
+    feed.add(change(1, "ada", "insert", 5)).run(people(feed, scd_type=scd_type))
+    expected = rows(feed.url, "people")
+    query(feed.url, f"drop table {_record_of(feed)}")
+    feed.add(change(1, "late", "insert", 4))
+    with pytest.raises(TableRefusedError, match=r"drop .*people.* to start over") as refused:
+        feed.run(people(feed, scd_type=scd_type))
+    assert refused.value.condition == "TABLE_REFUSED.CHANGES_FORGOTTEN"
+    assert rows(feed.url, "people") == expected
+
+
+def _record_of(feed: Feed) -> str:
+    """The name of the table with the changes applied to the only table."""
+    if feed.url.startswith("sqlite"):
+        found = query(feed.url, "select name from sqlite_schema where name like 'penstock_applied%'")
+    else:
+        schema = sql_name(feed.url, "t").partition(".")[0]
+        found = query(
+            feed.url,
+            "select oid::regclass::text from pg_class "
+            f"where relnamespace = '{schema}'::regnamespace and relname like 'applied%' and relkind = 'r'",
+        )
+    ((name,),) = found
+    return str(name)
+
+
 def test_a_table_whose_rows_were_deleted_still_knows_their_last_changes(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5)).run(people(feed))
     query(feed.url, f"delete from {sql_name(feed.url, 'people')}")

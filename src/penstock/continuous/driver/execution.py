@@ -197,7 +197,7 @@ class ContinuousExecution:
             self.state = State.TERMINATED
             self._changed.notify_all()
         self._listeners.terminated(self.failure, _LISTENER_SECONDS)
-        log.info("Query %s was stopped", self._label, extra={"action": "query_ended", **self._log_fields})
+        log.info("query %s has ended", self._label, extra={"action": "query_ended", **self._log_fields})
 
     @property
     def _label(self) -> str:

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.errors import SchemaMismatchError
+from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import POSTGRES_BYTES, TableName, digest, quoted
 from penstock.tables.row_checks import ambiguous_order_error
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import StagedRows
-from penstock.tables.sql.table_mark import is_new_empty_table
+from penstock.tables.sql.table_mark import create_mark, has_mark
 from penstock.tables.unchanged_values import MISSING_COLUMNS, column_numbers, has_value
 
 _VALID_FROM, _VALID_TO = quoted(VALID_FROM), quoted(VALID_TO)
@@ -146,21 +146,35 @@ def _applied_table(tx: Transaction, layout: Layout) -> TableName:
 def prepare_tables(tx: Transaction, layout: Layout) -> None:
     """Create the table and its applied-changes table, or check existing ones.
 
-    A new table gets a new applied-changes table, also if a user has recreated it.
+    A new table gets a new applied-changes table, also if a user has recreated it, so that it has no mark and
+    no rows. A table whose rows were copied from the earlier one is not regarded as new.
     """
     is_missing = ddl.find_table(tx, layout.name) is None
     ddl.ensure_table(tx, layout.stored_layout, complete=False)
     if is_missing and layout.history:
         ddl.index_current_versions(tx, layout)
-    new_table = is_new_empty_table(tx, layout) or is_missing
+    was_marked = has_mark(tx, layout)
+    was_recreated = not was_marked and create_mark(tx, layout) and not _has_rows(tx, layout)
+    new_table = is_missing or was_recreated
     applied = _applied_table(tx, layout)
     existing = ddl.find_table(tx, applied)
+    if existing is None and was_marked:
+        raise TableRefusedError(
+            f"the changes applied to {layout.name.sql} are no longer recorded: the table {applied.sql} is "
+            f"missing, or was in another store. Restore it, or drop {layout.name.sql} to start over",
+            condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
+            table=layout.name.sql,
+        )
     if existing is not None and not new_table:
         _require_same_keys(tx, layout, applied, existing.types)
         return
     if existing is not None:
         tx.execute(f"drop table {applied.sql}")
     _create_applied_table(tx, layout, applied)
+
+
+def _has_rows(tx: Transaction, layout: Layout) -> bool:
+    return bool(tx.query(f"select 1 from {layout.name.sql} limit 1"))
 
 
 def _require_same_keys(

@@ -28,23 +28,16 @@ _FIND = {
 }
 
 
-def is_new_empty_table(tx: Transaction, layout: Layout) -> bool:
-    """Mark a table; return whether it had no mark and has no rows, so that it was recreated since the last
-    start.
-
-    A table whose rows were copied from the earlier one is not regarded as new, nor one that the role cannot
-    mark, since it does not own the table.
-    """
-    place = {"table": layout.name.table}
+def has_mark(tx: Transaction, layout: Layout) -> bool:
+    """Return whether a table has a mark."""
+    name = {"table": layout.name.table}
     if tx.dialect == "postgres":
-        place["schema"] = layout.name.schema
-    if tx.query(_FIND[tx.dialect], pattern=f"{_PREFIX}%", **place) or not _create_mark(tx, layout):
-        return False
-    return not tx.query(f"select 1 from {layout.name.sql} limit 1")
+        name["schema"] = layout.name.schema
+    return bool(tx.query(_FIND[tx.dialect], pattern=f"{_PREFIX}%", **name))
 
 
-def _create_mark(tx: Transaction, layout: Layout) -> bool:
-    """Create the index; return False if the role has no right to."""
+def create_mark(tx: Transaction, layout: Layout) -> bool:
+    """Mark a table; return False if the role cannot, since it does not own the table."""
     tx.execute("savepoint marking")
     try:
         tx.execute(
