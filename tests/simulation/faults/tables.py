@@ -26,14 +26,14 @@ TABLES = [
     Fault(
         "a table's micro-batch is entered in the ledger in another transaction than its rows",
         "tables/sql/writer.py",
-        '        if self.guarantee == "at_least_once":\n            store.database.run(',
-        '        if self.guarantee != "idempotent":\n            store.database.run(',
+        '            if self.guarantee == "at_least_once":\n                store.database.run(',
+        '            if self.guarantee != "idempotent":\n                store.database.run(',
     ),
     Fault(
         "a table's epoch is entered in the ledger in another transaction than its rows",
         "tables/continuous.py",
         '            self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)\n',
-        '            target = TableTarget(layout, self.name, "append", stage)\n            open_store(self.url).database.run(\n                lambda tx: target.write(tx, dict(epoch.attempts)), idempotent=True\n            )\n            self.commits.note(target.ledger_name, epoch, offset)\n',
+        '            target = TableTarget(layout, self.name, "append", stage)\n            open_store(self.url).database.run(\n                lambda tx: target.write(tx, dict(epoch.attempts)), idempotent=True\n            )\n            self.commits.record(target.ledger_name, epoch, offset)\n',
     ),
     Fault(
         "a table's staging is cleared whenever writers are made",
