@@ -39,6 +39,6 @@ TABLES = [
         "a table's staging is cleared whenever writers are made",
         "tables/continuous.py",
         "        layout = self._checked_encoder.layout\n        open_store",
-        "        self.clear()\n        layout = self._checked_encoder.layout\n        open_store",
+        "        self.delete_staged()\n        layout = self._checked_encoder.layout\n        open_store",
     ),
 ]
