@@ -34,7 +34,7 @@ def test_rows_are_written_once_and_the_consumer_has_caught_up_at_the_end(
     assert copy.ids() == copy.all()
     assert copy.by_partition() == [copy.all()[::2], copy.all()[1::2]], "in order"
     assert copy.store.consumer("c").lag("in").rows == 0
-    assert f"Query copy [id = {query.id}, runId = {query.run_id}] was stopped" in caplog.text
+    assert f"query copy [id = {query.id}, runId = {query.run_id}] has ended" in caplog.text
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
