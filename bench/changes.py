@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
@@ -123,7 +123,7 @@ def spark_batch(df: DataFrame) -> DataFrame:
     return kept.withColumn("_change_type", _relabelled()).select(*columns)
 
 
-def _relabelled() -> F.Column:
+def _relabelled() -> Column:
     pair = (F.col("d") == 1) & (F.col("i") == 1)
     kind = F.col("_change_type")
     return (

@@ -11,16 +11,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from bench.harness import Result, bounded, pairs, peak_memory, scratch, speed
@@ -114,7 +115,7 @@ class _Bench:
         return read.parquet(str(self.folder / "source"))
 
 
-def _taken(query: StreamingQuery) -> float:
+def _taken(query: StreamingQuery | penstock.Query) -> float:
     return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
 
 
@@ -134,14 +135,8 @@ def _write(frame: DataFrame, folder: str) -> None:
     frame.write.option("compression", "zstd").parquet(folder)
 
 
-@contextmanager
-def _through_deltalake() -> Iterator[None]:
-    obstacle = writer.obstacle
-    writer.obstacle = lambda *_: "is measured"
-    try:
-        yield
-    finally:
-        writer.obstacle = obstacle
+def _through_deltalake() -> AbstractContextManager[object]:
+    return patch.object(writer, "obstacle", lambda *_: "is measured")
 
 
 def _rows(start: int, end: int) -> pa.Table:

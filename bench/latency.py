@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -127,7 +127,8 @@ def rates(stores: Mapping[str, str]) -> list[Result]:
 
     Above 2,000 rows a second they come in 200 appends a second.
     """
-    results, lines = [], {}
+    results: list[Result] = []
+    lines: dict[str, list[Latency]] = {}
     for name, url in stores.items():
         found: dict[str, list[Latency]] = {"continuous": [], "micro-batches": []}
         for rate in RATES:
@@ -155,7 +156,8 @@ def rates(stores: Mapping[str, str]) -> list[Result]:
 
 def intervals(stores: Mapping[str, str]) -> list[Result]:
     """Exactly once, against the interval of epochs, in stores by name."""
-    results, lines = [], {}
+    results: list[Result] = []
+    lines: dict[str, list[Latency]] = {}
     for name, url in stores.items():
         found = [
             measured(url, "exactly_once", penstock.Trigger.continuous(f"{each} ms"), seconds=15)
@@ -364,7 +366,7 @@ def _queues(url: str) -> Iterator[tuple[str, penstock.Queue, penstock.Queue, Pat
 
 def _kept(rows: pa.Table) -> int:
     """What the transformation lets through."""
-    return rows.num_rows - rows.num_rows // 10
+    return int(rows.num_rows - rows.num_rows // 10)
 
 
 def _await(queue: penstock.Queue, rows: int) -> None:
@@ -374,4 +376,5 @@ def _await(queue: penstock.Queue, rows: int) -> None:
 
 if __name__ == "__main__":
     kind, *given = sys.argv[1:]
-    {"produce": produce, "observe": observe}[kind](given[0], *map(int, given[1:]))
+    commands: dict[str, Callable[..., object]] = {"produce": produce, "observe": observe}
+    commands[kind](given[0], *map(int, given[1:]))

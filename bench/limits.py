@@ -199,7 +199,8 @@ class _PerKey:
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         assert _passed(query) == PER_KEY * KEYS, f"{_passed(query)} rows of {PER_KEY * KEYS}"
-        return sum(progress.durationMs["triggerExecution"] for progress in query.recentProgress) / 1000
+        seconds: float = sum(progress.durationMs["triggerExecution"] for progress in query.recentProgress)
+        return seconds / 1000
 
 
 def _plain(frame: DataFrame) -> DataFrame:

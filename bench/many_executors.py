@@ -64,7 +64,7 @@ class Cost:
 class _StandIn(LocalStorage):
     """A location whose objects are counted, and not written."""
 
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def _put(self, name: str, parts: Sequence[Buffer], existing: str | None) -> None:
         pass
 
 

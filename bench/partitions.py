@@ -17,7 +17,6 @@ from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import commit_batch
 from penstock.commit.source_rows import row_times
-from penstock.queue.evolution import MAX_PARTITIONS
 from penstock.queue.store import open_store
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import next_end
@@ -26,6 +25,7 @@ from penstock.store.database import Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.segmenting import Segment, to_segments
 from penstock.store.records import catalog
+from penstock.store.records.catalog import MAX_PARTITIONS
 from penstock.store.staging import Attempt
 from penstock.testing.stores import drop_schema, with_schema
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from bench import idle_source
@@ -76,7 +76,7 @@ def _floor(frame: DataFrame, sink: str, checkpoint: Path) -> float:
     return statistics.median(_trigger_seconds(query))
 
 
-def _trigger_seconds(query: StreamingQuery) -> list[float]:
+def _trigger_seconds(query: StreamingQuery | penstock.Query) -> list[float]:
     """The seconds of a query's micro-batches, the first one left out."""
     return [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress[1:]]
 

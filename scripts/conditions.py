@@ -89,7 +89,8 @@ def _kinds(modules: _Modules) -> Kinds:
     while known != len(found):
         known = len(found)
         for path, each in classes:
-            base = next((found[base.id] for base in each.bases if getattr(base, "id", "") in found), None)
+            names = [base.id for base in each.bases if isinstance(base, ast.Name)]
+            base = next((found[name] for name in names if name in found), None)
             if base is not None and each.name not in found:
                 public = each.name if path == ERRORS else base.public
                 found[each.name] = Kind(next(_own(each), base.condition), public)
@@ -150,7 +151,7 @@ def _called(makers: _Makers, path: Path, call: ast.Call) -> str | None:
 
 
 def _name(call: ast.Call) -> str:
-    return getattr(call.func, "id", None) or getattr(call.func, "attr", "")
+    return str(getattr(call.func, "id", None) or getattr(call.func, "attr", ""))
 
 
 def _texts(values: Iterable[ast.expr], form: re.Pattern[str]) -> set[str]:

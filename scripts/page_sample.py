@@ -318,7 +318,7 @@ def ledger() -> list[Point]:
         for sink, number, batch, every, rows in sinks
         for i in range(20)
     ]
-    return sorted(commits, key=lambda row: row["committed_at"], reverse=True)[:50]
+    return sorted(commits, key=lambda row: str(row["committed_at"]), reverse=True)[:50]
 
 
 def snapshot() -> Point:

@@ -81,7 +81,7 @@ def main() -> None:
     with serving(snapshot) as address, TemporaryDirectory() as folder, sync_playwright() as engine:
         fonts = Path(folder) / "fonts.conf"
         fonts.write_text(FONTS)
-        settings = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
+        settings: dict[str, str | float | bool] = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
         browser = engine.chromium.launch(executable_path=chromium, args=FLAGS, env=settings)
         for scheme in ("light", "dark"):
             with opened(browser, address, scheme, 1360, 1000) as page:
