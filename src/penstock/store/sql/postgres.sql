@@ -178,14 +178,11 @@ with once as materialized (
         last_clock = case when clock > p.last_timestamp then clock else p.last_clock end
     from once
     where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
-    returning
-        p.partition, p.next_index, p.next_index - (:row_count::bigint[])[width_bucket(p.partition, :partition::bigint[])] as start_index,
-        p.last_timestamp, p.segments, p.total, p.tableoid as relation
+    returning p.partition, p.next_index, p.last_timestamp, p.segments, p.total, p.tableoid as relation
 ), heads as materialized (
     select
-        array_agg(start_index) as start_index, array_agg(next_index) as next_index, array_agg(segments) as segments,
-        array_agg(last_timestamp) as last_timestamp, count(*) as partitions, min(total) as least_total, max(total) as most_total,
-        min(relation) as relation
+        array_agg(next_index) as next_index, array_agg(segments) as segments, array_agg(last_timestamp) as last_timestamp,
+        count(*) as partitions, min(total) as least_total, max(total) as most_total, min(relation) as relation
     from (select * from moved order by partition) as ordered
 ), locked as materialized (
     select
@@ -201,7 +198,8 @@ with once as materialized (
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
          bytes, payload_id)
     select
-        :queue_id, (:partition::bigint[])[place], start_index[place] + rows_before, start_index[place] + rows_before + row_count,
+        :queue_id, (:partition::bigint[])[place], next_index[place] - (:row_count::bigint[])[place] + rows_before,
+        next_index[place] - (:row_count::bigint[])[place] + rows_before + row_count,
         append_id, append_id, last_timestamp[place], last_timestamp[place], bytes, payload_id
     from locked, unnest(
         :place::bigint[], :rows_before::bigint[], :segment_rows::bigint[], :segment_bytes::bigint[], :payload_id::bigint[]
