@@ -234,6 +234,18 @@ def test_a_missing_bucket_and_wrong_credentials_are_told_apart_from_failures(
     assert "hidden" not in str(denied.value)
 
 
+@pytest.mark.usefixtures("bucket")
+def test_missing_credentials_are_named_rather_than_the_metadata_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(StoreUnavailableError, match="this process has no credentials") as caught:
+        OpenedStorages().at("s3://rows/a").check("b")
+    assert caught.value.condition == "STORE_UNAVAILABLE.OBJECT_CREDENTIALS"
+
+
 def test_requests_without_tls_are_refused_at_once_unless_the_environment_allows_them(
     bucket: ObjectProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,10 @@ _TIMEOUT = timedelta(seconds=60)
 _MAX_REASON_CHARACTERS = 300
 # The rest of a message repeats the same as Rust structures.
 _DEBUG_TEXT = re.compile(r"\s*Debug source:.*", re.DOTALL)
+# The services of AWS, Google Cloud and Azure that give the machine's or the container's credentials.
+_CREDENTIAL_SERVICES = re.compile(
+    r"/latest/(api/token|meta-data/)|//169\.254\.170\.|/computeMetadata/|/metadata/identity/"
+)
 
 
 class CloudStorage(ObjectStorage):
@@ -127,6 +131,8 @@ class CloudStorage(ObjectStorage):
                 raise self._invalid_name(name, error) from None
             if _is_settings_error(error):
                 raise self._unusable_settings(_reason(error)) from None
+            if _CREDENTIAL_SERVICES.search(str(error)):
+                raise self._no_credentials(error) from None
             raise self.unavailable(_reason(error)) from None
         except BaseException as error:
             # Raised for an invalid header or an endpoint that is not a URL. The text may contain the value.
@@ -148,6 +154,15 @@ class CloudStorage(ObjectStorage):
             "Check the variables AWS_…, GOOGLE_… or AZURE_… in its environment, and the location; an "
             "endpoint without TLS needs AWS_ALLOW_HTTP=true",
             condition="STORE_ERROR.OBJECT_SETTINGS",
+            storage=self.url,
+        )
+
+    def _no_credentials(self, error: Exception) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"this process has no credentials for the object storage {self.url}: its environment has none, "
+            f"and the machine's metadata service did not give any ({_reason(error)}). Set AWS_…, GOOGLE_… or "
+            "AZURE_… in the environment of every process that appends or reads",
+            condition="STORE_UNAVAILABLE.OBJECT_CREDENTIALS",
             storage=self.url,
         )
 
