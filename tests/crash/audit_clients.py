@@ -23,11 +23,16 @@ from penstock.store.database import Transaction
 from penstock.store.log.decode import Decoder
 from penstock.store.records import catalog, consumers
 from tests.crash.audited import CONSUMER, SINK, SOURCE
-from tests.support.auditor import History, Snapshot, Violation, check, unknown
+from tests.support.auditor import (
+    FIRST_FOREIGN_ID,
+    History,
+    Snapshot,
+    Violation,
+    check_invariants,
+    unknown_rows,
+)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
-FOREIGN = 1_000_000
-"""From here on ids are those of the producer that appends to the sink itself."""
 AUDIT_SECONDS = 1.0
 
 
@@ -57,7 +62,7 @@ class SharedHistory:
         """Note an append that is about to be tried."""
         with self._lock:
             self._history.keys.update(zip(ids, keys, strict=True))
-            if ids[0] < FOREIGN:
+            if ids[0] < FIRST_FOREIGN_ID:
                 self._history.appends.append(tuple(ids))
 
     def interrupt(self, reruns: int) -> None:
@@ -68,7 +73,7 @@ class SharedHistory:
     def acknowledge(self, ids: Sequence[int]) -> None:
         """Note an append that has succeeded."""
         with self._lock:
-            (self._history.acknowledged if ids[0] < FOREIGN else self._history.foreign).update(ids)
+            (self._history.acknowledged if ids[0] < FIRST_FOREIGN_ID else self._history.foreign).update(ids)
 
     def copy(self) -> History:
         """Return the history as it is now."""
@@ -161,7 +166,7 @@ class SnapshotReader:
         source = self._partitions(tx, SOURCE)
         return Snapshot(
             source=[rows["id"].to_pylist() for _, rows in source],
-            first=[first for first, _ in source],
+            first_indexes=[first for first, _ in source],
             sink=self._sink(tx),
             offsets=self._offsets(tx),
         )
@@ -244,7 +249,7 @@ class Auditor(threading.Thread):
         before = self._history.copy()
         now = self._reader.snapshot()
         history = replace(before, keys=self._history.copy().keys)
-        check(history, now)
+        check_invariants(history, now)
         _check_values(history, now)
         if self.newest is not None:
             _check_kept(self.newest, now, in_order=history.keyed)
@@ -255,8 +260,8 @@ class Auditor(threading.Thread):
 
 def _check_values(history: History, now: Snapshot) -> None:
     """Check that every row was appended, with the key that it has."""
-    if strangers := unknown(history, now):
-        raise Violation("unknown", f"nobody has appended rows {strangers}")
+    if unknown := unknown_rows(history, now):
+        raise Violation("unknown", f"rows {unknown} are in the sink and were never appended")
     for rows in now.sink:
         for row, key in rows:
             if history.keys[row] != key:

@@ -19,7 +19,6 @@ import psycopg
 import penstock
 from penstock.store.url import parse_url
 from tests.crash.audit_clients import (
-    FOREIGN,
     SCHEMA,
     Auditor,
     EventLog,
@@ -28,7 +27,7 @@ from tests.crash.audit_clients import (
     SnapshotReader,
 )
 from tests.crash.audited import CONSUMER, CONTINUOUS, MICRO_BATCH, SINK, SOURCE, Query
-from tests.support.auditor import History, missing
+from tests.support.auditor import FIRST_FOREIGN_ID, History, missing_rows
 from tests.support.processes import ChildProcess
 from tests.support.sql_tables import named
 from tests.support.waiting import wait_until
@@ -156,7 +155,7 @@ class Audit:
         self.auditor = Auditor(self._reader, self._history, self.log)
         self.producers = [Producer(self._url, SOURCE, 0, self._history, seed)]
         if keyed:
-            self.producers.append(Producer(self._url, SINK, FOREIGN, self._history, seed + 1))
+            self.producers.append(Producer(self._url, SINK, FIRST_FOREIGN_ID, self._history, seed + 1))
 
     def _tagged(self, url: str, application: str) -> str:
         """The URL with a name by which a PostgreSQL server knows whose a session is."""
@@ -245,10 +244,10 @@ class Audit:
         self.auditor.join(60)
         self._watch()
         history, now = self.auditor.audit()
-        lost = missing(history, now)
+        lost = missing_rows(history, now)
         assert not lost, f"rows {lost} are not in the sink"
         assert now.offsets == now.ends, f"the consumer is at {now.offsets} and its queue ends at {now.ends}"
-        rows = Counter(row for partition in now.sink for row, _ in partition if row < FOREIGN)
+        rows = Counter(row for partition in now.sink for row, _ in partition if row < FIRST_FOREIGN_ID)
         self.log.note(
             f"{sum(map(len, now.source))} rows of the source and {len(history.foreign)} of others are in the "
             "sink, "
@@ -262,7 +261,7 @@ class Audit:
         return (
             newest is not None
             and newest.offsets == newest.ends
-            and not missing(self._history.copy(), newest)
+            and not missing_rows(self._history.copy(), newest)
             and bool(self._alive)
         )
 
@@ -325,7 +324,7 @@ class Audit:
         newest = self.auditor.newest
         if newest is None:
             return 0
-        return len({row for partition in newest.sink for row, _ in partition if row < FOREIGN})
+        return len({row for partition in newest.sink for row, _ in partition if row < FIRST_FOREIGN_ID})
 
     # Disturbing them.
 

@@ -1,14 +1,16 @@
-"""The protocols of both engines under a seeded scheduler, with virtual time.
+"""Deterministic simulation of the protocols of both engines.
 
-An auditor that knows none of the code judges them.
+The real protocol code runs in simulated processes, in virtual time, while a seed decides the order of their
+steps and the faults. An auditor that does not depend on the code checks the results.
 
-``scheduler``   simulated processes that take turns, and the choices that a seed makes
-``virtual``     time, threads, identifiers and other things that the code takes from the machine
-``database``    a store's database: SQL by SQLite, isolation and locks as SQLite or PostgreSQL have them
-``disk``        the files of checkpoints
-``network``     the sockets between a continuous query's driver and its tasks
-``micro_batch`` and ``continuous``  what Spark does around the code
-``scenario``, ``clients``, ``operator``  what is run, and what is done to it
-``auditor``     what must hold
-``schedules``   one schedule from a seed, the shortest one that fails the same way, and many of them
+``scheduler``                   processes, tasks, virtual time, and the choices of a seed
+``virtual``, ``threads``        the simulated machine, and the patches that make the code run on it
+``server``, ``database``, ``locks``  a store's database, with the isolation and locks of SQLite or PostgreSQL
+``disk``, ``objects``, ``network``   checkpoint files, object storage, and sockets
+``micro_batch``, ``continuous`` models of Spark's engines
+``scenario``, ``clients``, ``operator``  the initial state, the clients, and the operator of the query
+``moves``, ``data_moves``       faults and operations that a schedule injects
+``schedules``                   running, shrinking and reporting a schedule
+``faults``, ``fault_run``       changes of the code that the simulation must detect
+``tests.support.auditor``       the invariants
 """

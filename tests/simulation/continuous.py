@@ -1,11 +1,10 @@
-"""A continuous query's Spark job, around the real driver, coordinator, readers and writers."""
+"""Model of a continuous query's Spark jobs that runs the real driver, coordinator, readers and writers."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -21,31 +20,31 @@ from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import DriverNetwork
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import COLUMNS, Plan, as_selected
-from tests.simulation.scenario import ADDED
-from tests.simulation.scheduler import Gate, Process
+from tests.simulation.micro_batch import COLUMNS, Plan, cast_key
+from tests.simulation.scenario import ADDED_COLUMN
+from tests.simulation.scheduler import Process, Signal, Task
 from tests.simulation.virtual import Machine
 
 SLOTS = 2
 
 
 class ContinuousRun:
-    """One run of the engine: begun in a driver process."""
+    """Run of a continuous query in a driver process."""
 
     def __init__(self, machine: Machine, driver: Process, plan: Plan, interval: float = 1.0) -> None:
         self._machine, self._world = machine, machine.world
         self.driver, self.plan, self._interval = driver, plan, interval
-        self.executors = machine.world.start(f"executors of {driver}")
+        self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
         self.failure: Exception | None = None
         self.execution: ContinuousExecution | None = None
-        driver.at_death.append(self.executors_die)
+        driver.on_exit.append(self.kill_executors)
 
-    def executors_die(self) -> None:
-        """A while after their driver, as a choice; what they have begun goes on until then."""
-        self._machine.repeats += not self.ended
+    def kill_executors(self) -> None:
+        """Kill the executors after their driver, either at once or a while later."""
+        self._machine.reruns += not self.ended
         if self._world.choices.draw(f"x{self.driver.pid}", 2):
-            self._world.later(5.0, self.executors.kill)
+            self._world.call_later(5.0, self.executors.kill)
         else:
             self.executors.kill()
 
@@ -54,7 +53,7 @@ class ContinuousRun:
             self._run()
         except Exception as error:
             self.failure = error
-            self._machine.repeats += 1
+            self._machine.reruns += 1
         finally:
             self.ended = True
 
@@ -74,63 +73,64 @@ class ContinuousRun:
             clock=lambda: self._world.now,
         )
         self.execution = execution
-        execution.progress.committed = lambda *given, **named: {}  # type: ignore[method-assign]
+        execution.progress.committed = lambda *args, **kwargs: {}  # type: ignore[method-assign]
         execution.start()
         execution.join()
         if execution.failure is not None:
             raise execution.failure
 
     def _sink(self, query_id: str) -> SinkDriver:
-        driver = self.plan.driver(query_id)
+        driver = self.plan.sink_driver(query_id)
         driver.check(COLUMNS)
         return driver
 
     @property
-    def owned(self) -> bool:
-        """Whether it has taken its consumer over."""
+    def owns_consumer(self) -> bool:
+        """Whether the driver has taken the consumer over."""
         execution = self.execution
         return execution is not None and (execution.coordinator or execution.job) is not None
 
     @property
     def busy(self) -> bool:
-        """Whether an epoch is open."""
+        """Whether an epoch is in flight."""
         if self.ended or self.execution is None:
             return False
         coordinator = self.execution.coordinator
         return self.execution.job is not None or (coordinator is not None and not coordinator.epochs.idle)
 
-    def at_rest(self, ends: list[int]) -> bool:
-        """Whether everything that is there is committed."""
+    def is_caught_up(self, ends: list[int]) -> bool:
+        """Return whether the query has committed all rows up to these ends of the source's partitions."""
         if self.ended:
             return self.failure is None
         execution = self.execution
         coordinator = None if execution is None else execution.coordinator
         if coordinator is None or execution is None or not coordinator.epochs.idle:
             return False
-        return all(execution.committed.positions.get(part, 0) >= end for part, end in enumerate(ends))
+        positions = execution.committed.positions
+        return all(positions.get(partition, 0) >= end for partition, end in enumerate(ends))
 
     def stop(self, timeout: float = 30.0) -> None:
-        """As its user's ``stop`` does it, in a thread of the driver's."""
-        execution, ended = self.execution, Gate()
+        """Stop the query in the driver's process, as a user does."""
+        execution, stopped = self.execution, Signal()
 
         def work() -> None:
             if execution is not None:
                 execution.stop(timeout)
-            ended.open()
+            stopped.notify_all()
 
         if self.driver.alive and not self.ended:
             self.driver.spawn(work, "stop")
-            self._world.wait(ended, seconds=timeout + 10.0)
+            self._world.wait(stopped, seconds=timeout + 10.0)
         self.driver.kill()
 
 
 class Engine:
-    """Tasks are simulated ones of the executors' process."""
+    """Engine that runs the tasks of its jobs in the simulated executors."""
 
     slots = SLOTS
 
     def __init__(self, run: ContinuousRun, source: QueueSourceDriver) -> None:
-        self.owner, self.source = run, source
+        self.run, self.source = run, source
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator(DriverNetwork("driver", "driver"), epochs)
@@ -139,90 +139,92 @@ class Engine:
         return min(partitions, SLOTS)
 
     def job(self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, limited: bool) -> Job:
-        self._need_executors()
+        self._ensure_executors()
         return RunJob(self, coordinator, tasks, sink)
 
     def catch_up_job(self, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> Job:
-        self._need_executors()
+        self._ensure_executors()
         return CatchUpJob(self, backlogs, sink, epoch)
 
-    def _need_executors(self) -> None:
-        run = self.owner
+    def _ensure_executors(self) -> None:
+        """Start new executors if they have died."""
+        run = self.run
         if not run.executors.alive:
-            run._machine.repeats += 1
-            run.executors = run._world.start(f"executors of {run.driver}")
+            run._machine.reruns += 1
+            run.executors = run._world.start_process(f"executors of {run.driver}")
 
 
 class Job(ABC):
-    """A Spark job that ends when its tasks do."""
+    """Spark job that ends when all of its tasks have ended."""
 
     def __init__(self, engine: Engine, tasks: int, sink: WriterFactory) -> None:
-        self._run, self._source = engine.owner, engine.source.reader_factory()
+        self._run, self._source = engine.run, engine.source.reader_factory()
         self._executors = self._run.executors
-        self._tasks, self._sink = tasks, sink
+        self._sink = sink
         self._failure: Exception | None = None
-        self._left = 0
+        self._task_count, self._running_tasks = tasks, 0
         self._cancelled = False
-        self._changed = Gate()
-        self._started: list[Any] = []
+        self._task_ended = Signal()
+        self._tasks: list[Task] = []
 
     def start(self) -> None:
-        self._left = self._tasks
-        for number in range(self._tasks):
-            task = self._executors.spawn(lambda number=number: self._task(number), f"task {number}")
-            task.local = {"task": number, "spark.master": "local[2]"}
-            self._started.append(task)
+        self._running_tasks = self._task_count
+        for number in range(self._task_count):
+            task = self._executors.spawn(lambda number=number: self._run_task(number), f"task {number}")
+            task.spark_properties = {"task": number, "spark.master": "local[2]"}
+            self._tasks.append(task)
 
-    def _task(self, number: int) -> None:
+    def _run_task(self, number: int) -> None:
         try:
             self._work(number)
         except Exception as error:
             self._failure = self._failure or error
-            self._run._machine.repeats += 1
-        self._left -= 1
-        self._changed.open()
+            self._run._machine.reruns += 1
+        self._running_tasks -= 1
+        self._task_ended.notify_all()
 
     @abstractmethod
     def _work(self, number: int) -> None: ...
 
-    def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for each in batches:
-            # The columns that the query selects, and the engine's own.
-            batch = as_selected(each.drop_columns([name for name in each.schema.names if name == ADDED]))
+    def _apply_query(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Select the columns of the query, and keep the metadata columns of the engine."""
+        for batch in batches:
+            added = [name for name in batch.schema.names if name == ADDED_COLUMN]
+            selected = cast_key(batch.drop_columns(added))
             if not isinstance(self._run.plan.sink, TableSink):
-                yield batch
+                yield selected
                 continue
             names = [
-                f"c{place}" if name in ("id", "key") else name
-                for place, name in enumerate(batch.schema.names)
+                f"c{index}" if name in ("id", "key") else name
+                for index, name in enumerate(selected.schema.names)
             ]
-            yield batch.rename_columns(names)
+            yield selected.rename_columns(names)
 
     def alive(self) -> bool:
-        return self._left > 0 and self._executors.alive
+        return self._running_tasks > 0 and self._executors.alive
 
     def join(self, timeout: float) -> bool:
         world = self._run._world
         deadline = world.now + timeout
-        while self.alive() and world.now < deadline and self._started:
-            world.wait(self._changed, seconds=min(1.0, deadline - world.now))
+        while self.alive() and world.now < deadline and self._tasks:
+            world.wait(self._task_ended, seconds=min(1.0, deadline - world.now))
         return not self.alive()
 
     def cancel(self) -> None:
-        """Spark ends the Python workers of its tasks; one that stands still may wake later."""
-        if self._left <= 0 or self._cancelled:
+        """Kill the Python workers of the job's tasks."""
+        if self._running_tasks <= 0 or self._cancelled:
             return
-        self._run._machine.repeats += 1
+        self._run._machine.reruns += 1
         self._cancelled = True
-        self._run._machine.kill_tasks([task for task in self._started if not task.done])
-        self._left = 0
+        self._run._machine.kill_tasks([task for task in self._tasks if not task.done])
+        self._running_tasks = 0
 
     def failure(self) -> Exception | None:
         return self._failure
 
 
 class RunJob(Job):
-    """The job of a run."""
+    """Job that reads and writes continuously."""
 
     def __init__(
         self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory
@@ -237,46 +239,46 @@ class RunJob(Job):
             writer = self._address.open(WRITER, number)
             epoch, positions = await_start(reader)
             source = self._source.open(positions)
-            reading = ReadLoop(source, reader, epoch, 2)
+            read_loop = ReadLoop(source, reader, epoch, 2)
             sink = self._sink.open(number)
             try:
-                WriteLoop(sink, writer).write_all([batch] for batch in self._transformed(reading.batches()))
+                WriteLoop(sink, writer).write_all([batch] for batch in self._apply_query(read_loop.batches()))
             except Exception as error:
                 with contextlib.suppress(ContinuousFailedError):
                     writer.send("failed", error=str(error))
                 raise
             writer.send("done")
         finally:
-            for link in (reader, writer):
-                if link is not None:
-                    link.close()
+            for channel in (reader, writer):
+                if channel is not None:
+                    channel.close()
 
 
 class CatchUpJob(Job):
-    """The job that reads a backlog as one epoch; a task that fails is repeated once, as Spark does it."""
+    """Job that reads a backlog as one epoch, and retries each failed task once."""
 
     def __init__(self, engine: Engine, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> None:
         super().__init__(engine, len(backlogs), sink)
         self._backlogs, self._epoch = backlogs, epoch
-        self._parts: list[TaskPart] = []
+        self._task_parts: list[TaskPart] = []
 
     def _work(self, number: int) -> None:
         try:
             self._attempt(number)
         except Exception:
-            self._run._machine.repeats += 1
+            self._run._machine.reruns += 1
             self._attempt(number)
 
     def _attempt(self, number: int) -> None:
         backlog = self._backlogs[number]
         reader = BacklogReader(self._source.open(backlog.positions), backlog.rows, 5.0)
-        batches = ([batch] for batch in self._transformed(reader.batches()))
+        batches = ([batch] for batch in self._apply_query(reader.batches()))
         written = write_backlog(self._sink.open(number), self._epoch, batches)
-        self._parts.append(TaskPart.from_reports(reader.report(), written))
+        self._task_parts.append(TaskPart.from_reports(reader.report(), written))
 
     def failure(self) -> Exception | None:
-        """With its executors, the job is lost."""
-        return super().failure() or (RuntimeError("lost") if self._left > 0 else None)
+        """Return the failure of a task, or an error if the executors died before all tasks ended."""
+        return super().failure() or (RuntimeError("lost") if self._running_tasks > 0 else None)
 
     def epoch(self) -> Epoch:
-        return epoch_of(self._epoch, self._parts)
+        return epoch_of(self._epoch, self._task_parts)

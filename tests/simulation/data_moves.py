@@ -1,6 +1,6 @@
-"""What changes queues, consumers, checkpoints and stores under a query.
+"""Moves that change the query's queues, consumers, checkpoints and stores.
 
-Each is called between two tasks, with random numbers of its own.
+The scheduler calls a move outside all tasks, with a random generator of its own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,10 @@ import pyarrow as pa
 from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import trim_partition
 from tests.simulation.objects import ORPHAN_SECONDS
-from tests.simulation.operator import Late, Operator
-from tests.simulation.scenario import (
-    ADDED,
-    CONSUMER,
-    FOREIGN,
-    SINK,
-    SOURCE,
-    WIDER,
-)
+from tests.simulation.operator import LateCommits, Operator
+from tests.simulation.scenario import ADDED_COLUMN, CONSUMER, SINK, SOURCE, WIDER_KEY
 from tests.simulation.scheduler import Process
-from tests.support.auditor import Violation
+from tests.support.auditor import FIRST_FOREIGN_ID, Violation
 
 MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
     "CHECKPOINT_MISMATCH",
@@ -38,7 +31,7 @@ MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
 CONSUMER_MOVED = "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
 REWOUND, CONFLICT, LOST = "CHECKPOINT_REWOUND", "OFFSET_CONFLICT", "DATA_LOST"
 NO_QUEUE, REFUSED = "QUEUE_NOT_FOUND", "COMMIT_REFUSED"
-"""Conditions that a query may be refused with."""
+"""Conditions with which a query may fail."""
 
 
 # The queues.
@@ -60,8 +53,8 @@ def add_columns(op: Operator, rng: random.Random) -> None:
 
     def work(store: Any) -> None:
         queue = store.queue(name)
-        if ADDED not in queue.schema.names:
-            queue.add_columns(pa.schema([(ADDED, pa.string())]))
+        if ADDED_COLUMN not in queue.schema.names:
+            queue.add_columns(pa.schema([(ADDED_COLUMN, pa.string())]))
 
     op.change_columns(server, work)
 
@@ -69,11 +62,11 @@ def add_columns(op: Operator, rng: random.Random) -> None:
 def widen_columns(op: Operator, rng: random.Random) -> None:
     server, name = rng.choice([(op.source, SOURCE), (op.sink, SINK)])
     if name == SOURCE or op.scenario.sink != "table":
-        op.change_columns(server, lambda store: store.queue(name).widen_columns(WIDER))
+        op.change_columns(server, lambda store: store.queue(name).widen_columns(WIDER_KEY))
 
 
 def recreate_sink(op: Operator, rng: random.Random) -> None:
-    """The sink is dropped with all its rows, and recreated."""
+    """Drop the sink with all its rows and recreate it."""
     if op.scenario.sink == "table":
         return
 
@@ -82,154 +75,156 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
         op.history.foreign.clear()
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SINK)
-        op.pass_over({each for rows in op.reader().source for each in rows})
+        op.allow_skipped({row_id for rows in op.read_snapshot().source for row_id in rows})
         op.create_sink(store)
 
-    # A driver that wakes writes to the checkpoint what it has committed to the queue that was dropped; its
-    # successor has committed the same epoch to the new one. And what only the dropped queue has of a
-    # micro-batch is not committed again: the consumer is past it.
-    op.may_refuse |= {SINK_BEHIND, NO_QUEUE, CONFLICT}
+    # A resumed driver may log an epoch that it had committed to the dropped queue, although its successor has
+    # committed that epoch to the new one. A micro-batch that only the dropped queue had is not committed
+    # again, since the consumer has passed it.
+    op.expected_conditions |= {SINK_BEHIND, NO_QUEUE, CONFLICT}
     op.with_store(op.sink, work)
 
 
 def recreate_source(op: Operator, rng: random.Random) -> None:
-    """The source is dropped and recreated with the same name; the query keeps its checkpoint."""
+    """Drop the source and recreate it with the same name, while the query keeps its checkpoint."""
 
     def work(store: Any) -> None:
-        op.pass_over({each for rows in op.reader().source for each in rows})
+        op.allow_skipped({row_id for rows in op.read_snapshot().source for row_id in rows})
         op.history.recreated = True
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SOURCE, force=True)
         op.create_source(store)
-        # They own a consumer of the queue that is gone.
-        op.loose.update(driver for driver, _ in op.runs)
-        op.produce(SOURCE, op.fresh_ids(), 2 + rng.randrange(8))
+        # The drivers own the consumer of the dropped queue.
+        op.maybe_unlocked.update(driver for driver, _ in op.runs)
+        op.start_producer(SOURCE, op.allocate_ids(), 2 + rng.randrange(8))
 
-    op.may_refuse |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
+    op.expected_conditions |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
     op.with_store(op.source, work)
 
 
-def foreign(op: Operator, rng: random.Random) -> None:
-    """Others append to the sink as well."""
+def feed_sink(op: Operator, rng: random.Random) -> None:
+    """Start a producer that appends to the sink directly."""
     if op.scenario.sink != "table":
-        first = FOREIGN + 1000 * len(op.producers)
-        op.produce(SINK, first, 2 + rng.randrange(4))
+        first_id = FIRST_FOREIGN_ID + 1000 * len(op.producers)
+        op.start_producer(SINK, first_id, 2 + rng.randrange(4))
 
 
-def maintain(op: Operator, rng: random.Random) -> None:
-    """By hand, perhaps by two at once."""
-    older = timedelta(seconds=rng.choice([0, 0, 2, 86400]))
+def maintain_store(op: Operator, rng: random.Random) -> None:
+    """Maintain a store by hand, once or twice at the same time."""
+    older_than = timedelta(seconds=rng.choice([0, 0, 2, 86400]))
     server = rng.choice([op.source, op.sink])
     for _ in range(1 + rng.randrange(2)):
-        op.with_store(server, lambda store: op.tend(store, older))
+        op.with_store(server, lambda store: op.maintain(store, older_than))
 
 
-def trim(op: Operator, rng: random.Random) -> None:
-    """By hand, as far as consumers allow."""
-    before = rng.choice([rng.randrange(12), 1_000_000, 1_000_000])
+def trim_source(op: Operator, rng: random.Random) -> None:
+    """Trim the source by hand, as far as its consumers allow."""
+    requested = rng.choice([rng.randrange(12), 1_000_000, 1_000_000])
     scenario, history = op.scenario, op.history
-    waits = scenario.consumer and scenario.vital
+    waits_for_consumer = scenario.consumer and scenario.vital
 
     def work(store: Any) -> None:
         if op.trimming:
             return
         op.trimming = True
         try:
-            trimmed(store)
+            trim(store)
         finally:
             op.trimming = False
 
-    def trimmed(store: Any) -> None:
-        # What comes meanwhile is trimmed as well, and nobody could say which rows those were.
-        beyond = not op.producing
+    def trim(store: Any) -> None:
+        # Rows that arrive during a trim past the end may be trimmed too, without a record of their ids. So
+        # trim past the end only when no rows arrive.
+        past_end = not op.is_producing
         record = store.queue(SOURCE).record
-        now, hand = op.reader(), op.in_hand()
-        # A query that has committed nothing begins at the first row that is left.
-        begun = scenario.consumer or op.committed
-        for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
-            bound = before if beyond else min(before, first + len(ids))
-            gone = ids[: max(0, bound - first)]
-            history.trimmed.update(gone)
-            if not waits and not (scenario.fail_on_data_loss and begun):
-                history.may_lack.update(gone)
+        snapshot, in_flight = op.read_snapshot(), op.ranges_in_flight()
+        # A query that has committed nothing starts after the trimmed rows.
+        has_position = scenario.consumer or op.has_committed
+        for partition, (first, ids) in enumerate(zip(snapshot.first_indexes, snapshot.source, strict=True)):
+            bound = requested if past_end else min(requested, first + len(ids))
+            trimmed = ids[: max(0, bound - first)]
+            history.trimmed.update(trimmed)
+            if not waits_for_consumer and not (scenario.fail_on_data_loss and has_position):
+                history.may_be_missing.update(trimmed)
             trim_partition(store.database, record, partition, bound)
-        if hand is not None and op.in_hand() is hand:
-            _require_kept(op, hand, now.first)
-        if beyond:
-            op.produce(SOURCE, op.fresh_ids(), 2)
+        if in_flight is not None and op.ranges_in_flight() is in_flight:
+            _check_not_trimmed(op, in_flight, snapshot.first_indexes)
+        if past_end:
+            op.start_producer(SOURCE, op.allocate_ids(), 2)
 
-    if scenario.fail_on_data_loss and not waits:
-        op.may_refuse.add(LOST)
+    if scenario.fail_on_data_loss and not waits_for_consumer:
+        op.expected_conditions.add(LOST)
     if scenario.guarantee == "idempotent" and not scenario.fail_on_data_loss:
-        # A task that is repeated finds fewer rows than it has written.
-        op.may_refuse.add(REFUSED)
+        # A retried task may find fewer rows than it has already written.
+        op.expected_conditions.add(REFUSED)
     op.with_store(op.source, work)
 
 
-def _require_kept(op: Operator, hand: list[tuple[int, int]], before: list[int]) -> None:
-    """A micro-batch whose driver has lived all the while keeps its rows until it is committed."""
-    now = op.reader()
-    first = now.first
-    for partition, (start, end) in enumerate(hand):
-        if now.offsets is not None and now.offsets[partition] >= end:
+def _check_not_trimmed(
+    op: Operator, in_flight: list[tuple[int, int]], first_indexes_before: list[int]
+) -> None:
+    """Check that a trim has kept the rows of a micro-batch that was in flight the whole time."""
+    snapshot = op.read_snapshot()
+    for partition, (start, end) in enumerate(in_flight):
+        if snapshot.offsets is not None and snapshot.offsets[partition] >= end:
             continue
-        if before[partition] <= start < min(end, first[partition]):
+        if first_indexes_before[partition] <= start < min(end, snapshot.first_indexes[partition]):
             raise Violation(
                 "trimmed",
-                f"rows of partition {partition} from {start} on are gone while a micro-batch reads them",
+                f"rows of partition {partition} from {start} on were trimmed while a micro-batch reads them",
             )
 
 
-def seek(op: Operator, rng: random.Random) -> None:
-    """The query is dead or not.
+def seek_consumer(op: Operator, rng: random.Random) -> None:
+    """Seek the consumer, usually after killing or pausing the driver, and use a new checkpoint.
 
-    A consumer that is in use refuses, and then a new checkpoint resumes at the consumer's offset.
+    A consumer that a query owns refuses the seek.
     """
     if not op.scenario.consumer:
         return
-    found = op.current
-    if found is not None and not found[0].paused and rng.random() < 0.6:
+    current = op.current
+    if current is not None and not current[0].paused and rng.random() < 0.6:
         if rng.random() < 0.5:
-            found[0].kill()
+            current[0].kill()
         else:
-            # Long enough for the next query to have committed before this one wakes.
-            op.stand_still(found[0], 12.0)
-    if found is not None and found[0].paused:
+            # Long enough for the next driver to commit before this one resumes.
+            op.pause(current[0], 12.0)
+    if current is not None and current[0].paused:
         for server in (op.source, op.sink):
-            op.lose_locks(server, found[0])
+            op.release_owner_locks(server, current[0])
     to = rng.choice(["same", "same", "earliest"])
 
     def work(store: Any) -> None:
         consumer, owner = store.consumer(CONSUMER), op.owner()
-        before, restores = consumer.offsets(SOURCE), op.source.restores
+        offsets, restores = consumer.offsets(SOURCE), op.source.restores
         op.history.sought = True
         with suppress(CommitOutcomeUnknownError):
-            consumer.seek(SOURCE, to=before if to == "same" else "earliest")
-        _require_refused(op, owner)
-        _may_repeat(op, consumer.offsets(SOURCE))
-        now = op.reader()
+            consumer.seek(SOURCE, to=offsets if to == "same" else "earliest")
+        _check_not_owned(op, owner)
+        _allow_repeats(op, consumer.offsets(SOURCE))
+        snapshot = op.read_snapshot()
+        present = {row_id for rows in snapshot.source for row_id in rows}
         if op.source.restores != restores or (op.history.restored and op.scenario.two_stores):
-            # It was sought to where it stood before the backup came, or not to where the other store is now.
-            op.history.may_lack.update(each for rows in now.source for each in rows)
-        # It goes on behind rows that are gone.
-        there = {each for rows in now.source for each in rows}
-        op.history.may_lack.update(op.history.trimmed - there)
+            # The offsets are from before the restore, or do not match what the other store has now.
+            op.history.may_be_missing.update(present)
+        # The query resumes after the trimmed rows.
+        op.history.may_be_missing.update(op.history.trimmed - present)
         if op.owner() is not None:
-            # It has started since the consumer was moved.
-            _may_lag(op)
-        _new_checkpoint(op)
+            # A driver has started since the seek.
+            _expect_lagging_consumer(op)
+        _use_new_checkpoint(op)
 
     op.with_store(op.source, work)
 
 
-def _require_refused(op: Operator, owner: Process | None) -> None:
-    """Called where a consumer has been moved: nobody moves one that a query owns all the while."""
+def _check_not_owned(op: Operator, owner: Process | None) -> None:
+    """Check, after a consumer was moved, that the query did not own it the whole time."""
     if owner is not None and op.owner() is owner:
         raise Violation("moved", f"the consumer was moved although {owner!r} owns it")
 
 
-def advance(op: Operator, rng: random.Random) -> None:
-    """A program takes rows through the query's own consumer."""
+def advance_consumer(op: Operator, rng: random.Random) -> None:
+    """Let a program take rows through the query's own consumer."""
     if not op.scenario.consumer:
         return
     history = op.history
@@ -239,150 +234,154 @@ def advance(op: Operator, rng: random.Random) -> None:
         partition, restores = rng.randrange(len(consumer.offsets(SOURCE))), op.source.restores
         pull = consumer.pull(SOURCE, partition, max_rows=1 + rng.randrange(4))
         ids = set(pull.table["id"].to_pylist())
-        added = ids - history.may_lack
-        history.may_lack |= ids
+        newly_skipped = ids - history.may_be_missing
+        history.may_be_missing |= ids
         try:
             consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
         except CommitOutcomeUnknownError:
             return
         except PenstockError:
-            history.may_lack -= added - op.passed
+            history.may_be_missing -= newly_skipped - op.skipped
             raise
-        history.taken |= added
-        # Another program that has pulled the same rows is refused.
-        op.pass_over(ids)
+        history.taken_by_programs |= newly_skipped
+        # Keep them allowed even when another program that has pulled the same rows is refused.
+        op.allow_skipped(ids)
         if op.source.restores != restores:
-            # A backup came in between, and other rows may be there by now.
-            now = op.reader()
-            history.may_lack.update(now.source[partition][: pull.end - now.first[partition]])
+            # The store was restored meanwhile, and these offsets may now have other rows.
+            snapshot = op.read_snapshot()
+            skipped = snapshot.source[partition][: pull.end - snapshot.first_indexes[partition]]
+            history.may_be_missing.update(skipped)
         if pull.start < pull.end:
-            _require_refused(op, owner)
+            _check_not_owned(op, owner)
 
-    op.may_refuse |= {CONFLICT, LOST}
+    op.expected_conditions |= {CONFLICT, LOST}
     op.with_store(op.source, work)
 
 
-def _may_repeat(op: Operator, offsets: dict[int, int]) -> None:
-    """Rows from there on come again, as far as they have come before, or come late."""
-    now = op.reader()
-    there = {row[0] for rows in now.sink for row in rows}
-    again = [
-        each
-        for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True))
-        for each in ids[max(0, offsets.get(partition, 0) - first) :]
+def _allow_repeats(op: Operator, offsets: dict[int, int]) -> None:
+    """Allow rows from these offsets on to come again, if they are in the sink or may still be committed."""
+    snapshot = op.read_snapshot()
+    sink_ids = {row[0] for rows in snapshot.sink for row in rows}
+    read_again = [
+        row_id
+        for partition, (first, ids) in enumerate(zip(snapshot.first_indexes, snapshot.source, strict=True))
+        for row_id in ids[max(0, offsets.get(partition, 0) - first) :]
     ]
-    committing = {tx.process for tx in op.sink.open if tx.write}
-    late = {driver for driver, run in op.runs if driver.alive and (run.busy or driver in committing)}
+    committing = {tx.process for tx in op.sink.transactions if tx.write}
+    drivers = {driver for driver, run in op.runs if driver.alive and (run.busy or driver in committing)}
     if op.scenario.two_stores and op.scenario.guarantee == "exactly_once":
-        op.history.repeats.update(each for each in again if each in there)
-        op.late.append(Late(late, [each for each in again if each not in there], op.checkpoints + 1))
+        op.history.allowed_repeats.update(row_id for row_id in read_again if row_id in sink_ids)
+        not_in_sink = [row_id for row_id in read_again if row_id not in sink_ids]
+        op.late_commits.append(LateCommits(drivers, not_in_sink, op.checkpoints + 1))
     else:
-        op.history.repeats.update(each for each in again if late or each in there)
+        op.history.allowed_repeats.update(row_id for row_id in read_again if drivers or row_id in sink_ids)
 
 
 # Checkpoints and backups.
 
 
 def lose_checkpoint(op: Operator, rng: random.Random) -> None:
-    """A new checkpoint where a consumer knows how far the query has come.
+    """Start the query with a new checkpoint, which resumes at the consumer's offset.
 
-    Drivers that have the old one are zombies.
+    Drivers with the old checkpoint may still run.
     """
-    # Where only the sink was restored, the consumer has to be sought first.
-    lost = op.history.restored and op.scenario.two_stores
-    if op.scenario.consumer and op.scenario.guarantee != "idempotent" and not lost:
-        _may_lag(op)
-        _new_checkpoint(op)
-        op.start()
+    # If only the sink was restored, a user must seek the consumer first.
+    must_seek = op.history.restored and op.scenario.two_stores
+    if op.scenario.consumer and op.scenario.guarantee != "idempotent" and not must_seek:
+        _expect_lagging_consumer(op)
+        _use_new_checkpoint(op)
+        op.start_driver()
 
 
-def _may_lag(op: Operator) -> None:
-    """A query with a new checkpoint resumes at a consumer that may be behind the sink."""
+def _expect_lagging_consumer(op: Operator) -> None:
+    """Account for a query with a new checkpoint that resumes at a consumer which lags behind the sink."""
     if op.scenario.guarantee == "at_least_once":
-        # The consumer is where the checkpoint was committed, and the sink may have more.
-        op.machine.repeats += 1
+        # The consumer follows the checkpoint's commits, and the sink may have more.
+        op.machine.reruns += 1
     elif op.scenario.two_stores:
-        # The consumer may not have followed yet what the sink has.
-        op.may_refuse.add(CONFLICT)
+        # The consumer follows the sink's commits, and may not have caught up.
+        op.expected_conditions.add(CONFLICT)
 
 
-def _new_checkpoint(op: Operator) -> None:
-    if any(driver.alive and not run.owned for driver, run in op.runs):
-        # A driver with the old one that has yet to take the consumer over takes it from the new query. What
-        # that has committed is then behind its checkpoint where no sink moves the consumer.
-        op.may_refuse |= {CONFLICT, SOURCE_BEHIND}
-    op.new_checkpoint()
+def _use_new_checkpoint(op: Operator) -> None:
+    if any(driver.alive and not run.owns_consumer for driver, run in op.runs):
+        # A driver with the old checkpoint may still take the consumer from the new query. If the sink does
+        # not move the consumer, it then lags behind what the new query has committed.
+        op.expected_conditions |= {CONFLICT, SOURCE_BEHIND}
+    op.use_new_checkpoint()
 
 
 def restore_checkpoint(op: Operator, rng: random.Random) -> None:
-    """An older copy of the checkpoint comes back, with the query stopped.
-
-    An entry, once written, stays as it is.
-    """
+    """Kill the query and restore an older state of its checkpoint."""
     if op.history.restored and op.scenario.two_stores:
-        # One that has committed nothing resumes at the consumer's offset, which has to be sought first.
+        # A checkpoint without commits resumes at the consumer, which a user must seek first.
         return
-    op.kill_all()
-    begun = op.machine.disk.numbers(f"{op.checkpoint}/offsets")
-    if not begun:
+    op.kill_query()
+    logged = op.machine.disk.numbers(f"{op.checkpoint}/offsets")
+    if not logged:
         return
-    last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1), -1])
-    op.machine.disk.cut(op.checkpoint, last, committed=rng.random() < 0.5)
-    op.may_begin_late()
-    op.machine.repeats += 1
-    op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
+    last = rng.choice([max(logged) - 1, rng.randrange(-1, max(logged) + 1), -1])
+    op.machine.disk.rewind(op.checkpoint, last, committed=rng.random() < 0.5)
+    op.allow_late_start()
+    op.machine.reruns += 1
+    op.expected_conditions |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
 
 
 def take_backup(op: Operator, rng: random.Random) -> None:
-    op.backup = op.copied()
-    if op.scenario.objects and rng.random() < 0.5:
-        # What its rows are in is still there when it is restored, whatever has been cleaned up meanwhile.
-        for seconds, move in (rng.choice([0.5, 2.0]), maintain), (rng.choice([3.0, 6.0]), restore):
-            op.later(seconds, partial(_unless_quiet, op, move, rng))
+    op.backup = op.create_backup()
+    if op.scenario.object_storage and rng.random() < 0.5:
+        # A cleanup between backup and restore must keep the objects of the backup.
+        for seconds, move in (
+            (rng.choice([0.5, 2.0]), maintain_store),
+            (rng.choice([3.0, 6.0]), restore_backup),
+        ):
+            op.run_later(seconds, partial(_apply_unless_quiet, op, move, rng))
 
 
-def _unless_quiet(op: Operator, move: Callable[[Operator, random.Random], None], rng: random.Random) -> None:
+def _apply_unless_quiet(
+    op: Operator, move: Callable[[Operator, random.Random], None], rng: random.Random
+) -> None:
     if not op.quiet:
         move(op, rng)
 
 
-def restore(op: Operator, rng: random.Random) -> None:
-    """Of one store or of both, with the checkpoint or without; the query is stopped for it, as a rule."""
+def restore_backup(op: Operator, rng: random.Random) -> None:
+    """Restore one store or both, with or without the checkpoint, usually while the query is stopped."""
     backup = op.backup
     if backup is None:
         return
-    if backup.planned and not op.scenario.pipeline:
-        # Only a pipeline notices before its consumer moves that what the backup has planned was done since.
+    if backup.has_open_plan and not op.scenario.pipeline:
+        # Only a pipeline notices, before it moves the consumer, that the open plan has since been committed.
         return
-    which = rng.choice([[op.source], [op.source], [op.sink], [op.source, op.sink]])
+    restored = rng.choice([[op.source], [op.source], [op.sink], [op.source, op.sink]])
     if op.scenario.two_stores and not op.machine.disk.numbers(f"{op.checkpoint}/commits"):
         if not op.machine.disk.numbers(f"{op.checkpoint}/offsets"):
-            # A new checkpoint that has begun nothing knows of nothing that another store could have lost.
+            # An empty checkpoint has no record of what the other store has lost.
             return
-        which = [op.source]
-    # A query whose tasks append for all to see is asked to stop: nothing remembers rows that they have
-    # appended and no commit has entered in the ledger, or that they have read before and append after.
-    stopped = rng.random() < 0.8 or op.scenario.guarantee != "exactly_once"
-    if stopped:
-        op.kill_all()
-    # Rows may have come again by the time that the query does.
-    op.halt(rng.choice([0.0, 3.0, 8.0]) if stopped else 0.0)
-    for server in set(which):
-        op.lose_locks(server)
+        restored = [op.source]
+    # The query must be stopped if its tasks append before the commit. Rows that they have appended are in no
+    # ledger yet, and they may append rows later that they read before the restore.
+    stops_query = rng.random() < 0.8 or op.scenario.guarantee != "exactly_once"
+    if stops_query:
+        op.kill_query()
+    # Producers may append again before the query restarts.
+    op.suspend_starts(rng.choice([0.0, 3.0, 8.0]) if stops_query else 0.0)
+    for server in set(restored):
+        op.release_owner_locks(server)
         server.restore(backup.stores[server.url])
-    if op.clocks_jumped or op.world.now - backup.taken_at > ORPHAN_SECONDS:
-        # Its objects may be gone otherwise; those of a younger one are kept.
+    if op.clocks_changed or op.world.now - backup.taken_at > ORPHAN_SECONDS:
+        # A cleanup may have deleted the objects of an old backup, so restore them from older versions.
         op.machine.bucket.objects = {**backup.objects, **op.machine.bucket.objects}
-    # One that has committed nothing is as good as a new one, which resumes at the consumer's offset in
-    # another store.
+    # With two stores, restore only a checkpoint that has commits: without any, the query would resume at the
+    # consumer's offset, which does not match the other store.
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
-    if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
+    if stops_query and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
         op.machine.disk.files = dict(backup.files)
-    op.later(0.0, partial(op.create_missing, columns=rng.random() < 0.5))
+    op.run_later(0.0, partial(op.create_missing, columns=rng.random() < 0.5))
     op.history.restored = True
-    op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
-    if op.scenario.two_stores and op.sink not in which:
-        # The sink may know of a seek, or of a registration, that the source's backup is older than.
-        op.may_refuse.add(CONSUMER_MOVED)
-    # Whoever restores goes on producing.
-    op.produce_later(0.0, op.fresh_ids(), 2 + rng.randrange(6))
+    op.expected_conditions |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
+    if op.scenario.two_stores and op.sink not in restored:
+        # The sink may know of a seek or a registration that is newer than the source's backup.
+        op.expected_conditions.add(CONSUMER_MOVED)
+    # Producers append new rows after a restore.
+    op.start_producer_later(0.0, op.allocate_ids(), 2 + rng.randrange(6))

@@ -1,4 +1,4 @@
-"""A process's way to a simulated server: what the store's code takes for its database."""
+"""Replacement for the store's database classes, connected to a simulated server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.simulation.locks import Key
 from tests.simulation.scheduler import Process
 from tests.simulation.server import Server
 
-WAIT_SECONDS = 60.0
-"""For how long all tries together wait for locks."""
+LOCK_WAIT_SECONDS = 60.0
+"""How long all attempts of a transaction together wait for locks."""
 _TEMPORARY = ("drop table if exists temp.", "create temporary table ", "insert into temp.")
 
 
 class SimTransaction(Transaction):
-    """A transaction; each statement is a step, in which it may be broken."""
+    """Transaction in which each statement is a step; the connection may break there."""
 
     dialect = "sqlite"
 
@@ -33,100 +33,103 @@ class SimTransaction(Transaction):
         self.durable = durable
         self.database, self.server = database, database.server
         self.process = database.process
-        self.task = database.server.world.task if database.server.world.running else None
-        self.locked: dict[Key, str] = {}
-        self.changes: bytes | None = None
-        self.began = self.broken = self.lose_reply = self.enters = False
+        self.task = database.server.world.current_task if database.server.world.in_task else None
+        self.locks: dict[Key, str] = {}
+        self.blockers: list[SimTransaction] = []
+        """The transactions whose locks this one waits for."""
+        self.changeset: bytes | None = None
+        self.begun = self.broken = self.lose_reply = self.writes_ledger = False
         self.pinned = False
-        """Whether it has done what cannot be kept aside: then nobody else takes a turn until it ends."""
-        self._temporary: list[tuple[str, list[Any] | None]] = []
-        """Statements about temporary tables, which nobody else sees: they are done when the first other one
-        needs them.
+        """Whether it has changes that a changeset cannot hold, so that no other task runs until it ends."""
+        self._deferred: list[tuple[str, list[Any] | None]] = []
+        """Statements about temporary tables, which no other transaction sees. They run before the first
+        statement that may need them.
         """
-        self.waits_for: list[SimTransaction] = []
 
-    def require_sound(self) -> None:
+    def require_connection(self) -> None:
         if self.broken:
             raise StoreUnavailableError(f"{self.server.name}: the connection is lost")
 
-    def _step(self, what: str) -> None:
+    def _step(self, label: str) -> None:
         if self.write and not self.pinned:
-            self.server.world.step(what)
-        self.require_sound()
+            self.server.world.step(label)
+        self.require_connection()
 
-    def _named(self, name: str, given: dict[str, Any]) -> tuple[list[Any], int]:
+    def _run_named(self, name: str, parameters: dict[str, Any]) -> tuple[list[Any], int]:
         self._step(name)
-        self.enters = self.enters or name == "insert_ledger"
-        self.server.lock(self, name, given)
-        return self.server.run(self, self._statements[name], given)
+        self.writes_ledger = self.writes_ledger or name == "insert_ledger"
+        self.server.lock(self, name, parameters)
+        return self.server.run(self, self._statements[name], parameters)
 
     def run(self, name: str, /, **parameters: Any) -> int:
-        return self._named(name, parameters)[1]
+        return self._run_named(name, parameters)[1]
 
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
-        rows = self._named(name, parameters)[0]
+        rows = self._run_named(name, parameters)[0]
         if not rows:
             return []
-        make = self.server.columns(self._statements[name])._make
+        make = self.server.row_type(self._statements[name])._make
         return [make(row) for row in rows]
 
     def tuples(self, name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
-        return self._named(name, parameters)[0]
+        return self._run_named(name, parameters)[0]
 
     def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
-        found, size = [], 0
+        page, size = [], 0
         for row in self.all("read_page", **parameters):
-            found.append(row)
+            page.append(row)
             size += row.bytes
             if size >= max_bytes:
                 break
-        return found
+        return page
 
     def run_many(self, name: str, rows: Columns, /, **common: Any) -> int:
-        given = parameter_rows(rows, common)
-        if not given:
+        parameters = parameter_rows(rows, common)
+        if not parameters:
             return 0
         self._step(name)
-        for each in given:
-            self.server.lock(self, name, each)
-        return self.server.many(self, self._statements[name], given)
+        for row in parameters:
+            self.server.lock(self, name, row)
+        return self.server.run_many(self, self._statements[name], parameters)
 
     def all_for_many(self, name: str, rows: Columns, /, **common: Any) -> list[Any]:
-        given = parameter_rows(rows, common)
-        if not given:
+        parameters = parameter_rows(rows, common)
+        if not parameters:
             return []
         if name == "allocate_block":
-            return [_Block(self.server.next_block()) for _ in given]
+            return [_Block(self.server.allocate_block()) for _ in parameters]
         self._step(name)
-        for each in given:
-            self.server.lock(self, name, each)
-        text = self._statements[name]
-        found = [row for each in given for row in self.server.run(self, text, each)[0]]
-        make = self.server.columns(text)._make if found else tuple
-        return [make(row) for row in found]
+        for row in parameters:
+            self.server.lock(self, name, row)
+        sql = self._statements[name]
+        results = [result for row in parameters for result in self.server.run(self, sql, row)[0]]
+        make = self.server.row_type(sql)._make if results else tuple
+        return [make(result) for result in results]
 
-    # SQL that is not named: about tables of users.
+    # SQL that is not a named statement: about tables of users.
 
     def _pin(self) -> None:
+        """Run the deferred statements and keep all other tasks from running until the transaction ends."""
         self._step("statement")
         if self.write and not self.pinned:
-            self.server.enter(self)
+            self.server.activate(self)
             self.pinned = True
-            for text, rows in self._temporary:
+            for sql, rows in self._deferred:
                 if rows is None:
-                    self.server.run(self, text, ())
+                    self.server.run(self, sql, ())
                 else:
-                    self.server.many(self, text, rows)
+                    self.server.run_many(self, sql, rows)
 
-    def _is_put_off(self, text: str, rows: list[Any] | None = None) -> bool:
+    def _defer(self, text: str, rows: list[Any] | None = None) -> bool:
+        """Defer a statement about a temporary table; return whether it was deferred."""
         if self.pinned or not self.write or not text.startswith(_TEMPORARY):
             return False
         self._step("statement about a temporary table")
-        self._temporary.append((text, rows))
+        self._deferred.append((text, rows))
         return True
 
     def execute(self, text: str) -> None:
-        if not self._is_put_off(text):
+        if not self._defer(text):
             self._pin()
             self.server.run(self, text, ())
 
@@ -140,15 +143,16 @@ class SimTransaction(Transaction):
 
     def load(self, text: str, data: Iterable[Any]) -> None:
         rows = list(data)
-        if not self._is_put_off(text, rows):
+        if not self._defer(text, rows):
             self._pin()
-            self.server.many(self, text, rows)
+            self.server.run_many(self, text, rows)
 
     # Clocks and owners.
 
     def now(self) -> int:
-        own = 0.0 if self.server.rows else self.process.clock_offset
-        return self.server.clock() + int(own * 1e6)
+        # SQLite runs inside the process and uses its clock.
+        offset = 0.0 if self.server.row_locks else self.process.clock_offset
+        return self.server.clock() + int(offset * 1e6)
 
     def instance(self) -> str:
         return self.server.name
@@ -157,14 +161,14 @@ class SimTransaction(Transaction):
         return self.now()
 
     def owner_alive(self, name: str) -> bool:
-        return name in self.server.owners
+        return name in self.server.owner_locks
 
 
 _Block = namedtuple("_Block", "block")
 
 
 class SimDatabase(Database):
-    """One process's way to a server."""
+    """Connection of a process to a server."""
 
     dialect = "sqlite"
 
@@ -174,7 +178,7 @@ class SimDatabase(Database):
         self.uuid = server.uuid
         self.may_create = False
         self.storages = OpenedStorages()
-        process.at_death.append(lambda: server.gone(process))
+        process.on_exit.append(lambda: server.on_process_exit(process))
 
     @contextmanager
     def transaction(
@@ -190,7 +194,7 @@ class SimDatabase(Database):
                 tx._step("commit")
             self._commit(tx)
         except BaseException as error:
-            if not (isinstance(error, GreenletExit) and world.over):
+            if not (isinstance(error, GreenletExit) and world.closed):
                 server.rollback(tx)
             if isinstance(error, sqlite3.Error):
                 raise StoreError(f"{server.name}: {error}") from error
@@ -199,23 +203,23 @@ class SimDatabase(Database):
             world.step(f"committed on {server.name}")
 
     def _commit(self, tx: SimTransaction) -> None:
-        lost = tx.lose_reply
+        lose_reply = tx.lose_reply
         self.server.commit(tx)
-        if lost:
+        if lose_reply:
             raise CommitOutcomeUnknownError(f"{self.server.name}: the connection broke during a commit")
 
     def _lock_wait(self, timeout: float | None) -> float:
-        return WAIT_SECONDS if timeout is None else timeout
+        return LOCK_WAIT_SECONDS if timeout is None else timeout
 
     def owner_lock(self, name: str) -> OwnerLock:
         return SimOwnerLock(self.server, self.process, name)
 
     def close(self) -> None:
-        """Nothing is held between transactions."""
+        """Do nothing: a connection lasts as long as its transaction."""
 
     def checkpoint_wal(self) -> None: ...
 
-    # What only a driver's connection has.
+    # Methods of real connections, which the simulation never calls.
 
     def exists(self) -> bool:
         return True
@@ -243,20 +247,20 @@ class SimDatabase(Database):
 
 
 class SimOwnerLock(OwnerLock):
-    """Released by the death of its process, or when its connection is lost."""
+    """Lock that is released when its process dies or its connection breaks."""
 
     def __init__(self, server: Server, process: Process, name: str) -> None:
         self._server, self._process, self._name = server, process, name
 
     def acquire(self) -> bool:
-        self._server.world.step("own")
-        return self._server.owners.setdefault(self._name, self._process) is self._process
+        self._server.world.step("acquire owner lock")
+        return self._server.owner_locks.setdefault(self._name, self._process) is self._process
 
     def release(self) -> None:
-        if self._server.owners.get(self._name) is self._process:
-            del self._server.owners[self._name]
+        if self._server.owner_locks.get(self._name) is self._process:
+            del self._server.owner_locks[self._name]
 
     def held_elsewhere(self) -> bool:
-        return self._server.owners.get(self._name, self._process) is not self._process
+        return self._server.owner_locks.get(self._name, self._process) is not self._process
 
     def after_fork_in_child(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The files of checkpoints, in memory: each operation is a step."""
+"""In-memory file system for checkpoints. Each operation is a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pyarrow import fs
 from tests.simulation.scheduler import World
 
 UNSYNCED_SECONDS = 30.0
-"""After so long an operating system has written by itself what was not synced."""
+"""After this time the operating system has written a file to the disk even if nobody has synced it."""
 
 
 class SparkError(Exception):
-    """What Spark itself ends a query with."""
+    """Error with which Spark itself ends a query."""
 
 
 class LogConflictError(SparkError):
@@ -24,8 +24,8 @@ class LogConflictError(SparkError):
 
 
 @contextmanager
-def conflicts_told() -> Iterator[None]:
-    """What Spark makes of a file that is there already."""
+def raise_log_conflicts() -> Iterator[None]:
+    """Raise the error that Spark raises when a log file already exists."""
     try:
         yield
     except FileExistsError as error:
@@ -39,46 +39,46 @@ class Disk:
         self.world = world
         self.files: dict[str, bytes] = {}
         self._unsynced: list[tuple[str, float]] = []
-        """What was written since the newest file that is on the disk for sure, and when; oldest first."""
+        """The files written since the last sync, with the time of writing, oldest first."""
 
-    def cut_power(self, lost: int, counted: str) -> int:
-        """The machine goes off: at most so many of the newest files that nobody has synced are gone.
+    def lose_unsynced(self, max_files: int, counted_prefix: str) -> int:
+        """Lose some of the newest unsynced files, as a power failure does.
 
-        Returns how many of them had a path that begins with ``counted``.
+        Return how many of the lost files have a path that starts with ``counted_prefix``.
         """
         recent = [path for path, written in self._unsynced if written > self.world.now - UNSYNCED_SECONDS]
-        gone = [path for path in recent[::-1][:lost] if self.files.pop(path, None) is not None]
+        lost = [path for path in recent[::-1][:max_files] if self.files.pop(path, None) is not None]
         self._unsynced = []
-        return sum(path.startswith(counted) for path in gone)
+        return sum(path.startswith(counted_prefix) for path in lost)
 
-    def cut(self, checkpoint: str, last: int, *, committed: bool) -> None:
-        """Leave of a checkpoint what it was when the entry of this number was the last one.
+    def rewind(self, checkpoint: str, last: int, *, committed: bool) -> None:
+        """Restore the state that a checkpoint had when ``last`` was its newest entry.
 
-        That entry was perhaps not committed yet.
+        Parameters
+        ----------
+        committed
+            Whether that entry was already committed.
         """
         for name, newest in (("offsets", last), ("commits", last if committed else last - 1)):
             for number in self.numbers(f"{checkpoint}/{name}"):
                 if number > newest:
                     del self.files[f"{checkpoint}/{name}/{number}"]
 
-    # As Spark uses them.
+    # Operations of Spark and of continuous queries.
 
     def add(self, path: str, text: str) -> None:
-        """Write a file that must not be there, as Spark does it.
-
-        It is seen at once, and may be gone after a power cut.
-        """
-        with conflicts_told():
+        """Create a file as Spark does: it is visible immediately, but a power failure may lose it."""
+        with raise_log_conflicts():
             self._put(path, text.encode())
         self._unsynced.append((path, self.world.now))
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a file that must not be there, and that stays: with it stays what was written before."""
+        """Create a file durably. All files that were written earlier become durable too."""
         self._put(path, content)
         self._unsynced = []
 
     def replace(self, path: str, content: bytes) -> bool:
-        """Write a file in place of another one; it stays as :meth:`create`'s does."""
+        """Replace a file durably, like :meth:`create`."""
         self.world.step(f"replace {path}")
         self.files[path] = content
         self._unsynced = []
@@ -92,8 +92,8 @@ class Disk:
 
     def read(self, path: str) -> str | None:
         self.world.step(f"read {path}")
-        found = self.files.get(path)
-        return None if found is None else found.decode()
+        content = self.files.get(path)
+        return None if content is None else content.decode()
 
     def newest(self, folder: str) -> int | None:
         self.world.step(f"list {folder}")
@@ -105,28 +105,29 @@ class Disk:
 
 
 class DiskFiles:
-    """A ``pyarrow.fs.FileSystem``, as far as the code uses one."""
+    """Replacement for the parts of ``pyarrow.fs.FileSystem`` that the code uses."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
     def create_dir(self, path: str, recursive: bool = True) -> None:
-        """Folders are there."""
+        """Do nothing: a directory exists when it has files."""
 
-    def get_file_info(self, wanted: Any) -> Any:
+    def get_file_info(self, path_or_selector: Any) -> Any:
         files, step = self._disk.files, self._disk.world.step
-        if isinstance(wanted, fs.FileSelector):
-            step(f"list {wanted.base_dir}")
-            start = f"{wanted.base_dir}/"
-            found = [path for path in files if path.startswith(start)]
-            if not wanted.recursive:
-                found = [path for path in found if "/" not in path[len(start) :]]
-            return [_info(path, fs.FileType.File) for path in found]
-        step(f"look {wanted}")
-        if wanted in files:
-            return _info(wanted, fs.FileType.File)
-        folder = any(path.startswith(f"{wanted}/") for path in files)
-        return _info(wanted, fs.FileType.Directory if folder else fs.FileType.NotFound)
+        if isinstance(path_or_selector, fs.FileSelector):
+            step(f"list {path_or_selector.base_dir}")
+            prefix = f"{path_or_selector.base_dir}/"
+            paths = [path for path in files if path.startswith(prefix)]
+            if not path_or_selector.recursive:
+                paths = [path for path in paths if "/" not in path[len(prefix) :]]
+            return [_file_info(path, fs.FileType.File) for path in paths]
+        step(f"stat {path_or_selector}")
+        if path_or_selector in files:
+            return _file_info(path_or_selector, fs.FileType.File)
+        is_directory = any(path.startswith(f"{path_or_selector}/") for path in files)
+        file_type = fs.FileType.Directory if is_directory else fs.FileType.NotFound
+        return _file_info(path_or_selector, file_type)
 
     def open_input_stream(self, path: str) -> io.BytesIO:
         self._disk.world.step(f"read {path}")
@@ -134,8 +135,8 @@ class DiskFiles:
             raise FileNotFoundError(path)
         return io.BytesIO(self._disk.files[path])
 
-    def open_output_stream(self, path: str) -> _Writing:
-        return _Writing(self._disk, path)
+    def open_output_stream(self, path: str) -> _OutputFile:
+        return _OutputFile(self._disk, path)
 
     def move(self, source: str, target: str) -> None:
         self._disk.world.step(f"move {source} to {target}")
@@ -149,18 +150,18 @@ class DiskFiles:
             raise FileNotFoundError(path)
 
 
-class _Writing(io.BytesIO):
-    """Seen when it is closed, as a whole."""
+class _OutputFile(io.BytesIO):
+    """File that appears on the disk when it is closed without an error."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         super().__init__()
         self._disk, self._path = disk, path
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, error_type: object, *_: object) -> None:
+        if error_type is None:
             self._disk.world.step(f"write {self._path}")
             self._disk.files[self._path] = self.getvalue()
 
 
-def _info(path: str, kind: Any) -> fs.FileInfo:
-    return fs.FileInfo(path, type=kind)
+def _file_info(path: str, file_type: Any) -> fs.FileInfo:
+    return fs.FileInfo(path, type=file_type)

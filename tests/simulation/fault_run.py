@@ -1,4 +1,4 @@
-"""Apply the faults one by one to a copy of the code, and count the schedules until each is found.
+"""Apply each fault to a copy of the code, and count the schedules until the simulation detects it.
 
 ``make faults ARGS="--schedules 3000"``
 """
@@ -32,28 +32,28 @@ for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
 
 
 def main() -> int:
-    given = _arguments()
-    wanted = [fault for fault in FAULTS if given.only is None or given.only in fault.name]
-    caught = 0
+    arguments = _parse_arguments()
+    faults = [fault for fault in FAULTS if arguments.only is None or arguments.only in fault.name]
+    detected = 0
     with _copy() as unchanged:
-        if told := _first_failure(unchanged, given.first, 1):
-            print(f"a copy without a fault fails: {told}", file=sys.stderr)
+        if failure := _first_failure(unchanged, arguments.first, 1):
+            print(f"a copy without a fault fails: {failure}", file=sys.stderr)
             return 2
-    with ThreadPoolExecutor(given.processes) as pool:
-        found = pool.map(lambda fault: _run(fault, given.first, given.schedules), wanted)
-        for fault, what in zip(wanted, found, strict=True):
-            caught += what is not None
-            print(f"{fault.name} ({fault.file}): {what or 'NOT CAUGHT'}", flush=True)
-    print(f"{caught} of {len(wanted)} caught, with at most {given.schedules} schedules each")
-    return 0 if caught >= 0.95 * len(wanted) else 1
+    with ThreadPoolExecutor(arguments.processes) as pool:
+        results = pool.map(lambda fault: _detect(fault, arguments.first, arguments.schedules), faults)
+        for fault, result in zip(faults, results, strict=True):
+            detected += result is not None
+            print(f"{fault.name} ({fault.file}): {result or 'NOT DETECTED'}", flush=True)
+    print(f"{detected} of {len(faults)} detected, with at most {arguments.schedules} schedules each")
+    return 0 if detected >= 0.95 * len(faults) else 1
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.fault_run", description=__doc__)
-    parser.add_argument("--only", help="a part of the names of the faults to apply")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", help="apply only faults whose names contain this text")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument(
-        "--schedules", type=int, default=3000, help="how many schedules for each, at the most"
+        "--schedules", type=int, default=3000, help="maximum number of schedules for each fault"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     return parser.parse_args()
@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
 
 @contextmanager
 def _copy(*changes: Change | None) -> Iterator[Path]:
-    """A copy of the code with some changes."""
+    """Copy the code to a temporary directory and apply some changes to the copy."""
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder:
         for name in ("src", "tests/simulation", "tests/support"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,26 +70,26 @@ def _copy(*changes: Change | None) -> Iterator[Path]:
             if change is None:
                 continue
             path = Path(folder, "src/penstock", change.file)
-            path.write_text(path.read_text().replace(change.text, change.instead))
+            path.write_text(path.read_text().replace(change.text, change.replacement))
         yield Path(folder)
 
 
-def _run(fault: Fault, first: int, count: int) -> str | None:
-    """After how many schedules it was found, and as what; None when it was not."""
-    with _copy(fault.change, fault.without) as faulty, _copy(fault.without) as code:
+def _detect(fault: Fault, first: int, count: int) -> str | None:
+    """Return the number of schedules until a fault was detected, and the failure; None if it was not."""
+    with _copy(fault.change, fault.baseline) as faulty, _copy(fault.baseline) as baseline:
         seed = first
-        while found := _first_failure(faulty, seed, first + count - seed):
-            number, _, what = found.partition(" ")
-            seed = int(number) + 1
-            # A schedule that fails without the fault as well says nothing of it.
-            if not _first_failure(code, int(number), 1):
-                return f"{seed - first} {what}"
+        while result := _first_failure(faulty, seed, first + count - seed):
+            failed_seed, _, failure = result.partition(" ")
+            seed = int(failed_seed) + 1
+            # A schedule that fails without the fault too does not detect it.
+            if not _first_failure(baseline, int(failed_seed), 1):
+                return f"{seed - first} {failure}"
     return None
 
 
 def _first_failure(root: Path, first: int, count: int) -> str:
-    """The seed of the first schedule that fails, and how."""
-    done = subprocess.run(
+    """Return the seed and the failure of the first schedule that fails; empty if none does."""
+    process = subprocess.run(
         [sys.executable, "-c", _CHILD, str(first), str(count)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
@@ -97,8 +97,10 @@ def _first_failure(root: Path, first: int, count: int) -> str:
         text=True,
         check=False,
     )
-    # Code that does not even run is caught at once.
-    return f"{first} {done.stderr.strip().splitlines()[-1][:160]}" if done.returncode else done.stdout.strip()
+    if process.returncode:
+        # The code does not even run.
+        return f"{first} {process.stderr.strip().splitlines()[-1][:160]}"
+    return process.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Which rows a statement locks in PostgreSQL, for its transaction to wait for and to hold to its end.
+"""Row locks that each named statement takes in PostgreSQL, which its transaction holds until it ends.
 
-A row is named by its table and its key. What locks a row ``for update`` (that, and deletes) keeps everybody
-else off; an update keeps other updates off; a reference from another table only those who lock it
-``for update``.
+A row is identified by its table and its key. A ``for update`` lock, which a delete takes too, conflicts with
+every other lock. The lock of an update conflicts with other updates. The lock that a foreign key reference
+takes on the referenced row conflicts only with ``for update``.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Key = tuple[Any, ...]
-Find = Callable[[str, Mapping[str, Any]], list[Any]]
-"""Runs a statement of the simulation's own on what the transaction sees: the rows that it is about."""
+Query = Callable[[str, Mapping[str, Any]], list[Any]]
+"""Runs a query on the data that the transaction sees."""
 
-Rows = Callable[[Mapping[str, Any], Find], Iterable[Key]]
-
-
-def _row(table: str, *columns: str) -> Rows:
-    return lambda given, find: [(table, *(given[column] for column in columns))]
+FindKeys = Callable[[Mapping[str, Any], Query], Iterable[Key]]
+"""Returns the keys of the rows that a statement with these parameters locks, in order."""
 
 
-def _found(table: str, text: str) -> Rows:
-    return lambda given, find: [(table, *row) for row in find(text, given)]
+def _row(table: str, *columns: str) -> FindKeys:
+    """Lock the row whose key is in these parameters."""
+    return lambda parameters, query: [(table, *(parameters[column] for column in columns))]
+
+
+def _rows_of(table: str, sql: str) -> FindKeys:
+    """Lock the rows whose keys a query returns."""
+    return lambda parameters, query: [(table, *row) for row in query(sql, parameters)]
 
 
 _REGISTRATION = _row("registration", "consumer_id", "queue_id")
 _POSITION = _row("position", "consumer_id", "queue_id", "partition")
 _PARTITION = _row("partition", "queue_id", "partition")
-_ALL_PARTITIONS = _found(
+_ALL_PARTITIONS = _rows_of(
     "partition",
     "select queue_id, partition from main.penstock_partition where queue_id = :queue_id order by partition",
 )
@@ -42,15 +45,15 @@ _LEDGER = (
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
 _OBJECTS = "select object_id from main.penstock_object where queue_id = :queue_id order by object_id"
 
-LOCKED: dict[str, Rows] = {
-    "lock_registration": _found(
+LOCKED: dict[str, FindKeys] = {
+    "lock_registration": _rows_of(
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
         "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
         "join main.penstock_queue as q on q.queue_id = r.queue_id "
         "where c.name = :consumer and q.name = :queue",
     ),
-    "lock_registrations": _found(
+    "lock_registrations": _rows_of(
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
         "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
@@ -59,18 +62,18 @@ LOCKED: dict[str, Rows] = {
     "insert_registration": _REGISTRATION,
     "set_vital": _REGISTRATION,
     "delete_registration": _REGISTRATION,
-    "delete_registrations": _found(
+    "delete_registrations": _rows_of(
         "registration",
         "select consumer_id, queue_id from main.penstock_registration where queue_id = :queue_id",
     ),
-    "delete_producers": _found(
+    "delete_producers": _rows_of(
         "producer", "select queue_id, session from main.penstock_producer where queue_id = :queue_id"
     ),
-    "delete_sink_ledger": _found(
+    "delete_sink_ledger": _rows_of(
         "ledger",
         "select sink, app_id, batch_id, task from main.penstock_ledger where sink = :sink",
     ),
-    "delete_queue_staged": _found("staged", f"{_STAGED} queue_id = :queue_id"),
+    "delete_queue_staged": _rows_of("staged", f"{_STAGED} queue_id = :queue_id"),
     "own_registration": _REGISTRATION,
     "open_plan": _REGISTRATION,
     "close_plan": _REGISTRATION,
@@ -89,17 +92,17 @@ LOCKED: dict[str, Rows] = {
     "account_merge": _PARTITION,
     "insert_partition": _PARTITION,
     "set_total": _ALL_PARTITIONS,
-    "lock_queue": _found("queue", "select queue_id from main.penstock_queue where name = :name"),
+    "lock_queue": _rows_of("queue", "select queue_id from main.penstock_queue where name = :name"),
     "set_partitions": _QUEUE,
     "set_retention": _QUEUE,
     "set_added_columns": _QUEUE,
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),
-    "forget_logged": _found(
+    "forget_logged": _rows_of(
         "ledger", f"{_LEDGER} batch_id between :first and :last and task = -1 and logged is not null"
     ),
-    "prune_ledger": _found("ledger", f"{_LEDGER} batch_id < :batch_id"),
+    "prune_ledger": _rows_of("ledger", f"{_LEDGER} batch_id < :batch_id"),
     "lock_marked_source": _row("marked_source", "source"),
     "insert_marked_source": _row("marked_source", "source"),
     "raise_marked_source": _row("marked_source", "source"),
@@ -110,14 +113,14 @@ LOCKED: dict[str, Rows] = {
     "set_sequence": _PRODUCER,
     "delete_segment": _row("segment", "queue_id", "partition", "end_index"),
     "delete_payload": _row("payload", "payload_id"),
-    "delete_staged_batch": _found(
+    "delete_staged_batch": _rows_of(
         "staged", f"{_STAGED} app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id"
     ),
-    "delete_staged_from": _found(
+    "delete_staged_from": _rows_of(
         "staged",
         f"{_STAGED} app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal",
     ),
-    "delete_staged_before": _found("staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"),
+    "delete_staged_before": _rows_of("staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"),
     "insert_object": _row("object", "object_id"),
     "begin_cleaning": _row("location", "payloads"),
     "insert_location": _row("location", "payloads"),
@@ -125,17 +128,20 @@ LOCKED: dict[str, Rows] = {
     "refuse_location": _row("location", "payloads"),
     "settle_cleaning": _row("cleaning", "payloads", "token"),
     "forget_cleaning": _row("cleaning", "payloads", "token"),
-    "forget_cleanings": _found(
+    "forget_cleanings": _rows_of(
         "cleaning",
         "select payloads, token from main.penstock_cleaning where payloads = :payloads and "
         "begun_at < :before and taken_over = 0 and settled_at is not null",
     ),
-    "mark_unused": _found("object", _OBJECTS),
-    "mark_used": _found("object", _OBJECTS),
-    "delete_unused": _found("object", _OBJECTS),
-    "insert_queue": lambda given, find: [("queue name", given["name"])],
-    # The identity comes from a counter, which a transaction that is undone does not turn back.
-    "insert_consumer": lambda given, find: [("identity", "consumer"), ("consumer name", given["name"])],
+    "mark_unused": _rows_of("object", _OBJECTS),
+    "mark_used": _rows_of("object", _OBJECTS),
+    "delete_unused": _rows_of("object", _OBJECTS),
+    "insert_queue": lambda parameters, query: [("queue name", parameters["name"])],
+    # The identity comes from a sequence, which a rollback does not reset.
+    "insert_consumer": lambda parameters, query: [
+        ("identity", "consumer"),
+        ("consumer name", parameters["name"]),
+    ],
     "delete_consumer": _row("consumer", "consumer_id"),
 }
 
@@ -143,43 +149,50 @@ _REGISTERED = (
     "select 1 from main.penstock_registration where consumer_id = :consumer_id and queue_id = :queue_id"
 )
 
-THERE: dict[str, str] = {
+EXISTING_ROW: dict[str, str] = {
     "insert_ledger": f"{_LEDGER} batch_id = :batch_id and task = :task",
     "insert_mark": "select 1 from main.penstock_mark where source = :source and partition = :partition",
     "insert_marked_source": "select 1 from main.penstock_marked_source where source = :source",
     "insert_registration": _REGISTERED,
 }
-"""How a statement that inserts a row only where there is none finds one: that one it does not lock."""
+"""Queries that find the existing row of a statement that inserts only if there is none.
 
-REFERRED: dict[str, Rows] = {
-    "insert_registration": lambda given, find: (
-        [] if find(_REGISTERED, given) else [("queue", given["queue_id"]), ("consumer", given["consumer_id"])]
+The statement does not lock an existing row.
+"""
+
+REFERENCED: dict[str, FindKeys] = {
+    "insert_registration": lambda parameters, query: (
+        []
+        if query(_REGISTERED, parameters)
+        else [("queue", parameters["queue_id"]), ("consumer", parameters["consumer_id"])]
     ),
     "insert_position": _REGISTRATION,
     "insert_partition": _QUEUE,
     "insert_key_home": _QUEUE,
-    # Of a session that is there nothing refers anew.
-    "open_producer": lambda given, find: [] if find(_SESSION, given) else _QUEUE(given, find),
+    # Updating an existing session does not check its foreign key.
+    "open_producer": lambda parameters, query: (
+        [] if query(_SESSION, parameters) else _QUEUE(parameters, query)
+    ),
 }
 
-FOR_UPDATE = {"lock_queue", "lock_partition", "lock_partitions"} | {
+FOR_UPDATE_STATEMENTS = {"lock_queue", "lock_partition", "lock_partitions"} | {
     name for name in LOCKED if name.startswith(("delete_", "prune_"))
 }
 
-UPDATE, CHANGE, REFER = "for update", "for no key update", "for key share"
+FOR_UPDATE, NO_KEY_UPDATE, KEY_SHARE = "for update", "for no key update", "for key share"
 
 
 def conflict(one: str, other: str) -> bool:
-    """Whether two transactions cannot have a row in these modes at once."""
-    return UPDATE in (one, other) or one == other == CHANGE
+    """Return whether two transactions cannot hold these locks of a row at the same time."""
+    return FOR_UPDATE in (one, other) or one == other == NO_KEY_UPDATE
 
 
-def wanted(name: str, given: Mapping[str, Any], find: Find) -> list[tuple[Key, str]]:
-    """The rows that a statement locks, in its order, and how."""
-    found = []
+def required_locks(name: str, parameters: Mapping[str, Any], query: Query) -> list[tuple[Key, str]]:
+    """Return the rows that a statement locks and the lock modes, in order."""
+    locks = []
     if name in LOCKED:
-        mode = UPDATE if name in FOR_UPDATE else CHANGE
-        found += [(key, mode) for key in LOCKED[name](given, find)]
-    if name in REFERRED:
-        found += [(key, REFER) for key in REFERRED[name](given, find)]
-    return found
+        mode = FOR_UPDATE if name in FOR_UPDATE_STATEMENTS else NO_KEY_UPDATE
+        locks += [(key, mode) for key in LOCKED[name](parameters, query)]
+    if name in REFERENCED:
+        locks += [(key, KEY_SHARE) for key in REFERENCED[name](parameters, query)]
+    return locks

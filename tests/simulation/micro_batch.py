@@ -1,8 +1,8 @@
-"""A streaming query as Spark's micro-batch engine runs it (4.2 and 4.3).
+"""Model of Spark's micro-batch engine (4.2 and 4.3) that runs the real reader and the real writer.
 
-It is built around the real reader and the real writer. The driver is one process, the executors another, and
-the tasks of a micro-batch are tasks there: some are tried twice, some have a speculative twin. What is
-written and when (offset log, commit log, the calls of reader and writer) follows MicroBatchExecution.
+The driver is one process and its executors another, which runs the tasks of a micro-batch. Some tasks are
+retried, and some run twice because of speculative execution. The order in which the engine writes the offset
+log and the commit log and calls the reader and the writer follows Spark's MicroBatchExecution.
 """
 
 from __future__ import annotations
@@ -31,74 +31,78 @@ from penstock.spark.stream_reader import QueueStreamReader
 from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.sql.writer import TableWriter
-from tests.simulation.disk import SparkError, conflicts_told
-from tests.simulation.scheduler import Gate, Process
+from tests.simulation.disk import SparkError, raise_log_conflicts
+from tests.simulation.scheduler import Process, Signal
 from tests.simulation.virtual import Machine
 
 POLL_SECONDS = 1.0
+MAX_ATTEMPTS = 3
+"""How often a task may fail before its micro-batch fails."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a query is: the same in all its runs, but for options that may change."""
+    """Source, sink and options of a run."""
 
     source: SourceOptions
     sink: SinkOptions | TableSink
     sink_url: str
     guarantee: str
     checkpoint: str
-    available_now: bool = False
     pipeline: bool = True
-    """Whether a pipeline starts it."""
+    """Whether a pipeline starts the query."""
 
     @property
-    def query_source(self) -> OwnedConsumer | None:
+    def consumer(self) -> OwnedConsumer | None:
         source = self.source
         if source.consumer is None:
             return None
         return OwnedConsumer(source.url, source.queue, source.consumer, source.moved_by_sink)
 
-    def driver(self, query_id: str) -> SinkDriver:
-        """The sink as the driver of a continuous query sees it."""
-        exactly = self.guarantee == "exactly_once"
+    def sink_driver(self, query_id: str) -> SinkDriver:
+        exactly_once = self.guarantee == "exactly_once"
         if isinstance(self.sink, TableSink):
-            return self.sink.driver(self.sink_url, query_id, exactly_once=exactly)
-        return QueueSinkDriver(self.sink, query_id, exactly)
+            return self.sink.driver(self.sink_url, query_id, exactly_once=exactly_once)
+        return QueueSinkDriver(self.sink, query_id, exactly_once)
 
+
+Write = Callable[[QueueStreamReader, list[Any], int], None]
+"""Writes a micro-batch, given its reader, its partitions and its number."""
 
 KEY = pa.field("key", pa.int32())
 COLUMNS = StructType([StructField("id", LongType()), StructField("key", IntegerType())])
 
 
 class MicroBatchRun:
-    """One run: begun in a driver process."""
+    """Run of a micro-batch query in a driver process."""
 
     def __init__(self, machine: Machine, driver: Process, plan: Plan) -> None:
         self._machine, self._world, self._disk = machine, machine.world, machine.disk
         self.driver, self.plan = driver, plan
-        self.executors = machine.world.start(f"executors of {driver}")
+        self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
         self.failure: Exception | None = None
-        self.progress: SimpleNamespace | None = None
-        """Of the last micro-batch with rows, if there was one."""
-        self.expected: dict[OwnedConsumer, int] = {}
+        self.last_progress: SimpleNamespace | None = None
+        """The progress of the last micro-batch with rows."""
+        self.expected_epochs: dict[OwnedConsumer, int] = {}
         self.active = True
+        """Whether the trigger is active, as Spark reports it."""
         self.busy = False
-        """Whether a micro-batch is being planned or done."""
+        """Whether a micro-batch is in flight."""
         self.idle_at: list[int] | None = None
-        """Where it found nothing more to do."""
-        self.hand: list[tuple[int, int]] | None = None
-        """The range of each partition in the micro-batch that is being done."""
-        self.owned = False
-        """Whether it has taken its consumer over."""
+        """The offsets at which the query found no more rows."""
+        self.ranges_in_flight: list[tuple[int, int]] | None = None
+        """The range of each partition in the current micro-batch."""
+        self.owns_consumer = False
+        """Whether the driver has taken the consumer over."""
         self.query_id = ""
-        driver.at_death.append(self.executors_die)
+        driver.on_exit.append(self.kill_executors)
 
-    def executors_die(self) -> None:
-        """A while after their driver, as a choice; what they have begun goes on until then."""
-        self._machine.repeats += not self.ended
+    def kill_executors(self) -> None:
+        """Kill the executors after their driver, either at once or a while later."""
+        self._machine.reruns += not self.ended
         if self._world.choices.draw(f"x{self.driver.pid}", 2):
-            self._world.later(5.0, self.executors.kill)
+            self._world.call_later(5.0, self.executors.kill)
         else:
             self.executors.kill()
 
@@ -109,45 +113,40 @@ class MicroBatchRun:
             self._run()
         except Exception as error:
             self.failure = error
-            self._machine.repeats += 1
+            self._machine.reruns += 1
         finally:
             self.ended, self.active = True, False
 
     def _run(self) -> None:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
-        begun_before = disk.read(f"{root}/metadata") is not None
-        self.query_id = self._metadata()
-        if plan.pipeline and begun_before:
-            # As `Pipeline.start` does it.
-            sources = [] if plan.query_source is None else [plan.query_source]
-            logs, record = CheckpointLog(root), plan.driver(self.query_id)
+        is_restart = disk.read(f"{root}/metadata") is not None
+        self.query_id = self._read_or_create_metadata()
+        consumers = [] if plan.consumer is None else [plan.consumer]
+        if plan.pipeline and is_restart:
+            # `Pipeline.start` does the same.
+            logs, sink = CheckpointLog(root), plan.sink_driver(self.query_id)
             if plan.guarantee == "at_least_once":
-                require_not_behind(logs, record)
+                require_not_behind(logs, sink)
             else:
-                catch_up(logs, record, lambda offset: move_consumer(sources, offset))
-        self.expected = expected_epochs([] if plan.query_source is None else [plan.query_source])
-        reader = self._reader()
-        write = self._writer()
-        if plan.available_now:
-            reader.prepareForTriggerAvailableNow()
-        else:
-            reader.getDefaultReadLimit()
-        begun, committed = disk.newest(f"{root}/offsets"), disk.newest(f"{root}/commits")
-        batch = 0 if begun is None else begun
+                catch_up(logs, sink, lambda offset: move_consumer(consumers, offset))
+        self.expected_epochs = expected_epochs(consumers)
+        reader = self._open_reader()
+        write = self._open_writer()
+        reader.getDefaultReadLimit()
+        newest, committed = disk.newest(f"{root}/offsets"), disk.newest(f"{root}/commits")
+        batch = 0 if newest is None else newest
         position: Any = None
-        if begun is not None:
-            position = self._logged(begun - 1) if begun else None
-            if committed != begun:
-                self._batch(reader, write, batch, position, self._logged(begun))
-            position, batch = self._logged(begun), batch + 1
+        if newest is not None:
+            position = self._read_offset(newest - 1) if newest else None
+            if committed != newest:
+                self._run_batch(reader, write, batch, position, self._read_offset(newest))
+            position, batch = self._read_offset(newest), batch + 1
         while True:
             if position is None:
                 position = reader.initialOffset()
             end = reader.latestOffset(position, None)
-            self.owned = True
+            self.owns_consumer = True
             if end == position:
-                if plan.available_now:
-                    return
                 self.idle_at, self.active = end["to"], False
                 self._world.sleep(POLL_SECONDS)
                 self.active = True
@@ -156,125 +155,134 @@ class MicroBatchRun:
             self._log(
                 f"offsets/{batch}", "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(end)])
             )
-            self._batch(reader, write, batch, position, end)
+            self._run_batch(reader, write, batch, position, end)
             position, batch = end, batch + 1
 
-    def _metadata(self) -> str:
+    def _read_or_create_metadata(self) -> str:
+        """Return the id of the query."""
         path = f"{self.plan.checkpoint}/metadata"
-        found = self._disk.read(path)
-        if found is None:
-            found = json.dumps({"id": str(uuid.uuid4())})
-            # Its loss would be that of a whole new checkpoint.
-            with conflicts_told():
-                self._disk.create(path, found.encode())
-        return str(json.loads(found)["id"])
+        content = self._disk.read(path)
+        if content is None:
+            content = json.dumps({"id": str(uuid.uuid4())})
+            # Create it durably: losing this file would mean losing the whole checkpoint.
+            with raise_log_conflicts():
+                self._disk.create(path, content.encode())
+        return str(json.loads(content)["id"])
 
-    def _logged(self, number: int) -> Any:
-        text = self._disk.read(f"{self.plan.checkpoint}/offsets/{number}")
+    def _read_offset(self, batch: int) -> Any:
+        text = self._disk.read(f"{self.plan.checkpoint}/offsets/{batch}")
         if text is None:
-            raise SparkError(f"batch {number} doesn't exist")
+            raise SparkError(f"batch {batch} doesn't exist")
         return json.loads(text.split("\n")[2])
 
     def _log(self, name: str, text: str) -> None:
         self._disk.add(f"{self.plan.checkpoint}/{name}", text)
 
-    def _reader(self) -> QueueStreamReader:
+    def _open_reader(self) -> QueueStreamReader:
         options = self.plan.source
         queue = open_store(options.url).queue(options.queue).record
         return QueueStreamReader(options, queue, source_schema(queue.schema, False))
 
-    def _batch(self, reader: QueueStreamReader, write: Any, batch: int, start: Any, end: Any) -> None:
+    def _run_batch(self, reader: QueueStreamReader, write: Write, batch: int, start: Any, end: Any) -> None:
         if start is None:
             start = reader.initialOffset()
         self.busy = True
-        parts = list(reader.partitions(start, end)) or [None]
-        self.hand = list(zip(pad(start["to"], len(end["to"])), end["to"], strict=False))
-        write(reader, parts, batch)
-        self.hand = None
+        partitions = list(reader.partitions(start, end)) or [None]
+        self.ranges_in_flight = list(zip(pad(start["to"], len(end["to"])), end["to"], strict=False))
+        write(reader, partitions, batch)
+        self.ranges_in_flight = None
         self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         self.busy = False
         latest = json.dumps(reader.reportLatestOffset())
-        self.progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
+        self.last_progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
 
     # The sinks.
 
-    def _writer(self) -> Callable[[QueueStreamReader, list[Any], int], None]:
+    def _open_writer(self) -> Write:
         sink = self.plan.sink
-        return self._table(sink) if isinstance(sink, TableSink) else self._queue(sink)
+        return self._open_table(sink) if isinstance(sink, TableSink) else self._open_queue(sink)
 
-    def _queue(self, options: SinkOptions) -> Callable[[QueueStreamReader, list[Any], int], None]:
-        def write(reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
-            # Spark makes the writer anew for each micro-batch.
+    def _open_queue(self, options: SinkOptions) -> Write:
+        def write(reader: QueueStreamReader, partitions: list[Any], batch: int) -> None:
+            # Spark creates a new writer for each micro-batch.
             record = open_store(options.url).database.run(
                 lambda tx: catalog.find_queue(tx, options.queue), write=False
             )
             writer = QueueStreamWriter(options, record)
-            messages = self._tasks(batch, parts, lambda part: writer.write(_rows(reader, part)))
+            messages = self._run_tasks(
+                batch, partitions, lambda partition: writer.write(_read_selected(reader, partition))
+            )
             writer.commit(messages, batch)
 
         return write
 
-    def _table(self, sink: TableSink) -> Callable[[QueueStreamReader, list[Any], int], None]:
+    def _open_table(self, sink: TableSink) -> Write:
         layout = sink.prepared(self.plan.sink_url, COLUMNS, "append", ())
         writer = TableWriter(
             self.plan.sink_url, layout, sink.name, "append", self.plan.guarantee, self.plan.checkpoint
         )
 
-        def write(reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
-            writer(_Frame(self, reader, parts, batch), batch)  # type: ignore[arg-type]  # what it asks of one
+        def write(reader: QueueStreamReader, partitions: list[Any], batch: int) -> None:
+            writer(_DataFrame(self, reader, partitions, batch), batch)  # type: ignore[arg-type]
 
         return write
 
     # Tasks.
 
-    def _tasks(self, batch: int, parts: list[Any], work: Callable[[Any], Any]) -> list[Any]:
-        """The result of one attempt of each task; a task may have several."""
-        attempts = [self._attempts(batch, number, part, work) for number, part in enumerate(parts)]
+    def _run_tasks(self, batch: int, partitions: list[Any], work: Callable[[Any], Any]) -> list[Any]:
+        """Run a task for each partition; return the result of one attempt of each."""
+        all_attempts = [
+            self._start_attempts(batch, number, partition, work)
+            for number, partition in enumerate(partitions)
+        ]
         results = []
-        for number, mine in enumerate(attempts):
+        for number, attempts in enumerate(all_attempts):
             while True:
-                self._replace_executors(attempts)
-                found = next((each for each in mine if each.done), None)
-                if found is not None:
-                    results.append(found.result)
+                self._replace_executors(all_attempts)
+                successful = next((attempt for attempt in attempts if attempt.done), None)
+                if successful is not None:
+                    results.append(successful.result)
                     break
-                if all(each.failure is not None for each in mine):
-                    if len(mine) >= 3 or not isinstance(mine[-1].failure, Exception):
-                        raise mine[-1].failure
-                    mine.append(self._attempt(batch, number, parts[number], work))
-                self._world.wait(*(each.changed for each in mine), seconds=1.0)
+                if all(attempt.failure is not None for attempt in attempts):
+                    if len(attempts) >= MAX_ATTEMPTS or not isinstance(attempts[-1].failure, Exception):
+                        raise attempts[-1].failure
+                    attempts.append(self._start_attempt(batch, number, partitions[number], work))
+                self._world.wait(*(attempt.changed for attempt in attempts), seconds=1.0)
         return results
 
-    def _replace_executors(self, attempts: list[list[_Attempt]]) -> None:
-        """Start others where they have died: Spark tries their tasks again."""
+    def _replace_executors(self, all_attempts: list[list[_Attempt]]) -> None:
+        """Start new executors if they have died; their tasks fail and are retried."""
         if self.executors.alive:
             return
-        self.executors = self._world.start(f"executors of {self.driver}")
-        self._machine.repeats += 1
-        for each in (attempt for mine in attempts for attempt in mine):
-            if not each.done and each.failure is None:
-                each.failure = SparkError("executor lost")
+        self.executors = self._world.start_process(f"executors of {self.driver}")
+        self._machine.reruns += 1
+        for attempt in (attempt for attempts in all_attempts for attempt in attempts):
+            if not attempt.done and attempt.failure is None:
+                attempt.failure = SparkError("executor lost")
 
-    def _attempts(self, batch: int, number: int, part: Any, work: Callable[[Any], Any]) -> list[_Attempt]:
-        # A twin appends as well where nothing tells repeats.
+    def _start_attempts(
+        self, batch: int, number: int, partition: Any, work: Callable[[Any], Any]
+    ) -> list[_Attempt]:
+        """Start a task, sometimes twice, as speculative execution does."""
+        # With at-least-once, both attempts would append, and the auditor would not expect the repeated rows.
         chance = 0.0 if self.plan.guarantee == "at_least_once" else 0.05
-        twin = self._world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
-        return [self._attempt(batch, number, part, work) for _ in range(1 + twin)]
+        is_speculative = self._world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
+        return [self._start_attempt(batch, number, partition, work) for _ in range(1 + is_speculative)]
 
-    def _attempt(self, batch: int, number: int, part: Any, work: Callable[[Any], Any]) -> _Attempt:
+    def _start_attempt(self, batch: int, number: int, partition: Any, work: Callable[[Any], Any]) -> _Attempt:
         attempt = _Attempt()
 
         def run() -> None:
             try:
-                attempt.result = work(part)
+                attempt.result = work(partition)
                 attempt.done = True
             except Exception as error:
                 attempt.failure = error
-                self._machine.repeats += 1
-            attempt.changed.open()
+                self._machine.reruns += 1
+            attempt.changed.notify_all()
 
         task = self.executors.spawn(run, f"task {batch}.{number}")
-        task.local = {
+        task.spark_properties = {
             "task": number,
             "sql.streaming.queryId": self.query_id,
             "streaming.sql.batchId": str(batch),
@@ -282,36 +290,36 @@ class MicroBatchRun:
         }
         return attempt
 
-    # Its end.
+    # The end of the query.
 
-    def at_rest(self, ends: list[int]) -> bool:
-        """Whether it has nothing more to do."""
+    def is_caught_up(self, ends: list[int]) -> bool:
+        """Return whether the query is idle at or after these ends of the source's partitions."""
         return self.idle_at is not None and all(
-            at >= end for at, end in zip(pad(self.idle_at, len(ends)), ends, strict=False)
+            offset >= end for offset, end in zip(pad(self.idle_at, len(ends)), ends, strict=False)
         )
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Stop it as its user does, in the driver's process."""
-        source, ended = self.plan.query_source, Gate()
+        """Stop the query in the driver's process, as a user does."""
+        consumer, stopped = self.plan.consumer, Signal()
         query = MicroBatchQuery(
-            _StreamingQuery(self),  # type: ignore[arg-type]  # what is asked of one
+            _StreamingQuery(self),  # type: ignore[arg-type]
             self.plan.checkpoint,
-            [] if source is None else [source],
-            expected_epochs=self.expected,
+            [] if consumer is None else [consumer],
+            expected_epochs=self.expected_epochs,
         )
 
         def work() -> None:
             query.stop(timeout)
-            ended.open()
+            stopped.notify_all()
 
         if self.driver.alive:
             self.driver.spawn(work, "stop")
-            self._world.wait(ended, seconds=timeout + 10.0)
+            self._world.wait(stopped, seconds=timeout + 10.0)
         self.driver.kill()
 
 
 class _StreamingQuery:
-    """What PySpark's class of that name says of a run, as far as a pipeline's query asks."""
+    """Replacement for the parts of PySpark's ``StreamingQuery`` that a pipeline's query uses."""
 
     id, runId, name = "id", "run", "simulated"
 
@@ -324,67 +332,70 @@ class _StreamingQuery:
 
     @property
     def lastProgress(self) -> Any:
-        return self._run.progress
+        return self._run.last_progress
 
     @property
     def status(self) -> dict[str, Any]:
         return {"isTriggerActive": self._run.active, "isDataAvailable": self._run.active}
 
     def stop(self) -> None:
-        """Interrupt the query's thread, and end its tasks."""
+        """Interrupt the query's thread and kill its tasks."""
         run = self._run
-        run._machine.repeats += run.busy
+        run._machine.reruns += run.busy
         run.ended = True
         run.executors.kill()
         run._machine.kill_tasks([task for task in run.driver.tasks if task.name == "query" and not task.done])
         for server in run._machine.servers.values():
-            # The process of the reader is a child of Spark's, which ends with the query.
-            server.forget_owners(run.driver)
+            # The reader runs in a child process of Spark, which ends with the query.
+            server.release_owner_locks(run.driver)
 
 
 class _Attempt:
-    """One try of a task."""
+    """Attempt of a task."""
 
     def __init__(self) -> None:
         self.result: Any = None
         self.failure: Exception | None = None
         self.done = False
-        self.changed = Gate()
+        self.changed = Signal()
 
 
-class _Frame:
-    """What a table's writer asks of a micro-batch's DataFrame."""
+class _DataFrame:
+    """Replacement for the parts of a micro-batch's ``DataFrame`` that the writer of a table uses."""
 
-    def __init__(self, run: MicroBatchRun, reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
-        self._run, self._reader, self._parts, self._batch = run, reader, parts, batch
+    def __init__(
+        self, run: MicroBatchRun, reader: QueueStreamReader, partitions: list[Any], batch: int
+    ) -> None:
+        self._run, self._reader, self._partitions, self._batch = run, reader, partitions, batch
 
-    def mapInArrow(self, work: Callable[[Any], Iterator[pa.RecordBatch]], report: str) -> _Frame:
-        self._work = work
+    def mapInArrow(self, func: Callable[[Any], Iterator[pa.RecordBatch]], schema: str) -> _DataFrame:
+        self._func = func
         return self
 
     def collect(self) -> list[Any]:
         from pyspark.sql import Row
 
-        def task(part: Any) -> list[pa.RecordBatch]:
-            rows = (_shaped(batch) for batch in _rows(self._reader, part))
-            return list(self._work(rows))
+        def run_task(partition: Any) -> list[pa.RecordBatch]:
+            batches = (_with_table_columns(batch) for batch in _read_selected(self._reader, partition))
+            return list(self._func(batches))
 
-        batches_by_task = self._run._tasks(self._batch, self._parts, task)
+        batches_by_task = self._run._run_tasks(self._batch, self._partitions, run_task)
         return [Row(**row) for batches in batches_by_task for batch in batches for row in batch.to_pylist()]
 
 
-def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.rename_columns([f"c{place}" for place in range(batch.num_columns)])
+def _with_table_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rename the columns as the writer of a table does."""
+    return batch.rename_columns([f"c{index}" for index in range(batch.num_columns)])
 
 
-def as_selected(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with the key as the query has it, whatever type it has in the queue."""
-    place = batch.schema.get_field_index("key")
-    return batch.set_column(place, KEY, batch.column(place).cast(KEY.type))
+def cast_key(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Cast the key to its type in the query, since a queue's key may have been widened."""
+    index = batch.schema.get_field_index("key")
+    return batch.set_column(index, KEY, batch.column(index).cast(KEY.type))
 
 
-def _rows(reader: QueueStreamReader, part: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, in the columns that the query selects."""
-    if part is not None:
-        for batch in reader.read(part):
-            yield as_selected(batch.select(COLUMNS.names))
+def _read_selected(reader: QueueStreamReader, partition: Any) -> Iterator[pa.RecordBatch]:
+    """Read a partition of the micro-batch, with the columns that the query selects."""
+    if partition is not None:
+        for batch in reader.read(partition):
+            yield cast_key(batch.select(COLUMNS.names))

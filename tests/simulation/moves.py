@@ -1,6 +1,7 @@
-"""What disturbs a query: its processes, servers and runs here, its data in ``data_moves``.
+"""Moves, which are the faults and operations that a schedule injects.
 
-Each is called between two tasks, with random numbers of its own.
+This module has the moves that affect processes, servers and runs; ``data_moves`` has those that change data.
+The scheduler calls a move outside all tasks, with a random generator of its own.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from tests.simulation.data_moves import (
     OTHER_INPUT,
     REWOUND,
     add_columns,
-    advance,
-    foreign,
+    advance_consumer,
+    feed_sink,
     grow_sink,
     grow_source,
     lose_checkpoint,
-    maintain,
+    maintain_store,
     recreate_sink,
     recreate_source,
-    restore,
+    restore_backup,
     restore_checkpoint,
-    seek,
+    seek_consumer,
     take_backup,
-    trim,
+    trim_source,
     widen_columns,
 )
 from tests.simulation.objects import ORPHAN_SECONDS
 from tests.simulation.operator import Operator
-from tests.simulation.scenario import DIVISIONS, Division
-from tests.simulation.scheduler import Aim, Process, Task
+from tests.simulation.scenario import TASK_LIMITS, TaskLimits
+from tests.simulation.scheduler import Breakpoint, Process, Task
 
 Move = Callable[[Operator, random.Random], None]
 
@@ -40,82 +41,80 @@ Move = Callable[[Operator, random.Random], None]
 # Processes.
 
 
-def pause(op: Operator, rng: random.Random) -> None:
-    found = op.some_driver(rng)
-    if found is not None:
-        op.stand_still(found[0], rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
+def pause_driver(op: Operator, rng: random.Random) -> None:
+    chosen = op.choose_driver(rng)
+    if chosen is not None:
+        op.pause(chosen[0], rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
 
 
 def pause_executors(op: Operator, rng: random.Random) -> None:
-    found = op.some_driver(rng)
-    if found is not None:
-        op.stand_still(found[1].executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
+    chosen = op.choose_driver(rng)
+    if chosen is not None:
+        op.pause(chosen[1].executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
 
 
-def crash(op: Operator, rng: random.Random) -> None:
-    found = op.some_driver(rng)
-    if found is not None:
-        found[0].kill()
+def crash_driver(op: Operator, rng: random.Random) -> None:
+    chosen = op.choose_driver(rng)
+    if chosen is not None:
+        chosen[0].kill()
 
 
 def cut_power(op: Operator, rng: random.Random) -> None:
-    """The machine with the driver, the executors and the checkpoint goes off.
-
-    What Spark wrote last may be gone.
-    """
-    op.kill_all()
+    """Cut the power of the machine that has the driver, the executors and the checkpoint."""
+    op.kill_query()
     for server in {op.source, op.sink}:
-        if not server.rows:
-            # Its file is on that machine.
-            op.lose_locks(server)
+        if not server.row_locks:
+            # The SQLite file is on the same machine.
+            op.release_owner_locks(server)
             server.crash()
-    files = rng.randrange(4)
+    max_files = rng.randrange(4)
     if not (op.history.restored and op.scenario.two_stores):
-        # Else only the checkpoint remembers what the restored store had.
-        # Each micro-batch whose commit is gone runs again.
-        op.machine.repeats += op.machine.disk.cut_power(files, f"{op.checkpoint}/commits/")
-    op.may_begin_late()
-    # The sink knows the offset of the last micro-batch only, and only a pipeline asks it; rows may be trimmed
-    # that Spark plans anew.
-    op.may_refuse |= {REWOUND, LOST}
+        # After a restore with two stores, only the checkpoint knows what the restored store had, so keep it.
+        # Each micro-batch whose commit is lost runs again.
+        op.machine.reruns += op.machine.disk.lose_unsynced(max_files, f"{op.checkpoint}/commits/")
+    op.allow_late_start()
+    # The sink knows the offset of its last micro-batch only, and only a pipeline asks for it. Rows of
+    # micro-batches that Spark plans again may have been trimmed.
+    op.expected_conditions |= {REWOUND, LOST}
     if op.scenario.guarantee == "idempotent" or not op.scenario.pipeline:
-        op.may_refuse.add(OTHER_INPUT)
+        op.expected_conditions.add(OTHER_INPUT)
     if op.history.recreated:
-        # The queue that was dropped had what the checkpoint has lost.
-        op.may_refuse.add(CONFLICT)
+        # The ledger of the dropped queue had the offsets that the checkpoint has lost.
+        op.expected_conditions.add(CONFLICT)
 
 
 def pause_producer(op: Operator, rng: random.Random) -> None:
     if op.producers:
-        op.stand_still(rng.choice(op.producers).process, rng.choice([0.3, 4.0, 25.0]))
+        op.pause(rng.choice(op.producers).process, rng.choice([0.3, 4.0, 25.0]))
 
 
 def restart_producer(op: Operator, rng: random.Random) -> None:
-    """A producer has died, or only seems so; somebody else takes its session over."""
+    """Kill or pause a producer and start another process that takes its session over."""
     if op.producers:
         producer = rng.choice(op.producers)
-        _end(op, rng, producer.process)
-        op.later(rng.choice([0.0, 1.0]), producer.restart)
+        _kill_or_pause(op, rng, producer.process)
+        op.run_later(rng.choice([0.0, 1.0]), producer.restart)
 
 
 def restart_program(op: Operator, rng: random.Random) -> None:
+    """Kill or pause a program and start another one."""
     if op.programs:
-        _end(op, rng, rng.choice(op.programs).process)
-        op.run_program()
+        _kill_or_pause(op, rng, rng.choice(op.programs).process)
+        op.start_program()
 
 
-def _end(op: Operator, rng: random.Random, process: Process) -> None:
+def _kill_or_pause(op: Operator, rng: random.Random, process: Process) -> None:
     if rng.random() < 0.5:
         process.kill()
     else:
-        op.stand_still(process, rng.choice([0.3, 4.0, 9.0]))
+        op.pause(process, rng.choice([0.3, 4.0, 9.0]))
 
 
-# A process at one step.
+# Faults at a chosen step.
 
 DRIVER, EXECUTORS, PRODUCER = "driver", "executors", "producer"
 
-PLACES = (
+BREAKPOINTS = (
     (DRIVER, "commit"),
     (DRIVER, "committed on"),
     (DRIVER, "committed on"),
@@ -129,229 +128,242 @@ PLACES = (
     (PRODUCER, "committed on"),
     (PRODUCER, "begin on"),
 )
-_PUTS = ((EXECUTORS, "put"), (EXECUTORS, "put is done"), (PRODUCER, "put"))
-FOLLOWING = {
+_STORAGE_BREAKPOINTS = ((EXECUTORS, "put"), (EXECUTORS, "put is done"), (PRODUCER, "put"))
+FOLLOW_UP_WEIGHTS = {
     "": 1,
-    "trim": 3,
-    "seek": 3,
-    "maintain": 2,
-    "other_engine": 2,
+    "trim_source": 3,
+    "seek_consumer": 3,
+    "maintain_store": 2,
+    "move_to_other_engine": 2,
     "lose_checkpoint": 2,
-    "restore": 2,
+    "restore_backup": 2,
     "recreate_source": 1,
     "grow_source": 1,
     "grow_sink": 2,
-    "advance": 1,
+    "advance_consumer": 1,
     "change_options": 1,
-    "foreign": 1,
+    "feed_sink": 1,
     "add_columns": 1,
     "widen_columns": 1,
     "disconnect": 1,
-    "lose_reply": 1,
-    "stop": 1,
+    "lose_replies": 1,
+    "stop_query": 1,
     "take_over": 1,
 }
-"""What may happen then, and how often of all times."""
+"""The moves that may follow a fault at a breakpoint, with their relative frequencies. "" is no move."""
 
 
-def aim(op: Operator, rng: random.Random) -> None:
-    """A process is killed, or stands still, just where it comes to a step.
+def arm_breakpoint(op: Operator, rng: random.Random) -> None:
+    """Kill or pause a process when it reaches a chosen step, and then make another move.
 
-    Something else happens then, before the query goes on.
+    The breakpoint may skip up to three matching steps first.
     """
-    who, what = rng.choice(PLACES + _PUTS * 2 if op.scenario.objects else PLACES)
-    chances = {kind: chance for kind, chance in FOLLOWING.items() if kind in op.kinds or not kind}
-    left, following = rng.randrange(4), rng.choices(*zip(*chances.items(), strict=True))[0]
+    process_name, label = rng.choice(
+        BREAKPOINTS + _STORAGE_BREAKPOINTS * 2 if op.scenario.object_storage else BREAKPOINTS
+    )
+    weights = {
+        name: weight for name, weight in FOLLOW_UP_WEIGHTS.items() if name in op.enabled_moves or not name
+    }
+    remaining, follow_up = rng.randrange(4), rng.choices(*zip(*weights.items(), strict=True))[0]
 
-    def at(task: Task, step: str) -> bool:
-        nonlocal left
-        if not (task.process.name.startswith(who) and step.startswith(what)):
+    def matches(task: Task, step: str) -> bool:
+        nonlocal remaining
+        if not (task.process.name.startswith(process_name) and step.startswith(label)):
             return False
-        left -= 1
-        return left < 0
+        remaining -= 1
+        return remaining < 0
 
-    op.world.aim = Aim(at, lambda task: _hit(op, rng, who, task.process, following))
+    op.world.breakpoint = Breakpoint(
+        matches, lambda task: _hit_breakpoint(op, rng, process_name, task.process, follow_up)
+    )
 
 
-def _hit(op: Operator, rng: random.Random, who: str, process: Process, following: str) -> None:
-    op.world.note(f"*** {process!r} is hit, and then: {following or 'nothing'}")
-    if who == PRODUCER:
-        _end(op, rng, process)
-        for each in op.producers:
-            if each.process is process:
-                op.later(rng.choice([0.0, 1.0]), each.restart)
+def _hit_breakpoint(
+    op: Operator, rng: random.Random, process_name: str, process: Process, follow_up: str
+) -> None:
+    op.world.note(f"*** {process!r} is at the breakpoint; next move: {follow_up or 'none'}")
+    if process_name == PRODUCER:
+        _kill_or_pause(op, rng, process)
+        for producer in op.producers:
+            if producer.process is process:
+                op.run_later(rng.choice([0.0, 1.0]), producer.restart)
     elif rng.random() < 0.6:
         process.kill()
-        op.halt(rng.choice([0.0, 2.0]))
-    elif who == DRIVER and rng.random() < 0.3:
+        op.suspend_starts(rng.choice([0.0, 2.0]))
+    elif process_name == DRIVER and rng.random() < 0.3:
         cut_power(op, rng)
-        op.halt(2.0)
+        op.suspend_starts(2.0)
     else:
-        op.stand_still(process, rng.choice([4.0, 15.0, 40.0]))
-    if op.scenario.objects and rng.random() < 0.5:
-        # What stands still has written what is an orphan by then.
-        op.later(ORPHAN_SECONDS + 1, lambda: maintain(op, rng))
-    if following:
-        MOVES[following](op, rng)
+        op.pause(process, rng.choice([4.0, 15.0, 40.0]))
+    if op.scenario.object_storage and rng.random() < 0.5:
+        # By then, the objects that a paused process has written count as orphans.
+        op.run_later(ORPHAN_SECONDS + 1, lambda: maintain_store(op, rng))
+    if follow_up:
+        MOVES[follow_up](op, rng)
 
 
 # Servers.
 
 
 def disconnect(op: Operator, rng: random.Random) -> None:
-    """A process loses its connections to a server, with the locks that they hold."""
+    """Break the connections between a driver or its executors and a server, and release their owner locks."""
     server = rng.choice([op.source, op.sink])
-    found = op.some_driver(rng)
-    if found is not None and server.rows:
-        process = rng.choice([found[0], found[1].executors])
-        server.break_all(lambda tx: tx.process is process)
-        op.lose_locks(server, process)
+    chosen = op.choose_driver(rng)
+    if chosen is not None and server.row_locks:
+        process = rng.choice([chosen[0], chosen[1].executors])
+        server.break_connections(lambda tx: tx.process is process)
+        op.release_owner_locks(server, process)
 
 
-def lose_reply(op: Operator, rng: random.Random) -> None:
-    """Transactions in flight commit, and nobody gets the answer."""
+def lose_replies(op: Operator, rng: random.Random) -> None:
+    """Let open transactions commit without a reply to their clients."""
     server = rng.choice([op.source, op.sink])
-    if server.rows:
-        for tx in server.open:
+    if server.row_locks:
+        for tx in server.transactions:
             tx.lose_reply = tx.write
-            # Who may write rows twice tries again.
-            op.machine.repeats += tx.write
+            # With at-least-once, the client may write its rows again.
+            op.machine.reruns += tx.write
 
 
 def restart_server(op: Operator, rng: random.Random) -> None:
-    """In good order, or by a failure of its machine."""
+    """Restart a server, either cleanly or after a crash."""
     server = rng.choice([op.source, op.sink])
-    if server.rows:
-        op.lose_locks(server)
+    if server.row_locks:
+        op.release_owner_locks(server)
         if rng.random() < 0.5:
-            server.break_all(lambda tx: True)
+            server.break_connections(lambda tx: True)
         else:
             server.crash()
 
 
-def clock(op: Operator, rng: random.Random) -> None:
-    jump = rng.choice([-3600.0, -1.0, 60.0, 86400.0 * 400])
-    op.clocks_jumped = True
-    found = op.some_driver(rng)
-    if rng.random() < 0.5 and found is not None:
-        found[0].clock_offset += jump
+def change_system_clock(op: Operator, rng: random.Random) -> None:
+    """Change the clock of a driver or of a server."""
+    seconds = rng.choice([-3600.0, -1.0, 60.0, 86400.0 * 400])
+    op.clocks_changed = True
+    chosen = op.choose_driver(rng)
+    if rng.random() < 0.5 and chosen is not None:
+        chosen[0].clock_offset += seconds
     else:
-        rng.choice([op.source, op.sink]).clock_offset += jump
+        rng.choice([op.source, op.sink]).clock_offset += seconds
 
 
 # The query.
 
 
 def take_over(op: Operator, rng: random.Random) -> None:
-    """A rolling restart: the new query starts, and the old one is stopped once the new one runs.
+    """Start a second driver, possibly with the other engine, and stop the first one a little later.
 
-    The old one may stand still until then, and the new one may be of the other engine.
+    The first driver may be paused meanwhile.
     """
     old = op.current
     if old is None or not old[0].alive:
         return
     if rng.random() < 0.3:
-        op.stand_still(old[0], rng.choice([2.0, 6.0]))
+        op.pause(old[0], rng.choice([2.0, 6.0]))
     if rng.random() < 0.3:
-        other_engine(op, rng)
-    op.start()
-    op.later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old[1].stop())
+        move_to_other_engine(op, rng)
+    op.start_driver()
+    op.run_later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old[1].stop())
 
 
-def stop(op: Operator, rng: random.Random) -> None:
-    """A stop that waits for the end of the micro-batch, mostly, and a start a while later.
+def stop_query(op: Operator, rng: random.Random) -> None:
+    """Stop the query, usually after its current micro-batch, and let it restart.
 
-    It may start on the other engine, or with a new checkpoint.
+    It may restart with the other engine or with a new checkpoint.
     """
     old = op.current
-    if old is None or not old[0].alive or op.halted:
+    if old is None or not old[0].alive or op.starts_suspended:
         return
-    op.halted = True
-    timeout, start_over = rng.choice([30.0, 30.0, 0.0]), rng.random() < 0.2
+    op.starts_suspended = True
+    timeout, uses_new_checkpoint = rng.choice([30.0, 30.0, 0.0]), rng.random() < 0.2
 
     def work() -> None:
         try:
             old[1].stop(timeout)
         finally:
-            op.halted = False
-        if start_over:
+            op.starts_suspended = False
+        if uses_new_checkpoint:
             lose_checkpoint(op, rng)
 
     if rng.random() < 0.5:
-        other_engine(op, rng)
-    op.later(0.0, work)
+        move_to_other_engine(op, rng)
+    op.run_later(0.0, work)
 
 
-def other_engine(op: Operator, rng: random.Random) -> None:
-    """For the next run."""
+def move_to_other_engine(op: Operator, rng: random.Random) -> None:
+    """Use the other engine for the next run."""
     op.switch_engine()
 
 
 def change_options(op: Operator, rng: random.Random) -> None:
-    """For the next run."""
-    op.division = rng.choice([*DIVISIONS, Division(1, 100)])
-    crash(op, rng)
+    """Change the options that split micro-batches into tasks, and crash a driver."""
+    op.task_limits = rng.choice([*TASK_LIMITS, TaskLimits(1, 100)])
+    crash_driver(op, rng)
 
 
-def storage(op: Operator, rng: random.Random) -> None:
-    """Object storage is away, or does what it is asked and answers that it has failed."""
+def suffer_storage_errors(op: Operator, rng: random.Random) -> None:
+    """Let the next requests to object storage fail, or take effect without a reply."""
     bucket = op.machine.bucket
     if rng.random() < 0.5:
-        bucket.failing = rng.choice([1, 3, 40])
+        bucket.failing_requests = rng.choice([1, 3, 40])
     else:
-        bucket.lying = rng.choice([1, 1, 3])
+        bucket.lost_replies = rng.choice([1, 1, 3])
 
 
 MOVES: dict[str, Move] = {
     move.__name__: move
     for move in (
-        pause,
-        crash,
+        pause_driver,
+        crash_driver,
         pause_executors,
         cut_power,
         pause_producer,
         restart_producer,
         restart_program,
-        aim,
+        arm_breakpoint,
         disconnect,
-        lose_reply,
+        lose_replies,
         restart_server,
-        clock,
+        change_system_clock,
         take_over,
-        stop,
-        other_engine,
+        stop_query,
+        move_to_other_engine,
         change_options,
         grow_source,
         grow_sink,
-        foreign,
+        feed_sink,
         add_columns,
         widen_columns,
         recreate_sink,
         recreate_source,
-        maintain,
-        trim,
-        advance,
-        seek,
+        maintain_store,
+        trim_source,
+        advance_consumer,
+        seek_consumer,
         lose_checkpoint,
         restore_checkpoint,
         take_backup,
-        restore,
-        storage,
+        restore_backup,
+        suffer_storage_errors,
     )
 }
-_OFTEN = {
-    "aim": 12,
+"""All moves by name. What a seed does depends on their order here and on the sorted order of the names."""
+
+_WEIGHTS = {
+    "arm_breakpoint": 12,
     "restart_server": 3,
-    "restore": 3,
-    "seek": 3,
+    "restore_backup": 3,
+    "seek_consumer": 3,
     "take_backup": 2,
     "restore_checkpoint": 2,
     "lose_checkpoint": 2,
     "grow_source": 2,
     "grow_sink": 3,
-    "foreign": 2,
+    "feed_sink": 2,
 }
-_NEVER_ALONE = {"other_engine"}
+_ONLY_WITH_OTHERS = {"move_to_other_engine"}
 
-KINDS = tuple(name for name in MOVES if name not in _NEVER_ALONE for _ in range(_OFTEN.get(name, 1)))
-"""What is drawn from."""
+WEIGHTED_MOVES = tuple(
+    name for name in MOVES if name not in _ONLY_WITH_OTHERS for _ in range(_WEIGHTS.get(name, 1))
+)
+"""The names of the moves that a schedule draws from, each as often as its weight."""

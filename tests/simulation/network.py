@@ -1,4 +1,4 @@
-"""Sockets between a driver and its tasks, in memory: sending and receiving are steps."""
+"""In-memory network between a driver and its tasks. Each send and each receive is a step."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.spark.driver_endpoint import Address, DriverNetwork
-from tests.simulation.scheduler import Gate, Process, World
+from tests.simulation.scheduler import Process, Signal, World
 
 
 class Network:
-    """Who listens where."""
+    """Listeners by port."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.listening: dict[int, SimListening] = {}
-        self._ports = 1000
+        self.listeners: dict[int, SimListener] = {}
+        self._last_port = 1000
 
-    def listen(self, listening: SimListening) -> int:
-        self._ports += 1
-        self.listening[self._ports] = listening
-        return self._ports
+    def listen(self, listener: SimListener) -> int:
+        self._last_port += 1
+        self.listeners[self._last_port] = listener
+        return self._last_port
 
     def connect(self, port: int) -> SimConnection:
         self.world.step(f"connect to {port}")
-        there = self.listening.get(port)
-        if there is None or not there.process.alive:
+        listener = self.listeners.get(port)
+        if listener is None or not listener.process.alive:
             raise ConnectionRefusedError(port)
-        mine, other = pair(self.world, self.world.process, there.process)
-        there.accept(other)
-        return mine
+        client, server = connection_pair(self.world, self.world.current_process, listener.process)
+        listener.accept(server)
+        return client
 
 
-class SimListening:
-    """In the place of ``driver_endpoint.AuthenticatedListener``."""
+class SimListener:
+    """Replacement for ``driver_endpoint.AuthenticatedListener``."""
 
     network: Callable[[], Network]
 
@@ -42,7 +42,7 @@ class SimListening:
         network = type(self).network()
         self.closed = False
         self._serve, self._name = serve, name
-        self.process = network.world.process
+        self.process = network.world.current_process
         self.address = Address(at.host, network.listen(self), b"secret")
 
     def accept(self, connection: SimConnection) -> None:
@@ -56,41 +56,41 @@ class SimListening:
 
 
 class SimConnection:
-    """One end of a connection; what is sent arrives in its order, and at once."""
+    """One end of a connection, which delivers messages in order and without delay."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
-        self._arrived: deque[bytes] = deque()
-        self.gate = Gate()
-        self.other: SimConnection | None = None
+        self._received: deque[bytes] = deque()
+        self.changed = Signal()
+        self.peer: SimConnection | None = None
         self.closed = False
 
     def send_bytes(self, message: bytes) -> None:
         self._world.step(f"send {message[:80].decode(errors='replace')}")
-        other = self.other
-        if self.closed or other is None or other.closed:
+        peer = self.peer
+        if self.closed or peer is None or peer.closed:
             raise BrokenPipeError
-        other._arrived.append(message)
-        other.gate.open()
+        peer._received.append(message)
+        peer.changed.notify_all()
 
-    def recv_bytes(self, most: int | None = None) -> bytes:
-        while not self._arrived:
+    def recv_bytes(self, maxlength: int | None = None) -> bytes:
+        while not self._received:
             if self.closed:
                 raise OSError("closed")
-            if self.other is None or self.other.closed:
+            if self.peer is None or self.peer.closed:
                 raise EOFError
-            self._world.wait(self.gate)
+            self._world.wait(self.changed)
         self._world.step("receive")
-        return self._arrived.popleft()
+        return self._received.popleft()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         if not self.readable and timeout:
-            self._world.wait(self.gate, seconds=timeout)
+            self._world.wait(self.changed, seconds=timeout)
         return self.readable
 
     @property
     def readable(self) -> bool:
-        return bool(self._arrived) or self.closed or self.other is None or self.other.closed
+        return bool(self._received) or self.closed or self.peer is None or self.peer.closed
 
     def fileno(self) -> int:
         return id(self)
@@ -101,9 +101,9 @@ class SimConnection:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.gate.open()
-            if self.other is not None:
-                self.other.gate.open()
+            self.changed.notify_all()
+            if self.peer is not None:
+                self.peer.changed.notify_all()
 
     def __enter__(self) -> SimConnection:
         return self
@@ -112,9 +112,11 @@ class SimConnection:
         self.close()
 
 
-def pair(world: World, first: Process, second: Process) -> tuple[SimConnection, SimConnection]:
-    one, two = SimConnection(world, first), SimConnection(world, second)
-    one.other, two.other = two, one
-    first.at_death.append(one.close)
-    second.at_death.append(two.close)
-    return one, two
+def connection_pair(
+    world: World, client_process: Process, server_process: Process
+) -> tuple[SimConnection, SimConnection]:
+    client, server = SimConnection(world, client_process), SimConnection(world, server_process)
+    client.peer, server.peer = server, client
+    client_process.on_exit.append(client.close)
+    server_process.on_exit.append(server.close)
+    return client, server

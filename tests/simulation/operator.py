@@ -1,6 +1,7 @@
-"""Who runs the query.
+"""Operator of the simulated query.
 
-It starts a driver where none is, takes over from one that stands still, and gives up where it is refused.
+The operator creates the queues, starts a driver when none runs, starts a second one when a driver is paused
+for too long, and gives up when the query keeps failing.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from tests.simulation.scenario import (
 from tests.simulation.scheduler import Process
 from tests.simulation.server import Server
 from tests.simulation.virtual import Machine
-from tests.support.auditor import History, Violation
+from tests.support.auditor import History, Snapshot, Violation
 
-PATIENCE = 2.5
-"""Seconds for which a driver may stand still before another one is started."""
-_TRIES = 4
-"""As often in a row a query may be refused, with nothing disturbing it, before its operator gives up."""
+PAUSE_SECONDS = 2.5
+"""How long a driver may be paused before the operator starts another one."""
+_MAX_FAILURES = 4
+"""How often in a row a query may fail without any disturbance before the operator gives up."""
 
-_ORDINARY = {
+_GENERAL_SUBCONDITIONS = {
     "CHECKPOINT_MISMATCH": ("OTHER_SOURCE", "OTHER_CHECKPOINT", "MOVED_WHILE_RUNNING"),
     "OFFSET_CONFLICT": ("CHECKPOINT", "SINK", "ADVANCE"),
     "DATA_LOST": ("TRIMMED",),
@@ -56,86 +57,88 @@ _ORDINARY = {
     "CHECKPOINT_REWOUND": (),
     "QUEUE_NOT_FOUND": (),
 }
-"""What a condition of ``may_refuse`` without a second part allows."""
+"""The subconditions that are expected when ``expected_conditions`` has a condition without a subcondition."""
 
 Run = MicroBatchRun | ContinuousRun
 
 
 @dataclass
 class Backup:
-    """Both stores and the checkpoint, as they were."""
+    """Backup of the stores, the checkpoint and the objects."""
 
     stores: dict[str, tuple[bytes, int]]
     files: dict[str, bytes]
-    planned: bool
-    """Whether the consumer's owner has planned rows that its sink has yet to commit."""
+    has_open_plan: bool
+    """Whether the consumer's owner had planned rows that the sink had not committed yet."""
     objects: dict[str, tuple[bytes, float]]
-    """What its bucket keeps older versions of."""
     taken_at: float
 
 
 @dataclass
-class Late:
-    """What may come late after a seek, from drivers of older checkpoints.
+class LateCommits:
+    """Rows that drivers with older checkpoints may still commit after a seek.
 
-    The sink's store, when it is another one, cannot know yet that what such a driver has planned before is
-    out of date: not until a driver of a newer checkpoint has committed.
+    A sink in another store than the source does not know of the seek until a driver with a newer checkpoint
+    has committed.
     """
 
     drivers: set[Process]
     ids: list[int]
     checkpoint: int
-    """The number of the first newer one."""
+    """The number of the first newer checkpoint."""
 
 
 class Operator:
-    """One query's life."""
+    """Runs a query for the whole schedule."""
+
+    read_snapshot: Callable[[], Snapshot]
+    """Returns what a reader can read at this moment."""
 
     def __init__(
         self, machine: Machine, scenario: Scenario, history: History, source: Server, sink: Server
     ) -> None:
         self.machine, self.world, self.scenario, self.history = machine, machine.world, scenario, history
         self.source, self.sink = source, sink
-        self.process = machine.world.start("operator")
+        self.process = machine.world.start_process("operator")
         self.engine = scenario.engine
-        self.division = scenario.division
-        self.kinds: Collection[str] = ()
-        """The kinds of moves that may be made."""
+        self.task_limits = scenario.task_limits
+        self.enabled_moves: Collection[str] = ()
+        """The names of the moves that may be made."""
         self.checkpoint = "/checkpoint0"
         self.runs: list[tuple[Process, Run]] = []
         self.quiet = False
-        """Whether nothing disturbs any more."""
-        self.refused: Exception | None = None
-        """What the query is refused with, again and again."""
-        self.may_refuse: set[str] = set()
-        """The conditions of refusals that are right, for what has been done."""
+        """Whether all disturbances are over."""
+        self.refusal: Exception | None = None
+        """The error with which the query keeps failing, once the operator has given up."""
+        self.expected_conditions: set[str] = set()
+        """The conditions with which the query may fail, considering the moves so far."""
         self.trimming = False
-        """Whether it trims by hand, which it does once at a time."""
-        self.passed: set[int] = set()
-        """Ids past which programs have moved the query's consumer, or that went with a dropped queue."""
+        """Whether a manual trim is in progress."""
+        self.skipped: set[int] = set()
+        """The ids that programs took through the query's consumer, or that a dropped queue had."""
         self.producers: list[Producer] = []
         self.programs: list[Program] = []
         self.backup: Backup | None = None
         self._column_changes: list[tuple[Server, Callable[[Any], None]]] = []
-        self.clocks_jumped = False
-        self.prepared = False
-        self.late: list[Late] = []
+        self.clocks_changed = False
+        self.is_set_up = False
+        self.late_commits: list[LateCommits] = []
         if scenario.two_stores:
-            sink.committed = self._committed_late
-        self.loose: set[Process] = set()
-        """Drivers that may have lost the lock of their consumer."""
-        self.waiting = 0
-        """How many producers are about to begin."""
-        self.halted = False
-        """Whether no driver is started for now."""
-        self._halted_until = 0.0
-        self._ids = 20_000
-        self._refusals = 0
+            sink.on_ledger_commit = self._allow_late_commit
+        self.maybe_unlocked: set[Process] = set()
+        """The drivers that may have lost the owner lock of their consumer."""
+        self._scheduled_producers = 0
+        self.starts_suspended = False
+        """Whether the operator starts no drivers for now."""
+        self._starts_suspended_until = 0.0
+        self._last_ids = 20_000
+        self._failures = 0
         self.checkpoints = 0
 
-    # Before anything is disturbed.
+    # Setup.
 
-    def prepare(self) -> None:
+    def set_up(self) -> None:
+        """Create the queues and consumers, and start the producers, the programs and the query."""
         scenario = self.scenario
 
         def work() -> None:
@@ -147,27 +150,30 @@ class Operator:
             self.create_source(store)
             if scenario.sink != "table":
                 self.create_sink(open_store(self.sink.url))
-            self.backup, self.prepared = self.copied(), True
-            self.produce_later(scenario.quiet_start, 0, scenario.appends)
+            self.backup, self.is_set_up = self.create_backup(), True
+            self.start_producer_later(scenario.first_append_delay, 0, scenario.appends)
             for _ in range(scenario.programs):
-                self.run_program()
+                self.start_program()
             self.process.spawn(self._supervise, "supervise")
-            if scenario.maintained:
-                self.process.spawn(self.maintain_on, "maintain")
+            if scenario.background_maintenance:
+                self.process.spawn(self._maintain_in_background, "maintain")
 
         self.process.spawn(work, "prepare")
 
     def create_source(self, store: Any) -> None:
-        self._create(store, SOURCE, self.scenario.source_partitions)
-        self.register(store)
+        self._create_queue(store, SOURCE, self.scenario.source_partitions)
+        self.register_consumers(store)
 
     def create_sink(self, store: Any) -> None:
         key = ("key",) if self.scenario.sink == "keyed" else ()
-        self._create(store, SINK, self.scenario.sink_partitions, key)
+        self._create_queue(store, SINK, self.scenario.sink_partitions, key)
 
-    def _create(self, store: Any, name: str, partitions: int, key: Sequence[str] = ()) -> None:
-        """Create a queue; whoever has restored a backup keeps it. While object storage fails, try again."""
-        payloads = LOCATION if self.scenario.objects else None
+    def _create_queue(self, store: Any, name: str, partitions: int, key: Sequence[str] = ()) -> None:
+        """Create a queue, retrying while object storage fails.
+
+        A restored store must first take over the objects of its backup.
+        """
+        payloads = LOCATION if self.scenario.object_storage else None
         while True:
             with suppress(CommitOutcomeUnknownError):
                 try:
@@ -178,27 +184,27 @@ class Operator:
                     self.world.sleep(0.5)
                     continue
                 except StoreError as error:
-                    if not self._is_to_be_kept(error):
+                    if not self._must_take_over(error):
                         raise
-                    self._clean_up(store, take_over=True)
+                    self._clean_up_objects(store, take_over=True)
                     continue
             return
 
-    def _is_to_be_kept(self, error: StoreError) -> bool:
-        """Whether a store is refused as a copy that was restored here: whoever restores a backup keeps it."""
+    def _must_take_over(self, error: StoreError) -> bool:
+        """Return whether a restored store must first take over the objects of its backup."""
         return error.condition == "STORE_ERROR.OBJECTS_OF_A_COPY" and self._has_restored()
 
     def _has_restored(self) -> bool:
         return any(server.restores for server in (self.source, self.sink))
 
-    def _clean_up(self, store: Any, *, take_over: bool) -> None:
+    def _clean_up_objects(self, store: Any, *, take_over: bool) -> None:
         clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=take_over)
 
     def create_missing(self, *, columns: bool) -> None:
-        """Create what a restored backup lacks: a queue that was being recreated, and perhaps columns."""
+        """Create the queues that a restored backup lacks, and its columns if ``columns`` is set."""
         source, sink = open_store(self.source.url), open_store(self.sink.url)
         if SOURCE in source.queues():
-            self.register(source)
+            self.register_consumers(source)
         else:
             self.create_source(source)
         if self.scenario.sink != "table" and SINK not in sink.queues():
@@ -207,21 +213,21 @@ class Operator:
             change(open_store(server.url))
 
     def change_columns(self, server: Server, change: Callable[[Any], None]) -> None:
-        """Add columns to a queue or widen them, perhaps again when an older backup is restored."""
+        """Add or widen columns of a queue, now and possibly again after a restore."""
         self._column_changes.append((server, change))
         self.with_store(server, change)
 
-    def register(self, store: Any) -> None:
-        """Register the consumers on a new source."""
+    def register_consumers(self, store: Any) -> None:
+        """Register the consumers for the source."""
         if self.scenario.consumer:
             store.consumer(CONSUMER).register(SOURCE, vital=self.scenario.vital)
         if self.scenario.programs:
             store.consumer(PROGRAM).register(SOURCE, vital=True)
 
-    def run_program(self) -> None:
+    def start_program(self) -> None:
         self.programs.append(Program(self.machine, self.history, self.source.url))
 
-    def produce(self, queue: str, first: int, appends: int) -> None:
+    def start_producer(self, queue: str, first_id: int, appends: int) -> None:
         url = (self.source if queue == SOURCE else self.sink).url
         by_key = queue == SINK and self.scenario.sink == "keyed"
         self.producers.append(
@@ -230,61 +236,63 @@ class Operator:
                 self.history,
                 url,
                 queue,
-                first=first,
+                first_id=first_id,
                 appends=appends,
-                most=self.scenario.rows_per_append,
+                max_rows_per_append=self.scenario.max_rows_per_append,
                 by_key=by_key,
             )
         )
 
-    def produce_later(self, seconds: float, first: int, appends: int) -> None:
-        """Begin to append to the source in so many seconds."""
+    def start_producer_later(self, seconds: float, first_id: int, appends: int) -> None:
+        """Start a producer of the source after some seconds."""
         if not seconds:
-            self.produce(SOURCE, first, appends)
+            self.start_producer(SOURCE, first_id, appends)
             return
-        self.waiting += 1
+        self._scheduled_producers += 1
 
-        def begin() -> None:
-            self.waiting -= 1
-            self.produce(SOURCE, first, appends)
+        def start() -> None:
+            self._scheduled_producers -= 1
+            self.start_producer(SOURCE, first_id, appends)
 
-        self.world.later(seconds, begin)
+        self.world.call_later(seconds, start)
 
     @property
-    def producing(self) -> bool:
-        """Whether rows still come."""
-        return bool(self.waiting) or not all(each.ended for each in self.producers)
+    def is_producing(self) -> bool:
+        """Whether producers will append more rows."""
+        return bool(self._scheduled_producers) or not all(producer.finished for producer in self.producers)
 
-    # Keeping it going.
+    # Supervision.
 
     @property
     def current(self) -> tuple[Process, Run] | None:
+        """The driver that was started last, and its run."""
         return self.runs[-1] if self.runs else None
 
     def _supervise(self) -> None:
-        still = 0.0
-        while self.refused is None:
+        paused_seconds = 0.0
+        while self.refusal is None:
             current = self.current
-            if self.halted or self.world.now < self._halted_until:
+            if self.starts_suspended or self.world.now < self._starts_suspended_until:
                 pass
             elif current is None or not current[0].alive or current[1].ended:
-                self._note_end(current)
-                if self.refused is None:
-                    self.start()
-                still = 0.0
+                self._handle_end(current)
+                if self.refusal is None:
+                    self.start_driver()
+                paused_seconds = 0.0
             elif current[0].paused:
-                still += 0.5
-                if still > PATIENCE:
-                    self.start()
-                    still = 0.0
+                paused_seconds += 0.5
+                if paused_seconds > PAUSE_SECONDS:
+                    self.start_driver()
+                    paused_seconds = 0.0
             self.world.sleep(0.5)
 
-    def _note_end(self, current: tuple[Process, Run] | None) -> None:
+    def _handle_end(self, current: tuple[Process, Run] | None) -> None:
+        """Count the failures of the query, and give up after too many."""
         failure = None if current is None else current[1].failure
         if current is not None:
             current[0].kill()
         if failure is None:
-            self._refusals = 0
+            self._failures = 0
             return
         self.world.note(f"the query has failed: {type(failure).__name__}: {failure}")
         if not isinstance(failure, PenstockError | SparkError):
@@ -292,42 +300,45 @@ class Operator:
         if not self.history.disturbed:
             raise Violation("failed", f"nothing disturbed the query: {type(failure).__name__}: {failure}")
         if not self.quiet:
-            self._refusals = 0
+            self._failures = 0
         elif not isinstance(failure, OwnerFencedError):
-            # A suspended driver that wakes up may fence this one once: another try does.
-            self._refusals += 1
-        # Nobody goes on trying until rows have come again where the lost ones were.
-        behind = getattr(failure, "condition", "").endswith("_BEHIND") and self.history.restored
-        if self._refusals >= _TRIES or behind:
-            self.refused = failure
+            # A driver that resumes after a pause may fence this one, but only once.
+            self._failures += 1
+        # A real operator would not keep trying until new rows have taken the place of the lost ones.
+        is_behind = getattr(failure, "condition", "").endswith("_BEHIND") and self.history.restored
+        if self._failures >= _MAX_FAILURES or is_behind:
+            self.refusal = failure
 
-    def allows(self, condition: str) -> bool:
-        """Whether it is right that the query is refused with a condition."""
-        family, _, part = condition.partition(".")
-        return condition in self.may_refuse or (family in self.may_refuse and part in _ORDINARY[family])
+    def is_expected(self, condition: str) -> bool:
+        """Return whether the query may fail with this condition."""
+        general, _, subcondition = condition.partition(".")
+        return condition in self.expected_conditions or (
+            general in self.expected_conditions and subcondition in _GENERAL_SUBCONDITIONS[general]
+        )
 
-    def halt(self, seconds: float) -> None:
-        """Start no driver for a while."""
-        self._halted_until = self.world.now + seconds
+    def suspend_starts(self, seconds: float) -> None:
+        """Start no drivers for some seconds."""
+        self._starts_suspended_until = self.world.now + seconds
 
-    def start(self) -> None:
-        alone = not any(other.alive for other, _ in self.runs)
-        if self.scenario.switches and self.runs and alone and self.machine.random.random() < 0.5:
+    def start_driver(self) -> None:
+        is_only_driver = not any(other.alive for other, _ in self.runs)
+        may_switch = self.scenario.switches_engine and self.runs and is_only_driver
+        if may_switch and self.machine.random.random() < 0.5:
             self.switch_engine()
-        driver = self.world.start("driver")
-        plan = self.scenario.plan(self.source.url, self.sink.url, self.checkpoint, self.engine, self.division)
-        kind = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
-        run: Run = kind(self.machine, driver, plan)
-        if not alone:
-            # Another driver may have the lock for now, and both may write the same rows.
-            self.loose.add(driver)
-            self.machine.repeats += 1
+        driver = self.world.start_process("driver")
+        plan = self.scenario.plan(self.source.url, self.sink.url, self.checkpoint, self.task_limits)
+        run_class = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
+        run: Run = run_class(self.machine, driver, plan)
+        if not is_only_driver:
+            # The other driver may still hold the lock, and both may write the same rows.
+            self.maybe_unlocked.add(driver)
+            self.machine.reruns += 1
         self.runs.append((driver, run))
         self.world.note(f"{driver!r} starts, {self.engine}")
         driver.spawn(run.run, "query")
 
     def switch_engine(self) -> None:
-        """Let the next run be of the other engine, where that can take the query over."""
+        """Use the other engine for the next run, if it supports the query."""
         if (
             self.scenario.pipeline
             and self.scenario.guarantee != "idempotent"
@@ -336,144 +347,154 @@ class Operator:
             self.engine = CONTINUOUS if self.engine == MICRO_BATCH else MICRO_BATCH
 
     @property
-    def committed(self) -> bool:
-        """Whether the query has committed anything with the checkpoint that it has now."""
+    def has_committed(self) -> bool:
+        """Whether the query has committed anything with its current checkpoint."""
         return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
 
-    def pass_over(self, ids: set[int]) -> None:
-        """Note rows that the sink may lack from now on, whatever is found out later."""
-        self.history.may_lack |= ids
-        self.passed |= ids
+    def allow_skipped(self, ids: set[int]) -> None:
+        """Allow the sink to lack rows from now on, also if a later move would require them again."""
+        self.history.may_be_missing |= ids
+        self.skipped |= ids
 
-    def may_begin_late(self) -> None:
-        """A query that has committed nothing, by its checkpoint, begins at the first row that is left."""
-        if not self.committed and not self.scenario.consumer:
-            self.history.may_lack |= self.history.trimmed
+    def allow_late_start(self) -> None:
+        """Allow a query without a commit in its checkpoint to start after the trimmed rows."""
+        if not self.has_committed and not self.scenario.consumer:
+            self.history.may_be_missing |= self.history.trimmed
 
-    def in_hand(self) -> list[tuple[int, int]] | None:
-        """The range of each partition that a micro-batch reads.
+    def ranges_in_flight(self) -> list[tuple[int, int]] | None:
+        """Return the range of each partition in the current micro-batch.
 
-        Its driver runs undisturbed and owns the consumer. The object is the same all the while.
+        The result is None unless the driver is running and owns the consumer. It is the same object for as
+        long as the same micro-batch runs.
         """
         if self.current is None:
             return None
         driver, run = self.current
-        alive = driver.alive and not driver.paused and driver in self.source.owners.values()
-        return run.hand if alive and isinstance(run, MicroBatchRun) else None
+        is_owner = driver.alive and not driver.paused and driver in self.source.owner_locks.values()
+        return run.ranges_in_flight if is_owner and isinstance(run, MicroBatchRun) else None
 
     def owner(self) -> Process | None:
-        """The driver that has owned the consumer ever since it took it over, and runs."""
+        """Return the driver if it is running and has certainly held the owner lock since it took over."""
         if self.current is None or not self.scenario.consumer:
             return None
         driver, run = self.current
-        runs = driver.alive and not driver.paused and run.owned and not run.ended and not self.halted
-        return driver if runs and driver not in self.loose else None
+        is_running = (
+            driver.alive
+            and not driver.paused
+            and run.owns_consumer
+            and not run.ended
+            and not self.starts_suspended
+        )
+        return driver if is_running and driver not in self.maybe_unlocked else None
 
-    def lose_locks(self, server: Server, process: Process | None = None) -> None:
-        """The connections with the locks of a process, or of all, are gone."""
-        self.loose.update(driver for driver, _ in self.runs if process in (None, driver))
+    def release_owner_locks(self, server: Server, process: Process | None = None) -> None:
+        """Release the owner locks of one process or of all, as lost connections do."""
+        self.maybe_unlocked.update(driver for driver, _ in self.runs if process in (None, driver))
         if process is None:
-            server.owners.clear()
+            server.owner_locks.clear()
         else:
-            server.forget_owners(process)
+            server.release_owner_locks(process)
 
-    def at_rest(self, ends: list[int]) -> bool:
-        """Whether the query says that it has nothing more to do, where the source's partitions end so."""
+    def is_caught_up(self, ends: list[int]) -> bool:
+        """Return whether the query reports that it has processed the source up to these ends."""
         current = self.current
         return (
             current is not None
-            and not self.halted
+            and not self.starts_suspended
             and current[0].alive
             and not current[0].paused
             and not current[1].executors.paused
-            and current[1].at_rest(ends)
+            and current[1].is_caught_up(ends)
         )
 
-    def _committed_late(self, process: Process) -> None:
-        """A process has committed to the sink's own store."""
+    def _allow_late_commit(self, process: Process) -> None:
+        """Allow the repeats of a driver with an older checkpoint that has just committed to the sink."""
         run = next((run for driver, run in self.runs if driver is process), None)
-        if run is None or not self.late:
+        if run is None or not self.late_commits:
             return
         number = int(run.plan.checkpoint.removeprefix("/checkpoint"))
-        self.late = [each for each in self.late if number < each.checkpoint]
-        for each in self.late:
-            if process in each.drivers:
-                self.history.repeats.update(each.ids)
-                each.ids = []
+        self.late_commits = [late for late in self.late_commits if number < late.checkpoint]
+        for late in self.late_commits:
+            if process in late.drivers:
+                self.history.allowed_repeats.update(late.ids)
+                late.ids = []
 
-    def maintain_on(self) -> None:
-        """As every store is looked after in the background, until the end is only waited for."""
+    def _maintain_in_background(self) -> None:
+        """Maintain both stores until all disturbances are over."""
         while not self.quiet:
             self.world.sleep(2.0)
             for server in (self.source, self.sink):
                 with suppress(PenstockError):
-                    self.tend(open_store(server.url), timedelta(days=1))
+                    self.maintain(open_store(server.url), timedelta(days=1))
 
-    def tend(self, store: Any, older: timedelta) -> None:
-        """Merge segments, apply retention, and clean up what was staged so long ago."""
-        # A restored store may not compact objects before it is said that it is kept.
+    def maintain(self, store: Any, older_than: timedelta) -> None:
+        """Clean up objects, compact segments, apply retention, and delete rows that were staged long ago."""
+        # A restored store may not compact objects before it has taken over those of its backup.
         try:
-            self._clean_up(store, take_over=self._has_restored())
+            self._clean_up_objects(store, take_over=self._has_restored())
         except StoreError as error:
-            # It may have been restored since then.
-            if not self._is_to_be_kept(error):
+            # The store may have been restored during the cleanup.
+            if not self._must_take_over(error):
                 raise
-            self._clean_up(store, take_over=True)
+            self._clean_up_objects(store, take_over=True)
         for name in store.queues():
             record = store.queue(name).record
             compact.compact_all(store.database, record, range(record.partitions))
             maintain_partitions(store.database, record, range(record.partitions))
-        clean_staging(store.database, older)
+        clean_staging(store.database, older_than)
 
-    reader: Callable[[], Any]
-    """What everybody can read at this moment."""
+    # Helpers of the moves.
 
-    # Help for those who disturb it.
-
-    def some_driver(self, rng: random.Random) -> tuple[Process, Run] | None:
+    def choose_driver(self, rng: random.Random) -> tuple[Process, Run] | None:
+        """Choose a driver that is alive, with its run."""
         alive = [pair for pair in self.runs if pair[0].alive]
         return rng.choice(alive) if alive else None
 
-    def stand_still(self, process: Process, seconds: float) -> None:
+    def pause(self, process: Process, seconds: float) -> None:
         process.paused_until = self.world.now + seconds
         for server in {self.source, self.sink}:
-            server.stands_still(process)
+            server.on_process_pause(process)
 
-    def kill_all(self) -> None:
-        """End every driver with its executors."""
+    def kill_query(self) -> None:
+        """Kill every driver and its executors."""
         for driver, run in self.runs:
             driver.kill()
             run.executors.kill()
 
-    def new_checkpoint(self) -> None:
+    def use_new_checkpoint(self) -> None:
+        """Use an empty checkpoint for the next run."""
         self.checkpoints += 1
         self.checkpoint = f"/checkpoint{self.checkpoints}"
 
-    def copied(self) -> Backup:
+    def create_backup(self) -> Backup:
         stores = {server.url: server.backup() for server in {self.source, self.sink}}
         objects = dict(self.machine.bucket.objects)
-        return Backup(stores, dict(self.machine.disk.files), self.source.planned(), objects, self.world.now)
+        return Backup(
+            stores, dict(self.machine.disk.files), self.source.has_open_plan(), objects, self.world.now
+        )
 
-    def fresh_ids(self) -> int:
-        self._ids += 1000
-        return self._ids
+    def allocate_ids(self) -> int:
+        """Return the first of 1,000 unused ids."""
+        self._last_ids += 1000
+        return self._last_ids
 
-    def later(self, seconds: float, work: Callable[[], None]) -> None:
-        """Do something in a task of its own."""
+    def run_later(self, seconds: float, work: Callable[[], None]) -> None:
+        """Run a function in a task of the operator after some seconds."""
 
         def run() -> None:
             self.world.sleep(seconds)
             try:
                 work()
             except (PenstockError, SparkError) as error:
-                self.world.note(f"the operator gets: {error}")
+                self.world.note(f"the operator got an error: {error}")
 
         self.process.spawn(run, "operate")
 
     def with_store(self, server: Server, work: Callable[[Any], None]) -> None:
-        self.later(0.0, lambda: work(open_store(server.url)))
+        """Run a function in a task of the operator, with the store of a server."""
+        self.run_later(0.0, lambda: work(open_store(server.url)))
 
-    def disturb(self, move: Callable[[Operator, random.Random], None], seed: int) -> None:
+    def apply_move(self, move: Callable[[Operator, random.Random], None], seed: int) -> None:
         self.world.note(f"*** {move.__name__} ({seed})")
         self.history.disturbed = True
         move(self, random.Random(seed))

@@ -1,6 +1,6 @@
-"""What a schedule is about: stores, queues, a query, producers.
+"""Scenario of a schedule: the stores, queues, query, producers and programs that it begins with.
 
-They are drawn from its choices, and are the simplest where those are 0.
+A scenario is drawn from the schedule's choices. Choice 0 is always the simplest alternative.
 """
 
 from __future__ import annotations
@@ -16,40 +16,44 @@ from tests.simulation.micro_batch import KEY, Plan
 from tests.simulation.scheduler import Choices
 
 SCHEMA = pa.schema([("id", pa.int64()), KEY])
-WIDER = pa.field("key", pa.int64())
-"""What the key may become."""
+WIDER_KEY = pa.field("key", pa.int64())
+"""The type to which a queue's key may be widened."""
 SOURCE, SINK, TABLE, CONSUMER, PROGRAM = "source", "sink", "totals", "billing", "reports"
-ADDED = "note"
-"""A column that a queue may get later, which the query does not select."""
-FOREIGN = 1_000_000
-"""From here on ids are those of producers that append to the sink themselves."""
+ADDED_COLUMN = "note"
+"""A column that a queue may get later, and that the query does not select."""
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 
 
-class Division(NamedTuple):
-    """How a micro-batch is divided into tasks."""
+class TaskLimits(NamedTuple):
+    """Options that decide how a micro-batch is split into tasks."""
 
     rows_per_task: int
     max_tasks: int
 
 
-DIVISIONS = Division(4, 100), Division(2, 100), Division(100, 100), Division(3, 1), Division(100, 1)
+TASK_LIMITS = (
+    TaskLimits(4, 100),
+    TaskLimits(2, 100),
+    TaskLimits(100, 100),
+    TaskLimits(3, 1),
+    TaskLimits(100, 1),
+)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """The query and its surroundings, as they begin."""
+    """Initial state of the query and everything around it."""
 
     engine: str
     pipeline: bool
-    """Whether a pipeline starts the micro-batches, or ``writeStream``.
+    """Whether a pipeline starts the micro-batches, rather than ``writeStream``.
 
-    A pipeline looks up what the sink has before that.
+    A pipeline first compares the checkpoint with the sink.
     """
     two_stores: bool
-    rows: bool
-    """Whether the stores lock rows, as PostgreSQL does."""
+    row_locks: bool
+    """Whether the stores lock rows, as PostgreSQL does, rather than the whole file."""
     consumer: bool
     vital: bool
     sink: str
@@ -58,68 +62,66 @@ class Scenario:
     source_partitions: int
     sink_partitions: int
     appends: int
-    rows_per_append: int
-    """At the most."""
-    available_now: bool
-    max_rows: int | None
-    division: Division
+    max_rows_per_append: int
+
+    max_rows_per_trigger: int | None
+    task_limits: TaskLimits
     fail_on_data_loss: bool
-    maintained: bool
-    """Whether segments are merged and staging is cleaned up all the while."""
-    quiet_start: float
-    """Seconds before anything is appended."""
-    switches: bool
-    """Whether each run may be of the other engine than the one before it."""
-    objects: bool
-    """Whether larger appends are in object storage."""
+    background_maintenance: bool
+    """Whether a background task compacts segments and cleans up staged rows."""
+    first_append_delay: float
+    """Seconds before the first append."""
+    switches_engine: bool
+    """Whether each restart may switch to the other engine."""
+    object_storage: bool
+    """Whether larger appends are kept in object storage."""
     programs: int
-    """How many Python programs compete for the source's rows, through a consumer of their own."""
+    """How many Python programs compete for the source's rows through a consumer of their own."""
 
     @classmethod
-    def drawn(cls, choices: Choices) -> Scenario:
-        def one(name: str, *values: object) -> object:
+    def draw(cls, choices: Choices) -> Scenario:
+        def choose(name: str, *values: object) -> object:
             return values[choices.draw(name, len(values))]
 
-        engine = one("engine", MICRO_BATCH, CONTINUOUS)
-        sink = one("sink", "queue", "keyed", "table")
+        engine = choose("engine", MICRO_BATCH, CONTINUOUS)
+        sink = choose("sink", "queue", "keyed", "table")
         guarantees = ["exactly_once", "exactly_once", "exactly_once", "at_least_once"]
         if engine == MICRO_BATCH and sink != "table":
             guarantees.append("idempotent")
         return cls(
             engine=engine,
-            pipeline=engine == CONTINUOUS or bool(one("pipeline", True, True, False)),
-            two_stores=bool(one("stores", False, True)),
-            rows=bool(one("rows", False, True)),
-            consumer=bool(one("consumer", True, True, False)),
-            vital=bool(one("vital", True, True, False)),
+            pipeline=engine == CONTINUOUS or bool(choose("pipeline", True, True, False)),
+            two_stores=bool(choose("stores", False, True)),
+            row_locks=bool(choose("rows", False, True)),
+            consumer=bool(choose("consumer", True, True, False)),
+            vital=bool(choose("vital", True, True, False)),
             sink=sink,
-            guarantee=one("guarantee", *guarantees),
-            source_partitions=one("source partitions", 1, 2),
-            sink_partitions=one("sink partitions", 1, 2, 3),
-            appends=one("appends", 2, 4, 8, 14),
-            rows_per_append=one("rows per append", 3, 3, 12),
-            available_now=False,
-            max_rows=one("max rows", None, 3, 7),
-            division=one("division", *DIVISIONS),
-            fail_on_data_loss=bool(one("fail on data loss", True, True, False)),
-            maintained=bool(one("maintained", False, False, True)),
-            quiet_start=one("quiet start", 0.0, 0.0, 4.0),
-            switches=bool(one("switches", False, False, True)),
-            programs=one("programs", 0, 0, 0, 0, 1, 2),
-            objects=bool(one("objects", False, False, True)),
+            guarantee=choose("guarantee", *guarantees),
+            source_partitions=choose("source partitions", 1, 2),
+            sink_partitions=choose("sink partitions", 1, 2, 3),
+            appends=choose("appends", 2, 4, 8, 14),
+            max_rows_per_append=choose("rows per append", 3, 3, 12),
+            max_rows_per_trigger=choose("max rows", None, 3, 7),
+            task_limits=choose("division", *TASK_LIMITS),
+            fail_on_data_loss=bool(choose("fail on data loss", True, True, False)),
+            background_maintenance=bool(choose("maintained", False, False, True)),
+            first_append_delay=choose("quiet start", 0.0, 0.0, 4.0),
+            switches_engine=bool(choose("switches", False, False, True)),
+            programs=choose("programs", 0, 0, 0, 0, 1, 2),
+            object_storage=bool(choose("objects", False, False, True)),
         )
 
-    def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, division: Division) -> Plan:
-        """One run of the query."""
+    def plan(self, source_url: str, sink_url: str, checkpoint: str, task_limits: TaskLimits) -> Plan:
+        """Return the options of a run of the query."""
         source = SourceOptions(
             source_url,
             SOURCE,
             consumer=CONSUMER if self.consumer else None,
             fail_on_data_loss=self.fail_on_data_loss,
-            rows_per_task=division.rows_per_task,
-            max_tasks=division.max_tasks,
-            max_rows_per_trigger=self.max_rows,
-            # As a pipeline says to its source.
+            rows_per_task=task_limits.rows_per_task,
+            max_tasks=task_limits.max_tasks,
+            max_rows_per_trigger=self.max_rows_per_trigger,
+            # A pipeline sets this option of its source.
             moved_by_sink=self.pipeline and self.guarantee != "at_least_once" and not self.two_stores,
         )
         sink: SinkOptions | TableSink
@@ -127,4 +129,4 @@ class Scenario:
             sink = TableSink(TABLE, url=sink_url)
         else:
             sink = SinkOptions(sink_url, SINK, self.guarantee, max_rows_per_write=3, checkpoint=checkpoint)
-        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.available_now, self.pipeline)
+        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.pipeline)

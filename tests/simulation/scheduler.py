@@ -1,8 +1,8 @@
-"""Simulated processes that take turns on one thread, in an order that a seed decides.
+"""Deterministic scheduler for simulated processes, driven by the random decisions of a seed.
 
-Every process is made of tasks, which are greenlets. A task runs until it reaches a step (a statement, an
-operation on a file, a message) or has to wait; there the scheduler may choose another task, and may be asked
-to do something to a process: pause, kill.
+A process consists of tasks, which are greenlets on one thread. A task runs until it reaches a step (a SQL
+statement, a file operation, a message) or has to wait. The scheduler may then switch to another task, and
+fault injection may pause or kill a process.
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ STEP_SECONDS = 0.0005
 
 
 class Choices:
-    """The decisions of a schedule: drawn from a seed, or replayed from those that were recorded.
+    """Decisions of a schedule, either drawn from a seed or replayed from a record.
 
-    A decision is a number, and 0 is always the one that disturbs least. Only the others are recorded, by
-    where they were made, so that a schedule is made simpler by leaving some of them out.
+    A decision is a number, and 0 is always the least disruptive one. Only decisions other than 0 are
+    recorded, under the name of the place that asked for them, so leaving some out gives a simpler schedule.
 
     Parameters
     ----------
     seed
-        Where decisions that are not replayed come from.
+        The seed of decisions that are not replayed.
     replayed
-        What was recorded; None for a new schedule.
+        The recorded decisions; None for a new schedule.
     """
 
     def __init__(self, seed: int, replayed: dict[str, int] | None = None) -> None:
         self._random = random.Random(seed)
         self._replayed = replayed
-        self.made: dict[str, int] = {}
+        self.recorded: dict[str, int] = {}
 
     def draw(self, where: str, count: int, chance: float = 1.0) -> int:
-        """A number below ``count``; 0 unless something of this chance happens."""
+        """Return a random number below ``count`` with this probability, and 0 otherwise."""
         if self._replayed is not None:
-            found = self._replayed.get(where, 0)
-            found = found % count if count else 0
+            choice = self._replayed.get(where, 0)
+            choice = choice % count if count else 0
         else:
-            drawn = self._random.random() < chance
-            found = self._random.randrange(count) if drawn and count > 1 else 0
-        if found:
-            self.made[where] = found
-        return found
+            happens = self._random.random() < chance
+            choice = self._random.randrange(count) if happens and count > 1 else 0
+        if choice:
+            self.recorded[where] = choice
+        return choice
 
 
-class Gate:
-    """What tasks wait at until somebody opens it for all of them."""
+class Signal:
+    """Wakes every task that waits for it."""
 
     __slots__ = ("waiting",)
 
     def __init__(self) -> None:
         self.waiting: list[Task] = []
 
-    def open(self) -> None:
+    def notify_all(self) -> None:
         for task in list(self.waiting):
-            task.leave()
+            task.wake()
 
 
 class Task:
-    """One thread of a simulated process."""
+    """Thread of a simulated process."""
 
-    __slots__ = ("deadline", "done", "gates", "greenlet", "local", "name", "number", "process")
+    __slots__ = ("deadline", "done", "greenlet", "name", "number", "process", "signals", "spark_properties")
 
     def __init__(self, process: Process, work: Callable[[], Any], name: str, number: int) -> None:
         self.process, self.name, self.number = process, name, number
-        self.gates: tuple[Gate, ...] = ()
-        """Where it waits."""
+        self.signals: tuple[Signal, ...] = ()
+        """The signals that the task waits for."""
         self.deadline: float | None = None
-        """When it goes on although nobody has opened a gate."""
+        """When the task continues even without a signal."""
         self.done = False
-        self.local: dict[str, Any] = {}
-        """What Spark would tell the task of itself."""
+        self.spark_properties: dict[str, Any] = {}
+        """The partition and the local properties that Spark's TaskContext has for the task."""
         self.greenlet = greenlet(self._run(work), process.world.main)
 
-    def leave(self) -> None:
-        """Wait no more."""
-        for gate in self.gates:
-            gate.waiting.remove(self)
-        self.gates, self.deadline = (), None
+    def wake(self) -> None:
+        """Stop waiting."""
+        for signal in self.signals:
+            signal.waiting.remove(self)
+        self.signals, self.deadline = (), None
 
     def _run(self, work: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:
@@ -99,7 +99,7 @@ class Task:
 
 
 class Process:
-    """Tasks that live, stand still and die together."""
+    """Tasks that are paused and killed together."""
 
     def __init__(self, world: World, name: str, pid: int) -> None:
         self.world, self.name, self.pid = world, name, pid
@@ -107,25 +107,25 @@ class Process:
         self.paused_until: float | None = None
         self.clock_offset = 0.0
         self.tasks: list[Task] = []
-        self.held: dict[Any, Any] = {}
-        """What the code keeps for a whole process, such as its open stores."""
-        self.at_death: list[Callable[[], None]] = []
-        """What the kernel does when the process ends: closes sockets, gives locks back."""
+        self.stores: dict[str, Any] = {}
+        """The stores that the process has open, by URL."""
+        self.on_exit: list[Callable[[], None]] = []
+        """What the operating system does when the process ends, such as closing its sockets."""
 
     @property
     def paused(self) -> bool:
         return self.paused_until is not None and self.paused_until > self.world.now
 
     def spawn(self, work: Callable[[], Any], name: str) -> Task:
-        return self.world.add(Task(self, work, name, self.world.next_number()))
+        return self.world.add_task(Task(self, work, name, self.world.next_number()))
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more, not even what would clean up."""
+        """Kill the process as SIGKILL does: no cleanup code runs."""
         if not self.alive:
             return
         self.alive = False
-        self.world.bury(self.tasks)
-        for action in self.at_death:
+        self.world.stop_tasks(self.tasks)
+        for action in self.on_exit:
             action()
 
     def __repr__(self) -> str:
@@ -133,110 +133,120 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What happens to a task just when it comes to a step, before that step is done."""
+class Breakpoint:
+    """Action that runs when a task reaches a matching step, before the step takes effect."""
 
-    at: Callable[[Task, str], bool]
+    matches: Callable[[Task, str], bool]
     action: Callable[[Task], None]
 
 
 class World:
-    """The scheduler."""
+    """Scheduler of all tasks, with a virtual clock.
 
-    def __init__(self, choices: Choices, *, switching: float = 0.2, trace: bool = False) -> None:
-        self.choices, self.switching = choices, switching
+    Parameters
+    ----------
+    choices
+        Decides which task runs next.
+    switch_probability
+        How often the scheduler switches to another task although the current one could continue.
+    trace
+        Whether to record every step.
+    """
+
+    def __init__(self, choices: Choices, *, switch_probability: float = 0.2, trace: bool = False) -> None:
+        self.choices, self.switch_probability = choices, switch_probability
         self.now = START
         self.steps = 0
-        self.over = False
+        self.closed = False
         self.processes: list[Process] = []
         self.trace: list[str] | None = [] if trace else None
-        self.disturb: Callable[[], None] | None = None
-        """Asked at every step, between two tasks."""
-        self.aim: Aim | None = None
-        """A step at which something is to happen."""
-        self.finished: Callable[[], bool] = lambda: False
+        self.on_step: Callable[[], None] | None = None
+        """Called before every step, outside all tasks."""
+        self.breakpoint: Breakpoint | None = None
+        self.is_finished: Callable[[], bool] = lambda: False
         self.failure: BaseException | None = None
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._tasks: list[Task] = []
-        self._buried: list[Task] = []
+        self._stopped: list[Task] = []
         self._current: Task | None = None
+        self._last: Task | None = None
         self._numbers = 0
         self.main = getcurrent()
 
-    # What simulated code asks for.
+    # Called by simulated code.
 
     @property
-    def task(self) -> Task:
-        assert self._current is not None, "only tasks ask"
+    def current_task(self) -> Task:
+        assert self._current is not None, "no task is running"
         return self._current
 
     @property
-    def process(self) -> Process:
-        return self.task.process
+    def current_process(self) -> Process:
+        return self.current_task.process
 
     @property
-    def running(self) -> bool:
-        """Whether the caller is a task of this world."""
+    def in_task(self) -> bool:
+        """Whether the caller runs inside a task."""
         return self._current is not None
 
-    def step(self, what: str) -> None:
-        """A place where others may take their turn, and where the caller may be paused or killed."""
-        if self.over:
+    def step(self, label: str) -> None:
+        """Let the scheduler switch tasks, or pause or kill the caller's process."""
+        if self.closed:
             raise GreenletExit
         task = self._current
         if task is None:
             return
         if self.trace is not None:
-            self.trace.append(f"{self.steps:5} {self.now - START:9.3f} {task.process!r} {task.name}: {what}")
-        aim = self.aim
-        if aim is not None and aim.at(task, what):
-            self.aim = None
-            self._timers.append((self.now, lambda: aim.action(task)))
+            self.trace.append(f"{self.steps:5} {self.now - START:9.3f} {task.process!r} {task.name}: {label}")
+        stop = self.breakpoint
+        if stop is not None and stop.matches(task, label):
+            self.breakpoint = None
+            self._timers.append((self.now, lambda: stop.action(task)))
         self.main.switch()
-        if self.over or not task.process.alive:
+        if self.closed or not task.process.alive:
             raise GreenletExit
 
-    def wait(self, *gates: Gate, seconds: float | None = None) -> bool:
-        """Wait until one of the gates is opened; False when so many seconds have passed first."""
-        task = self.task
+    def wait(self, *signals: Signal, seconds: float | None = None) -> bool:
+        """Wait for one of the signals; return False when the time is up first."""
+        task = self.current_task
         if seconds is not None and seconds <= 0:
-            self.step("look")
+            self.step("poll")
             return False
-        task.gates, task.deadline = gates, None if seconds is None else self.now + seconds
-        for gate in gates:
-            gate.waiting.append(task)
+        task.signals, task.deadline = signals, None if seconds is None else self.now + seconds
+        for signal in signals:
+            signal.waiting.append(task)
         self.main.switch()
-        if self.over or not task.process.alive:
+        if self.closed or not task.process.alive:
             raise GreenletExit
-        opened = not task.gates
-        task.leave()
-        return opened
+        notified = not task.signals
+        task.wake()
+        return notified
 
     def sleep(self, seconds: float) -> None:
         if self._current is not None:
-            self.wait(Gate(), seconds=max(seconds, STEP_SECONDS))
+            self.wait(Signal(), seconds=max(seconds, STEP_SECONDS))
 
     @contextmanager
-    def unseen(self) -> Iterator[None]:
-        """For what is done at one moment, in which nobody takes a turn, whoever asks for it."""
+    def without_steps(self) -> Iterator[None]:
+        """Run code atomically: no other task runs meanwhile."""
         current, self._current = self._current, None
         try:
             yield
         finally:
             self._current = current
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Add a line to the trace."""
         if self.trace is not None:
-            self.trace.append(f"{self.steps:5} {self.now - START:9.3f} -- {what}")
+            self.trace.append(f"{self.steps:5} {self.now - START:9.3f} -- {text}")
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something, between two tasks, when so many seconds have passed."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call a function outside all tasks after some seconds."""
         self._timers.append((self.now + seconds, action))
 
     # Processes and tasks.
 
-    def start(self, name: str) -> Process:
+    def start_process(self, name: str) -> Process:
         process = Process(self, name, 100 + len(self.processes))
         self.processes.append(process)
         return process
@@ -245,40 +255,41 @@ class World:
         self._numbers += 1
         return self._numbers
 
-    def add(self, task: Task) -> Task:
+    def add_task(self, task: Task) -> Task:
         task.process.tasks.append(task)
         self._tasks.append(task)
         return task
 
-    def bury(self, tasks: list[Task]) -> None:
+    def stop_tasks(self, tasks: list[Task]) -> None:
+        """Never run these tasks again, not even their cleanup code."""
         for task in tasks:
-            task.leave()
-        gone = set(map(id, tasks))
-        self._tasks = [task for task in self._tasks if id(task) not in gone]
-        # Collected now, their greenlets would run what they would have done at their end.
-        self._buried += tasks
+            task.wake()
+        stopped = set(map(id, tasks))
+        self._tasks = [task for task in self._tasks if id(task) not in stopped]
+        # A greenlet that is garbage collected runs its cleanup code, so keep them until the end.
+        self._stopped += tasks
 
     # The loop.
 
-    def run(self, most_steps: int) -> bool:
-        """Run until it is finished; False when nothing goes on any more, or after so many steps."""
-        while not self.finished():
-            if self.steps >= most_steps or self.failure is not None:
+    def run(self, max_steps: int) -> bool:
+        """Run until the world is finished; return False when every task is stuck or the steps are used up."""
+        while not self.is_finished():
+            if self.steps >= max_steps or self.failure is not None:
                 return False
             self.steps += 1
             self.now += STEP_SECONDS
-            if self.disturb is not None:
-                self.disturb()
+            if self.on_step is not None:
+                self.on_step()
             if self._timers:
-                self._act()
-            task = self._chosen()
+                self._run_timers()
+            task = self._choose_task()
             if task is None:
                 return False
             self._current = task
             try:
                 task.greenlet.switch()
             except Exception as error:
-                # A task of ours that fails is an error of the simulation; what is simulated catches its own.
+                # Simulated code catches its own errors, so this one is a bug of the simulation.
                 self.failure = self.failure or error
                 self.note(f"{task.name} failed: {error!r}")
                 return False
@@ -288,53 +299,54 @@ class World:
                 self._tasks.remove(task)
         return True
 
-    def _act(self) -> None:
+    def _run_timers(self) -> None:
         due = [timer for timer in self._timers if timer[0] <= self.now]
         for timer in due:
             self._timers.remove(timer)
             timer[1]()
 
-    def _chosen(self) -> Task | None:
+    def _choose_task(self) -> Task | None:
+        """Choose a task that can run, after advancing the clock if there is none now."""
         while True:
             now = self.now
             ready = [
                 task
                 for task in self._tasks
-                if (not task.gates or (task.deadline is not None and task.deadline <= now))
+                if (not task.signals or (task.deadline is not None and task.deadline <= now))
                 and (task.process.paused_until is None or task.process.paused_until <= now)
             ]
             if ready:
                 break
-            later = self._next_moment()
-            if later is None:
+            next_event = self._next_event_time()
+            if next_event is None:
                 return None
-            self.now = max(self.now, later)
-            self._act()
+            self.now = max(self.now, next_event)
+            self._run_timers()
         last = self._last
         if last in ready:
-            place = ready.index(last)
-            ready = ready[place:] + ready[:place]
-        choice = self.choices.draw(f"t{self.steps}", len(ready), self.switching) if len(ready) > 1 else 0
+            # Choice 0 continues the task that ran last.
+            position = ready.index(last)
+            ready = ready[position:] + ready[:position]
+        several = len(ready) > 1
+        choice = self.choices.draw(f"t{self.steps}", len(ready), self.switch_probability) if several else 0
         self._last = ready[choice]
         return ready[choice]
 
-    _last: Task | None = None
-
-    def _next_moment(self) -> float | None:
-        moments = [
+    def _next_event_time(self) -> float | None:
+        times = [
             max(task.deadline or self.now, task.process.paused_until or 0.0)
             for task in self._tasks
-            if not task.gates or task.deadline is not None
+            if not task.signals or task.deadline is not None
         ]
-        moments += [timer[0] for timer in self._timers]
-        return min(moments, default=None)
+        times += [timer[0] for timer in self._timers]
+        return min(times, default=None)
 
     def close(self) -> None:
-        """End all greenlets: from here on everything simulated raises."""
-        self.over = True
-        for task in [*self._tasks, *self._buried]:
+        """End all greenlets. Simulated operations raise from here on."""
+        self.closed = True
+        for task in [*self._tasks, *self._stopped]:
             if task.greenlet and not task.greenlet.dead:
                 try:
                     task.greenlet.throw(GreenletExit)
-                except BaseException:  # what cleans up may meet anything by now
+                except BaseException:  # cleanup code may fail in any way by now
                     continue

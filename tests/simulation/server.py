@@ -1,14 +1,13 @@
-"""A database server in memory.
+"""In-memory database server with the isolation, locks and failures of SQLite or PostgreSQL.
 
-SQL is by SQLite itself; isolation, locks and failures are as SQLite or PostgreSQL have them.
+SQLite executes the SQL. Only one transaction's changes are in the database at a time. When another
+transaction runs a statement, the server saves the changes of the first as a changeset (SQLite's session
+extension), rolls them back, and applies them again before the first one's next statement, on top of what was
+committed meanwhile. So each statement sees the committed data and the changes of its own transaction, as in
+READ COMMITTED. Row locks (``locks``) ensure that changesets never conflict. A transaction that only reads
+runs without interruption and sees one snapshot.
 
-Only one transaction's changes are in the database at a time. When another one takes its turn, those of the
-first are kept aside (as a changeset of SQLite's session extension) and undone, and brought back with its next
-statement, on what has been committed meanwhile. So each statement sees what is committed and its own
-transaction's changes, as READ COMMITTED says, and locks on rows (``locks``) make sure that changesets never
-meet. A transaction that only reads runs without a break: it sees one moment.
-
-With ``rows=False`` there is one writer at a time, as in SQLite.
+With ``row_locks=False`` the server allows one writer at a time, like SQLite.
 """
 
 from __future__ import annotations
@@ -25,273 +24,292 @@ import apsw.ext
 from penstock.errors import StoreLockedError
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
-from tests.simulation.locks import THERE, Key, conflict, wanted
-from tests.simulation.scheduler import Gate, Process, World
+from tests.simulation.locks import EXISTING_ROW, Key, conflict, required_locks
+from tests.simulation.scheduler import Process, Signal, World
 from tests.support.auditor import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.database import SimTransaction
 
-FILE_SECONDS = 60.0
-"""For how long a writer waits for its turn at a file."""
-ROW_SECONDS, IDLE_SECONDS = 8.0, 10.0
-"""For how long a statement waits for a lock, and a server for a transaction's next statement.
+FILE_LOCK_SECONDS = 60.0
+"""How long a writer waits for the lock of a SQLite file."""
+ROW_LOCK_SECONDS, IDLE_SECONDS = 8.0, 10.0
+"""PostgreSQL's ``lock_timeout``, and its ``idle_in_transaction_session_timeout``.
 
 See ``store/postgres/session.py``.
 """
 
 
 class Server:
-    """One database.
+    """Database of one store.
 
     Parameters
     ----------
-    rows
+    row_locks
         Whether transactions lock rows, as in PostgreSQL, or the whole file, as in SQLite.
     """
 
-    def __init__(self, world: World, name: str, uuid: str, *, rows: bool) -> None:
-        self.world, self.name, self.uuid, self.rows = world, name, uuid, rows
+    def __init__(self, world: World, name: str, uuid: str, *, row_locks: bool) -> None:
+        self.world, self.name, self.uuid, self.row_locks = world, name, uuid, row_locks
         self.url = f"sqlite:////simulated/{name}.db"
         self.clock_offset = 0.0
-        self.changed = Gate()
-        """Opened by every commit."""
+        self.changed = Signal()
+        """Notified after every commit."""
         self.commits = self.restores = 0
-        self.committed: Callable[[Process], None] = lambda process: None
-        """Told whose it is, of every commit that enters something in the ledger."""
-        self.open: list[SimTransaction] = []
-        self.owners: dict[str, Process] = {}
-        self._connection = _spare.pop() if _spare else _fresh(template())
+        self.on_ledger_commit: Callable[[Process], None] = lambda process: None
+        """Called with the process of every commit that adds an entry to the ledger."""
+        self.transactions: list[SimTransaction] = []
+        """The open transactions."""
+        self.owner_locks: dict[str, Process] = {}
+        """The process that holds each lock of a consumer's owner."""
+        self._connection = _spare_connections.pop() if _spare_connections else _connect(new_store())
         self._connection.execute("update main.penstock_store set uuid = ?, last_generation = 0", (uuid,))
-        self._block = 1
+        self._next_block = 1
         self._active: SimTransaction | None = None
         self._session: Any = None
         self._locks: dict[Key, dict[SimTransaction, str]] = {}
-        self._released = Gate()
+        self._lock_released = Signal()
         self._writer: SimTransaction | None = None
-        self._volatile: list[bytes] = []
-        """What undoes each of the last commits that have not waited for the disk, the newest last."""
+        self._unsynced: list[bytes] = []
+        """Changesets that undo the last commits that did not wait for the disk, newest last."""
 
     # Backups.
 
     def backup(self) -> tuple[bytes, int]:
-        """What is committed."""
-        self._leave()
-        return bytes(self._connection.serialize("main")), self._block
+        """Return a copy of the committed data."""
+        self._suspend_active()
+        return bytes(self._connection.serialize("main")), self._next_block
 
-    def planned(self) -> bool:
-        """Whether a consumer's owner has planned rows that no commit has moved the consumer over."""
-        self._leave()
+    def read_committed(self, sql: str, parameters: Any = ()) -> list[Any]:
+        """Return the rows of a query on the committed data."""
+        self._suspend_active()
+        return self._connection.execute(sql, parameters).fetchall()
+
+    def has_open_plan(self) -> bool:
+        """Return whether a consumer's owner has planned rows that no commit has moved the consumer past."""
         plans = "select exists (select 1 from main.penstock_registration where plan_epoch = epoch)"
-        return bool(next(self._connection.execute(plans))[0])
+        return bool(self.read_committed(plans)[0][0])
 
     def restore(self, backup: tuple[bytes, int]) -> None:
-        """Put a backup in the place of everything; all connections are broken by it."""
-        self.break_all(lambda tx: True)
-        self.owners.clear()
-        self._leave()
-        self._connection = _fresh(backup[0])
-        self._block = backup[1]
-        self._volatile.clear()
+        """Replace all data with a backup, which breaks all connections."""
+        self.break_connections(lambda tx: True)
+        self.owner_locks.clear()
+        self._suspend_active()
+        self._connection = _connect(backup[0])
+        self._next_block = backup[1]
+        self._unsynced.clear()
         self.commits += 1
         self.restores += 1
-        self.changed.open()
+        self.changed.notify_all()
 
     def close(self) -> None:
-        """Empty it for the next schedule: its statements are prepared already."""
-        self._undo()
+        """Delete all data and keep the connection for the next schedule, with its prepared statements."""
+        self._roll_back_active()
         connection = self._connection
-        found = connection.execute("select name from main.sqlite_schema where type = 'table'").fetchall()
-        for name in sorted(each for (each,) in found if not each.startswith("sqlite_")):
+        tables = connection.execute("select name from main.sqlite_schema where type = 'table'").fetchall()
+        for name in sorted(name for (name,) in tables if not name.startswith("sqlite_")):
             if not name.startswith("penstock_"):
                 connection.execute(f"drop table main.{name}")
             elif name != "penstock_store":
                 connection.execute(f"delete from main.{name}")
         connection.execute("delete from main.sqlite_sequence")
-        _spare.append(connection)
+        _spare_connections.append(connection)
 
     # Failures.
 
     def crash(self) -> None:
-        """The machine fails: what is not on its disk is gone, and all connections are broken."""
-        self.break_all(lambda tx: True)
-        self.owners.clear()
-        self._leave()
-        for undoing in reversed(self._volatile):
-            apsw.Changeset.apply(undoing, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
-        self._volatile.clear()
-        self.changed.open()
+        """Lose everything that was not synced to the disk, and all connections."""
+        self.break_connections(lambda tx: True)
+        self.owner_locks.clear()
+        self._suspend_active()
+        for inverse in reversed(self._unsynced):
+            apsw.Changeset.apply(inverse, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
+        self._unsynced.clear()
+        self.changed.notify_all()
 
-    def break_all(self, which: Callable[[SimTransaction], bool]) -> None:
-        """Break connections: their transactions are undone, and their next statements tell it."""
-        for tx in [tx for tx in self.open if which(tx)]:
+    def break_connections(self, is_affected: Callable[[SimTransaction], bool]) -> None:
+        """Roll back transactions whose connections break; their next statements raise."""
+        for tx in [tx for tx in self.transactions if is_affected(tx)]:
             tx.broken = True
             self._end(tx)
 
-    def gone(self, process: Process) -> None:
-        """A process has died: the server sees its sockets closed."""
-        self.break_all(lambda tx: tx.process is process)
-        self.forget_owners(process)
+    def on_process_exit(self, process: Process) -> None:
+        """Close the connections of a process that has died."""
+        self.break_connections(lambda tx: tx.process is process)
+        self.release_owner_locks(process)
 
-    def stands_still(self, process: Process) -> None:
-        """A process is stopped: its transactions end when they have waited too long for a statement."""
-        if not self.rows:
+    def on_process_pause(self, process: Process) -> None:
+        """Roll back the transactions of a paused process once they have been idle for too long."""
+        if not self.row_locks:
             return
-        idle = [tx for tx in self.open if tx.process is process]
-        self.world.later(
-            IDLE_SECONDS, lambda: self.break_all(lambda tx: tx in idle and process.paused) if idle else None
+        idle = [tx for tx in self.transactions if tx.process is process]
+        self.world.call_later(
+            IDLE_SECONDS,
+            lambda: self.break_connections(lambda tx: tx in idle and process.paused) if idle else None,
         )
 
-    def forget_owners(self, process: Process) -> None:
-        self.owners = {name: holder for name, holder in self.owners.items() if holder is not process}
+    def release_owner_locks(self, process: Process) -> None:
+        self.owner_locks = {
+            name: holder for name, holder in self.owner_locks.items() if holder is not process
+        }
 
-    # What transactions ask.
+    # Transactions.
 
     def clock(self) -> int:
         return int((self.world.now + self.clock_offset) * 1e6)
 
     def begin(self, tx: SimTransaction) -> None:
-        if tx.write and not self.rows:
-            self._wait_until(tx, lambda: [] if self._writer is None else [self._writer], "begin immediate")
+        if tx.write and not self.row_locks:
+            self._wait_for_lock(tx, lambda: [] if self._writer is None else [self._writer], "begin immediate")
             self._writer = tx
-        self.open.append(tx)
+        self.transactions.append(tx)
 
     def commit(self, tx: SimTransaction) -> None:
         if tx.write:
-            self.enter(tx)
+            self.activate(tx)
             if tx.durable:
-                self._volatile.clear()
+                self._unsynced.clear()
             else:
-                self._volatile.append(apsw.Changeset.invert(self._session.changeset()))
-            if tx.began:
+                self._unsynced.append(apsw.Changeset.invert(self._session.changeset()))
+            if tx.begun:
                 self._connection.execute("commit")
             self._active = self._session = None
         self._end(tx)
         if tx.write:
             self.commits += 1
-            self.changed.open()
-            if tx.enters:
-                self.committed(tx.process)
+            self.changed.notify_all()
+            if tx.writes_ledger:
+                self.on_ledger_commit(tx.process)
 
     def rollback(self, tx: SimTransaction) -> None:
-        if tx in self.open:
+        if tx in self.transactions:
             self._end(tx)
 
     def _end(self, tx: SimTransaction) -> None:
         if self._active is tx:
-            self._undo()
-        self.open.remove(tx)
+            self._roll_back_active()
+        self.transactions.remove(tx)
         if self._writer is tx:
             self._writer = None
-        for key in tx.locked:
+        for key in tx.locks:
             holders = self._locks[key]
             holders.pop(tx, None)
             if not holders:
                 del self._locks[key]
-        tx.locked.clear()
-        self._released.open()
+        tx.locks.clear()
+        self._lock_released.notify_all()
 
-    def lock(self, tx: SimTransaction, name: str, given: Mapping[str, Any]) -> None:
-        """Take the locks of a statement, in its order, and wait for each."""
-        if not self.rows or not tx.write:
+    def lock(self, tx: SimTransaction, name: str, parameters: Mapping[str, Any]) -> None:
+        """Take the locks of a statement in order, waiting for each.
+
+        After a wait, check again which rows the statement locks: rows may have come meanwhile.
+        """
+        if not self.row_locks or not tx.write:
             return
-        waited = False
-        for again in (False, True):
-            if again and not waited:
+        has_waited = False
+        for is_second_pass in (False, True):
+            if is_second_pass and not has_waited:
                 return
-            for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
-                if tx.locked.get(key) == mode:
+            for key, mode in required_locks(
+                name, parameters, lambda sql, values: self._read(tx, sql, values)
+            ):
+                if tx.locks.get(key) == mode:
                     continue
-                others = self._in_the_way(tx, key, mode)
-                if again and others:
-                    # It would wait out of order: PostgreSQL does not see a row that came after it began.
-                    raise StoreLockedError(f"{self.name}: {key} came while another lock was awaited")
-                waited |= bool(others)
-                self._wait_until(tx, lambda key=key, mode=mode: self._in_the_way(tx, key, mode), str(key))
-                if name in THERE and self._found(tx, THERE[name], given):
+                blockers = self._blockers(tx, key, mode)
+                if is_second_pass and blockers:
+                    # PostgreSQL does not see rows that were added after the statement began, so it would not
+                    # wait for this lock here.
+                    raise StoreLockedError(f"{self.name}: {key} was added while another lock was awaited")
+                has_waited |= bool(blockers)
+                self._wait_for_lock(tx, lambda key=key, mode=mode: self._blockers(tx, key, mode), str(key))
+                if name in EXISTING_ROW and self._read(tx, EXISTING_ROW[name], parameters):
                     continue
                 self._locks.setdefault(key, {})[tx] = mode
-                tx.locked[key] = mode
+                tx.locks[key] = mode
 
-    def _in_the_way(self, tx: SimTransaction, key: Key, mode: str) -> list[SimTransaction]:
+    def _blockers(self, tx: SimTransaction, key: Key, mode: str) -> list[SimTransaction]:
+        """Return the transactions whose locks conflict with this one."""
         return [
             other
             for other, held in self._locks.get(key, {}).items()
             if other is not tx and conflict(held, mode)
         ]
 
-    def _wait_until(self, tx: SimTransaction, others: Callable[[], list[SimTransaction]], what: str) -> None:
-        """Wait until no other transaction is in the way."""
-        seconds = ROW_SECONDS if self.rows else FILE_SECONDS
+    def _wait_for_lock(
+        self, tx: SimTransaction, find_blockers: Callable[[], list[SimTransaction]], lock: str
+    ) -> None:
+        seconds = ROW_LOCK_SECONDS if self.row_locks else FILE_LOCK_SECONDS
         deadline = self.world.now + seconds
-        while waits_for := others():
-            if not self.world.running or self.world.now >= deadline:
-                raise StoreLockedError(f"{self.name} is locked by another writer: {what}", seconds=seconds)
-            self.world.note(f"{tx.process!r} waits for {what}")
-            tx.waits_for = waits_for
-            if tx in _reached(waits_for):
+        while blockers := find_blockers():
+            if not self.world.in_task or self.world.now >= deadline:
+                raise StoreLockedError(f"{self.name} is locked by another writer: {lock}", seconds=seconds)
+            self.world.note(f"{tx.process!r} waits for {lock}")
+            tx.blockers = blockers
+            if tx in _all_blockers(blockers):
                 self.world.failure = Violation(
-                    "deadlock", f"transactions wait for each other, one of them for {what}"
+                    "deadlock", f"transactions wait for each other, one of them for {lock}"
                 )
-            self.world.wait(self._released, seconds=deadline - self.world.now)
-            tx.waits_for = []
-            tx.require_sound()
+            self.world.wait(self._lock_released, seconds=deadline - self.world.now)
+            tx.blockers = []
+            tx.require_connection()
 
-    def _found(self, tx: SimTransaction, text: str, given: Mapping[str, Any]) -> list[Any]:
-        self.enter(tx)
-        return self._connection.execute(text, given).fetchall()
+    def _read(self, tx: SimTransaction, sql: str, parameters: Mapping[str, Any]) -> list[Any]:
+        self.activate(tx)
+        return self._connection.execute(sql, parameters).fetchall()
 
-    def run(self, tx: SimTransaction, text: str, given: Any) -> tuple[list[Any], int]:
-        """The rows of a statement, and how many it touched."""
-        self.enter(tx)
+    def run(self, tx: SimTransaction, sql: str, parameters: Any) -> tuple[list[Any], int]:
+        """Run a statement; return its rows, and how many rows it changed."""
+        self.activate(tx)
         try:
-            rows = self._connection.execute(text, given).fetchall()
+            rows = self._connection.execute(sql, parameters).fetchall()
         except apsw.Error as error:
             raise _as_sqlite3(error) from None
         return rows, self._connection.changes()
 
-    def many(self, tx: SimTransaction, text: str, given: Iterable[Any]) -> int:
-        """How many rows a statement touched for all of these parameters."""
-        self.enter(tx)
+    def run_many(self, tx: SimTransaction, sql: str, parameters: Iterable[Any]) -> int:
+        """Run a statement once for each set of parameters; return how many rows it changed."""
+        self.activate(tx)
         before = self._connection.total_changes()
         try:
-            self._connection.executemany(text, given)
+            self._connection.executemany(sql, parameters)
         except apsw.Error as error:
             raise _as_sqlite3(error) from None
         return int(self._connection.total_changes()) - before
 
-    def next_block(self) -> int:
-        self._block += 1
-        return self._block - 1
+    def allocate_block(self) -> int:
+        self._next_block += 1
+        return self._next_block - 1
 
-    def columns(self, text: str) -> Any:
-        return _row_type(self._connection, text)
+    def row_type(self, sql: str) -> Any:
+        return _row_type(self._connection, sql)
 
-    # Whose changes are in the database.
+    # The transaction whose changes are in the database.
 
-    def enter(self, tx: SimTransaction) -> None:
+    def activate(self, tx: SimTransaction) -> None:
+        """Put the changes of a transaction into the database, instead of those of any other."""
         if self._active is tx or (not tx.write and self._active is None):
             return
-        self._leave()
+        self._suspend_active()
         if not tx.write:
             return
         self._connection.execute("begin")
-        tx.began = True
+        tx.begun = True
         self._active = tx
         self._session = apsw.Session(self._connection, "main")
         self._session.attach()
-        if tx.changes:
-            apsw.Changeset.apply(tx.changes, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
+        if tx.changeset:
+            apsw.Changeset.apply(tx.changeset, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
 
-    def _leave(self) -> None:
+    def _suspend_active(self) -> None:
+        """Save the changes of the active transaction and roll them back."""
         active = self._active
         if active is None:
             return
-        assert not active.pinned, "it has done what a changeset does not have"
-        active.changes = self._session.changeset()
-        self._undo()
+        assert not active.pinned, "a changeset cannot hold what the transaction has done"
+        active.changeset = self._session.changeset()
+        self._roll_back_active()
 
-    def _undo(self) -> None:
+    def _roll_back_active(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -301,31 +319,31 @@ class Server:
 
 
 def _as_sqlite3(error: apsw.Error) -> sqlite3.Error:
-    """The driver's error as the code knows it."""
-    clash = isinstance(error, apsw.ConstraintError)
-    raised = (sqlite3.IntegrityError if clash else sqlite3.OperationalError)(str(error))
-    raised.sqlite_errorname = "SQLITE_CONSTRAINT_PRIMARYKEY" if clash else "SQLITE_ERROR"
-    return raised
+    """Return the error that the ``sqlite3`` driver raises in this case."""
+    is_conflict = isinstance(error, apsw.ConstraintError)
+    translated = (sqlite3.IntegrityError if is_conflict else sqlite3.OperationalError)(str(error))
+    translated.sqlite_errorname = "SQLITE_CONSTRAINT_PRIMARYKEY" if is_conflict else "SQLITE_ERROR"
+    return translated
 
 
-def _reached(waits_for: list[SimTransaction]) -> set[SimTransaction]:
-    """Whom one waits for, whom those wait for, and so on."""
-    found: set[SimTransaction] = set()
-    left = list(waits_for)
-    while left:
-        each = left.pop()
-        if each not in found:
-            found.add(each)
-            left += each.waits_for
-    return found
+def _all_blockers(direct: list[SimTransaction]) -> set[SimTransaction]:
+    """Return these transactions and all that they wait for, directly or not."""
+    blockers: set[SimTransaction] = set()
+    remaining = list(direct)
+    while remaining:
+        tx = remaining.pop()
+        if tx not in blockers:
+            blockers.add(tx)
+            remaining += tx.blockers
+    return blockers
 
 
-_spare: list[apsw.Connection] = []
+_spare_connections: list[apsw.Connection] = []
 
 
-def _fresh(content: bytes) -> apsw.Connection:
+def _connect(content: bytes) -> apsw.Connection:
     connection = apsw.Connection(":memory:", statementcachesize=500)
-    # Else it would plan statements anew for each value of a parameter.
+    # Without this, SQLite would plan statements again for each value of a parameter.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     connection.deserialize("main", content)
     connection.execute("pragma foreign_keys = on")
@@ -333,9 +351,8 @@ def _fresh(content: bytes) -> apsw.Connection:
 
 
 @cache
-def template() -> bytes:
-    """A new store."""
-
+def new_store() -> bytes:
+    """Return the database of an empty store."""
     connection = apsw.Connection(":memory:", statementcachesize=500)
     connection.execute("pragma page_size = 1024")
     for statement in create_statements("sqlite", "main"):
@@ -347,15 +364,15 @@ def template() -> bytes:
 
 
 @cache
-def _row_type_of(text: str, names: tuple[str, ...]) -> Any:
-    return namedtuple("Row", names, rename=True)
+def _row_type_of(sql: str, columns: tuple[str, ...]) -> Any:
+    return namedtuple("Row", columns, rename=True)
 
 
-_types: dict[str, Any] = {}
+_row_types: dict[str, Any] = {}
 
 
-def _row_type(connection: apsw.Connection, text: str) -> Any:
-    if text not in _types:
-        described = apsw.ext.query_info(connection, text).description
-        _types[text] = _row_type_of(text, tuple(column[0] for column in described))
-    return _types[text]
+def _row_type(connection: apsw.Connection, sql: str) -> Any:
+    if sql not in _row_types:
+        description = apsw.ext.query_info(connection, sql).description
+        _row_types[sql] = _row_type_of(sql, tuple(column[0] for column in description))
+    return _row_types[sql]

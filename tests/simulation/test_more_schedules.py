@@ -1,4 +1,4 @@
-"""More schedules than ``test_schedules`` has; ``make simulate`` runs as many as you like."""
+"""More schedules than in ``test_schedules``. ``make simulate`` runs as many as you like."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation import schedules
 pytestmark = pytest.mark.soak
 
 
-@pytest.mark.parametrize("first", range(600, 2_000, schedules.PART))
+@pytest.mark.parametrize("first", range(600, 2_000, schedules.PART_SIZE))
 def test_nothing_is_lost_repeated_or_stuck(first: int) -> None:
     part = schedules.run_part(first)
-    assert part.failed is None, part.failed
+    assert part.failure is None, part.failure

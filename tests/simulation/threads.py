@@ -1,15 +1,15 @@
-"""The parts of ``threading`` and ``time`` that the code uses, on a world's tasks and clock."""
+"""Replacements for the parts of ``threading`` and ``time`` that the code uses, on tasks and virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.simulation.scheduler import Gate, Task, World
+from tests.simulation.scheduler import Signal, Task, World
 
 
 class Clock:
-    """In the place of the module ``time``."""
+    """Replacement for the module ``time``."""
 
     def __init__(self, world: Callable[[], World]) -> None:
         self._world = world
@@ -22,7 +22,7 @@ class Clock:
 
     def time(self) -> float:
         world = self._world()
-        return world.now + (world.process.clock_offset if world.running else 0.0)
+        return world.now + (world.current_process.clock_offset if world.in_task else 0.0)
 
     def time_ns(self) -> int:
         return int(self.time() * 1e9)
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Threads:
-    """In the place of the module ``threading``."""
+    """Replacement for the module ``threading``."""
 
     def __init__(self, world: Callable[[], World]) -> None:
         self._world = world
@@ -56,23 +56,23 @@ class Threads:
         return Thread(self._world(), target, tuple(args), name)
 
     def current_thread(self) -> Any:
-        return self._world().task
+        return self._world().current_task
 
 
 class Lock:
-    """Reentrant, as the one inside a condition is; tasks of one process wait for it."""
+    """Reentrant lock between the tasks of a process."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._gate = world, Gate()
+        self._world, self._released = world, Signal()
         self._holder: Task | None = None
         self._depth = 0
 
     def acquire(self) -> bool:
-        if not self._world.running:
+        if not self._world.in_task:
             return True
-        task = self._world.task
+        task = self._world.current_task
         while self._holder not in (None, task):
-            self._world.wait(self._gate)
+            self._world.wait(self._released)
         self._holder, self._depth = task, self._depth + 1
         return True
 
@@ -81,7 +81,7 @@ class Lock:
             self._depth -= 1
             if not self._depth:
                 self._holder = None
-                self._gate.open()
+                self._released.notify_all()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -91,37 +91,37 @@ class Lock:
 
 
 class Condition(Lock):
-    """A lock, and a gate that is opened for all."""
+    """Condition variable that always wakes every waiting task."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._changed = Gate()
+        self._notified = Signal()
 
     def notify_all(self) -> None:
-        self._changed.open()
+        self._notified.notify_all()
 
     notify = notify_all
 
     def wait(self, timeout: float | None = None) -> bool:
         holder, depth = self._holder, self._depth
         self._holder, self._depth = None, 0
-        self._gate.open()
+        self._released.notify_all()
         try:
-            return self._world.wait(self._changed, seconds=timeout)
+            return self._world.wait(self._notified, seconds=timeout)
         finally:
-            if not self._world.over and holder is not None:
+            if not self._world.closed and holder is not None:
                 while self._holder is not None:
-                    self._world.wait(self._gate)
+                    self._world.wait(self._released)
                 self._holder, self._depth = holder, depth
 
-    def wait_for(self, reached: Callable[[], Any], timeout: float | None = None) -> Any:
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         deadline = None if timeout is None else self._world.now + timeout
-        while not (found := reached()):
-            left = None if deadline is None else deadline - self._world.now
-            if left is not None and left <= 0:
-                return found
-            self.wait(left)
-        return found
+        while not (result := predicate()):
+            remaining = None if deadline is None else deadline - self._world.now
+            if remaining is not None and remaining <= 0:
+                return result
+            self.wait(remaining)
+        return result
 
 
 class Event:
@@ -151,10 +151,10 @@ class Thread:
             try:
                 self._work()
             finally:
-                if not self._world.over:
+                if not self._world.closed:
                     self._ended.set()
 
-        self._task = self._world.process.spawn(run, self.name)
+        self._task = self._world.current_process.spawn(run, self.name)
 
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done

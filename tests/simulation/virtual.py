@@ -1,7 +1,7 @@
-"""What the code takes from the machine it runs on, replaced by a world's.
+"""Simulated machine, and the patches that make the code run on it.
 
-That is clocks, threads, files, sockets, open stores and Spark's tasks. Nothing of the protocols themselves is
-replaced. ``use`` puts a world in the place of the machine for as long as a schedule runs.
+While a schedule runs, ``use`` replaces clocks, threads, files, sockets, open stores and Spark's task context.
+Some sizes are reduced so that a few rows reach them. The protocol code itself is not replaced.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.store.url import parse_url
 from penstock.store.watching import Wake
 from tests.simulation.database import SimDatabase
 from tests.simulation.disk import Disk, DiskFiles
-from tests.simulation.network import Network, SimListening
+from tests.simulation.network import Network, SimListener
 from tests.simulation.objects import ORPHAN_SECONDS, Bucket, SimStorage
 from tests.simulation.scheduler import Task, World
 from tests.simulation.server import Server
 from tests.simulation.threads import Clock, Threads
 
-SMALL = 8
-"""Rows that count as a backlog."""
+BACKLOG_ROWS = 8
+"""How many unread rows count as a backlog."""
 
 
 class Machine:
-    """Everything that simulated processes share."""
+    """Everything that the simulated processes share."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
@@ -43,36 +43,37 @@ class Machine:
         self.bucket = Bucket(world)
         self.servers: dict[str, Server] = {}
         self.random = random.Random(seed)
-        self.repeats = 0
-        """How often something was interrupted whose rows are written again."""
+        self.reruns = 0
+        """How many interruptions may have caused rows to be written again."""
 
-    def server(self, name: str, *, rows: bool) -> Server:
-        made = Server(self.world, name, str(self.uuid()), rows=rows)
-        self.servers[made.url] = made
-        return made
+    def add_server(self, name: str, *, row_locks: bool) -> Server:
+        server = Server(self.world, name, str(self.uuid()), row_locks=row_locks)
+        self.servers[server.url] = server
+        return server
 
     def kill_tasks(self, tasks: list[Task]) -> None:
-        """End tasks of a process that lives on, as Spark ends a job's workers: their connections break.
-        What they held in memory, such as an object that they were reading for others too, is gone.
+        """Kill tasks but not their process, as Spark kills the Python workers of a job.
+
+        Their connections break, and the stores of the process are opened again with empty caches.
         """
-        self.world.bury(tasks)
+        self.world.stop_tasks(tasks)
         for process in {task.process for task in tasks}:
-            process.held.clear()
+            process.stores.clear()
         for server in self.servers.values():
-            server.break_all(lambda tx: tx.task in tasks)
+            server.break_connections(lambda tx: tx.task in tasks)
 
     def uuid(self) -> uuid.UUID:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
     def store(self, url: str) -> Store:
-        """The running process's store, opened once."""
-        process, server = self.world.process, self.servers.get(url)
+        """Return the store as the running process has it open."""
+        process, server = self.world.current_process, self.servers.get(url)
         if server is None:
             raise StoreNotFoundError(f"there is no store at {url}")
-        if url not in process.held:
-            process.held[url] = Store(SimDatabase(server, process))
-        found: Store = process.held[url]
-        return found
+        if url not in process.stores:
+            process.stores[url] = Store(SimDatabase(server, process))
+        store: Store = process.stores[url]
+        return store
 
 
 _machine: Machine | None = None
@@ -88,30 +89,30 @@ def _world() -> World:
 
 
 class _TaskContext:
-    """In the place of Spark's, as far as the code asks it."""
+    """Replacement for the parts of PySpark's ``TaskContext`` that the code uses."""
 
     @staticmethod
     def get() -> _TaskContext | None:
-        return _TaskContext() if _world().running and _world().task.local else None
+        return _TaskContext() if _world().in_task and _world().current_task.spark_properties else None
 
     def partitionId(self) -> int:
-        return int(_world().task.local["task"])
+        return int(_world().current_task.spark_properties["task"])
 
     def taskAttemptId(self) -> int:
-        return int(_world().task.number)
+        return int(_world().current_task.number)
 
     def getLocalProperty(self, name: str) -> str | None:
-        found: str | None = _world().task.local.get(name)
-        return found
+        value: str | None = _world().current_task.spark_properties.get(name)
+        return value
 
 
 class _Watch:
-    """In the place of a store's watch: wakes with every commit."""
+    """Replacement for a store's watch, which wakes after every commit."""
 
     def __init__(self, database: Any, queue: QueueRecord, partitions: Any = None) -> None:
         self._database, self._queue, self.partitions = database, queue, queue.partitions
-        self._looked = -1
-        self._there: Any = []
+        self._commits_read = -1
+        self._cached_partitions: Any = []
 
     def wait(self, positions: Any, timeout: float, also: Any = ()) -> Wake:
         world, server = _world(), self._database.server
@@ -121,34 +122,37 @@ class _Watch:
             ready = tuple(link for link in also if link._connection.readable)
             if ends or ready or world.now >= deadline:
                 return Wake(ends, ready)
-            gates = [server.changed, *(link._connection.gate for link in also)]
-            world.wait(*gates, seconds=deadline - world.now)
+            signals = [server.changed, *(link._connection.changed for link in also)]
+            world.wait(*signals, seconds=deadline - world.now)
 
     def _ends(self, positions: Any) -> dict[int, int]:
-        there = self._now()
-        self.partitions = len(there)
+        """Return the ends of the partitions that have rows after these positions."""
+        partitions = self._current_partitions()
+        self.partitions = len(partitions)
         return {
             part.partition: part.next_index
-            for part in there
+            for part in partitions
             if part.partition in positions and part.next_index > positions[part.partition]
         }
 
-    def _now(self) -> Any:
-        """The partitions; asked for when somebody has committed."""
+    def _current_partitions(self) -> Any:
+        """Return the partitions, which are read again after a commit."""
         commits = self._database.server.commits
-        if commits != self._looked:
-            self._there = self._database.run(lambda tx: catalog.partitions(tx, self._queue), write=False)
-            self._looked = commits
-        if not self._there:
+        if commits != self._commits_read:
+            self._cached_partitions = self._database.run(
+                lambda tx: catalog.partitions(tx, self._queue), write=False
+            )
+            self._commits_read = commits
+        if not self._cached_partitions:
             raise dropped(self._queue)
-        return self._there
+        return self._cached_partitions
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a watch holds no resources."""
 
 
-class _Gone:
-    """In the place of a guard of threads: nothing here runs at the same time as anything else."""
+class _NoLock:
+    """Replacement for a lock between threads, of which the simulation has only one."""
 
     def __enter__(self) -> None: ...
 
@@ -156,9 +160,10 @@ class _Gone:
 
 
 def _replacements() -> dict[str, Any]:
+    """Return the replacements by the dotted names of what they replace."""
     clock, threads = Clock(_world), Threads(_world)
-    SimListening.network = staticmethod(lambda: machine().network)  # type: ignore[assignment]
-    found: dict[str, Any] = {
+    SimListener.network = staticmethod(lambda: machine().network)
+    return {
         "uuid.uuid4": lambda: machine().uuid(),
         "secrets.randbits": random.getrandbits,
         "secrets.token_hex": lambda size: random.randbytes(size).hex(),
@@ -186,9 +191,9 @@ def _replacements() -> dict[str, Any]:
         "penstock.tables.continuous.CHUNK_ROWS": 3,
         "penstock.queue.store.connect": lambda url, **_: machine().store(url),
         "penstock.queue.store.parse_url": cache(parse_url),
-        "penstock.queue.store._guard": _Gone(),
+        "penstock.queue.store._guard": _NoLock(),
         "penstock.queue.store._file": lambda url: None,
-        "penstock.queue.store._open": _Open(),
+        "penstock.queue.store._open": _NoOpenStores(),
         "penstock.queue.maintenance.Maintainer.after_change": lambda self, queue, to_compact: None,
         "penstock.queue.maintenance.Maintainer.close": lambda self: None,
         "penstock.spark.queue_writers.TaskContext": _TaskContext,
@@ -196,16 +201,16 @@ def _replacements() -> dict[str, Any]:
         "penstock.spark.internals.python_workers._freeze": lambda modules: None,
         "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
         "penstock.tables.sql.writer.project_rows": lambda frame, layout: frame,
-        "penstock.pipeline.micro_batches.connect": lambda url, **_: _Borrowed(url),
+        "penstock.pipeline.micro_batches.connect": lambda url, **_: _StoreContext(url),
         "penstock.pipeline.micro_batches.time": clock,
         "penstock.tables.sql.write_task.TaskContext": _TaskContext,
-        "penstock.tables.sink.connect": lambda url, **_: _Borrowed(url),
+        "penstock.tables.sink.connect": lambda url, **_: _StoreContext(url),
         "penstock.continuous.connectors.queue.watch": _Watch,
         "penstock.continuous.driver.execution.time": clock,
         "penstock.continuous.driver.execution.threading": threads,
-        "penstock.continuous.driver.execution.BEHIND_ROWS": SMALL,
+        "penstock.continuous.driver.execution.BEHIND_ROWS": BACKLOG_ROWS,
         "penstock.continuous.driver.execution.MIN_CATCH_UP_ROWS": 3,
-        "penstock.continuous.tasks.BEHIND_ROWS": SMALL,
+        "penstock.continuous.tasks.BEHIND_ROWS": BACKLOG_ROWS,
         "penstock.continuous.tasks.BATCH_ROWS": 3,
         "penstock.continuous.tasks.time": clock,
         "penstock.continuous.catch_up.time": clock,
@@ -215,7 +220,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.connectors.queue._AHEAD_ROWS": 5,
         "penstock.continuous.driver.coordinator.time": clock,
         "penstock.continuous.driver.coordinator.threading": threads,
-        "penstock.continuous.driver.coordinator.AuthenticatedListener": SimListening,
+        "penstock.continuous.driver.coordinator.AuthenticatedListener": SimListener,
         "penstock.spark.driver_endpoint.connect": lambda address: machine().network.connect(address.port),
         "penstock.continuous.driver.checkpoint_follower.time": clock,
         "penstock.continuous.driver.checkpoint_follower.threading": threads,
@@ -229,25 +234,25 @@ def _replacements() -> dict[str, Any]:
         ),
         "penstock.instants.time": clock,
     }
-    return found
 
 
 def _in_sequence(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Call a function for each item without threads."""
     return [work(item) for item in items]
 
 
-class _Open(dict[Any, Any]):
-    """Which stores are open: each simulated process knows its own."""
+class _NoOpenStores(dict[Any, Any]):
+    """Replacement for the cache of open stores, which every simulated process has for itself."""
 
     def get(self, key: Any, default: Any = None) -> None:
         return None
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """The process keeps it."""
+        """Do nothing: ``Process.stores`` has it."""
 
 
-class _Borrowed:
-    """A store that is closed by whoever has opened it."""
+class _StoreContext:
+    """Store of the running process, which stays open after a ``with`` block."""
 
     def __init__(self, url: str) -> None:
         self._store = machine().store(url)
@@ -259,57 +264,46 @@ class _Borrowed:
 
 
 @contextmanager
-def use(made: Machine) -> Iterator[None]:
-    """Run what is inside on a simulated machine."""
+def use(simulated: Machine) -> Iterator[None]:
+    """Run the code inside a ``with`` block on a simulated machine."""
     global _machine
-    before = [(owner, name, getattr(owner, name)) for owner, name in _places()]
-    level = logging.root.manager.disable
-    _machine = made
-    state = random.getstate()
-    random.seed(made.random.getrandbits(64))
+    patches = _patches()
+    originals = [getattr(owner, name) for owner, name, _ in patches]
+    log_level = logging.root.manager.disable
+    _machine = simulated
+    random_state = random.getstate()
+    random.seed(simulated.random.getrandbits(64))
     logging.disable(logging.CRITICAL)
-    for (owner, name, _), value in zip(before, _values(), strict=True):
-        setattr(owner, name, value)
+    for owner, name, replacement in patches:
+        setattr(owner, name, replacement)
     try:
         yield
     finally:
-        made.world.close()
-        for server in made.servers.values():
+        simulated.world.close()
+        for server in simulated.servers.values():
             server.close()
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        logging.disable(level)
-        random.setstate(state)
+        for (owner, name, _), original in zip(patches, originals, strict=True):
+            setattr(owner, name, original)
+        logging.disable(log_level)
+        random.setstate(random_state)
         _machine = None
 
 
-_found: dict[str, Any] | None = None
+@cache
+def _patches() -> list[tuple[Any, str, Any]]:
+    """Return the module or class, the name of its attribute, and the replacement of each patch."""
+    return [(*_find_attribute(path), replacement) for path, replacement in _replacements().items()]
 
 
-def _values() -> list[Any]:
-    global _found
-    if _found is None:
-        _found = _replacements()
-    return list(_found.values())
-
-
-_known: list[tuple[Any, str]] = []
-
-
-def _places() -> list[tuple[Any, str]]:
-    """Where each of them belongs: a module, or a class in one."""
-    _values()
-    assert _found is not None
-    if not _known:
-        for path in _found:
-            parts = path.split(".")
-            for length in range(len(parts) - 1, 0, -1):
-                try:
-                    owner: Any = importlib.import_module(".".join(parts[:length]))
-                except ImportError:
-                    continue
-                for part in parts[length:-1]:
-                    owner = getattr(owner, part)
-                _known.append((owner, parts[-1]))
-                break
-    return _known
+def _find_attribute(path: str) -> tuple[Any, str]:
+    """Return the module or class that a dotted name belongs to, and the last part of the name."""
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:-1]:
+            owner = getattr(owner, part)
+        return owner, parts[-1]
+    raise ImportError(f"no module has {path}")

@@ -1,9 +1,9 @@
-"""Faults that somebody could bring into the protocol, each of which the simulation has to find.
+"""Faults in the protocol code that the simulation must detect.
 
-A fault is a text that occurs once in a file of ``src/penstock``, and what stands in its place: a missing
-check, a swapped order, a lost lock, an ignored epoch. Each breaks a promise in some schedule. Where another
-check would make it harmless, that one is left out as well, and the fault has to break more than that.
-``python -m tests.simulation.fault_run`` applies them one by one.
+A fault replaces a text that occurs once in a file of ``src/penstock``. It omits a check, swaps an order, drops a
+lock or ignores an epoch, for example, and violates a guarantee in some schedules. If another check would mask
+the fault, a baseline change removes that check, and only schedules that pass with the baseline count.
+``python -m tests.simulation.fault_run`` applies the faults one by one.
 """
 
 from __future__ import annotations

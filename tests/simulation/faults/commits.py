@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.faults.fault import SAME_INPUT, Fault
+from tests.simulation.faults.fault import NO_INPUT_CHECK, Fault
 
 COMMITS = [
     Fault(
@@ -13,9 +13,9 @@ COMMITS = [
     ),
     Fault(
         "a replay with other input passes for a repeat",
-        SAME_INPUT.file,
-        SAME_INPUT.text,
-        SAME_INPUT.instead,
+        NO_INPUT_CHECK.file,
+        NO_INPUT_CHECK.text,
+        NO_INPUT_CHECK.replacement,
     ),
     Fault(
         "a sink that lacks the micro-batch before takes the next one",
@@ -112,7 +112,7 @@ COMMITS = [
         "commit/protocol.py",
         "    if previous is not None:\n        _require_contiguous(batch, previous)\n",
         "",
-        without=SAME_INPUT,
+        baseline=NO_INPUT_CHECK,
     ),
     Fault(
         "the oldest epoch in the ledger is taken for the newest",

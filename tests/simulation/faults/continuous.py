@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.faults.fault import TIMES_OF_ROWS, Fault
+from tests.simulation.faults.fault import NO_ROW_TIME_CHECK, Fault
 
 CONTINUOUS = [
     Fault(
@@ -40,14 +40,14 @@ CONTINUOUS = [
         "continuous/connectors/queue.py",
         "            offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))\n",
         "",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
     Fault(
         "an epoch is planned for whichever queue has the name by now",
         "continuous/connectors/queue.py",
         "        return self._pinned or _find_queue(self.options)\n",
         "        return _find_queue(self.options)\n",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",

@@ -1,4 +1,4 @@
-"""What a fault is, and the checks that several faults leave out."""
+"""Faults, and the baseline changes that several faults share."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """A text of a file, and what stands in its place."""
+    """Replacement of a text in a file."""
 
     file: str
     text: str
-    instead: str
+    replacement: str
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One change that breaks something."""
+    """Change that violates a guarantee in some schedules."""
 
     name: str
+    """What the code does wrong."""
     file: str
     text: str
-    instead: str
-    without: Change | None = None
-    """How the check is left out that would find what this breaks."""
+    replacement: str
+    baseline: Change | None = None
+    """A change that removes another check, which would otherwise mask the fault."""
 
     @property
     def change(self) -> Change:
-        return Change(self.file, self.text, self.instead)
+        return Change(self.file, self.text, self.replacement)
 
 
-TIMES_OF_ROWS = Change(
+NO_ROW_TIME_CHECK = Change(
     "commit/source_rows.py",
     "                _refuse(tx, offset)\n",
     "                return\n",
 )
-"""The times of a queue's last rows tell it from one that was restored, or recreated, and has grown again."""
+"""Do not compare the times of the last rows, which detect a queue that was restored or recreated."""
 
-SAME_INPUT = Change(
+NO_INPUT_CHECK = Change(
     "commit/protocol.py",
     "        _require_same_input(batch, existing.ranges)\n        _finish_replay(tx, batch, locked)\n",
     "        _finish_replay(tx, batch, locked)\n",
 )
-"""A micro-batch that the sink has already committed with other input is refused."""
+"""Do not refuse a micro-batch that the sink has already committed with other input."""
 
-COMPARE_AND_SET = Change(
+NO_COMPARE_AND_SET = Change(
     "store/sql/common.sql",
     "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;\n",
     "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new);\n",
 )
-"""A consumer moves only from where the micro-batch begins."""
+"""Move a consumer even if it is not at the start of the micro-batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.faults.fault import TIMES_OF_ROWS, Fault
+from tests.simulation.faults.fault import NO_ROW_TIME_CHECK, Fault
 
 MICRO_BATCHES = [
     Fault(
@@ -16,7 +16,7 @@ MICRO_BATCHES = [
         "spark/stream_reader.py",
         "            last_offset.require(self._store().uuid, queue.name, None, queue.generation)\n",
         "",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
     Fault(
         "a new checkpoint starts with the first row, wherever the consumer stands",
@@ -29,7 +29,7 @@ MICRO_BATCHES = [
         "commit/offsets.py",
         "        if len(self.end) <= len(ends) and all(\n            offset <= end for offset, end in zip(self.end, ends, strict=False)\n        ):\n",
         "        if len(self.end) <= len(ends):\n",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
     Fault(
         "tasks that follow one another share a row",
@@ -69,15 +69,15 @@ MICRO_BATCHES = [
     ),
     Fault(
         "a restored queue that has grown again passes for the one that was read",
-        TIMES_OF_ROWS.file,
-        TIMES_OF_ROWS.text,
-        TIMES_OF_ROWS.instead,
+        NO_ROW_TIME_CHECK.file,
+        NO_ROW_TIME_CHECK.text,
+        NO_ROW_TIME_CHECK.replacement,
     ),
     Fault(
         "a task does not notice that its rows were replaced after they were planned",
         "spark/queue_readers.py",
         "        if task.last_row_times:\n",
         "        if False:\n",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.faults.fault import COMPARE_AND_SET, TIMES_OF_ROWS, Fault
+from tests.simulation.faults.fault import NO_COMPARE_AND_SET, NO_ROW_TIME_CHECK, Fault
 
 OWNERS = [
     Fault(
@@ -10,14 +10,14 @@ OWNERS = [
         "commit/owner.py",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
         "",
-        without=COMPARE_AND_SET,
+        baseline=NO_COMPARE_AND_SET,
     ),
     Fault(
         "an epoch is committed whatever rows the queue has by now",
         "commit/owner.py",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_source_rows(tx, registration, end)\n",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
-        without=COMPARE_AND_SET,
+        baseline=NO_COMPARE_AND_SET,
     ),
     Fault(
         "an owner that was overtaken is not refused",
@@ -42,7 +42,7 @@ OWNERS = [
         "commit/owner.py",
         "if not _follows(tx, registration, end):",
         "if False:",
-        without=TIMES_OF_ROWS,
+        baseline=NO_ROW_TIME_CHECK,
     ),
     Fault(
         "a consumer that lags behind the checkpoint is moved to it, whatever was lost",
@@ -88,9 +88,9 @@ OWNERS = [
     ),
     Fault(
         "a commit moves a consumer without compare-and-set",
-        COMPARE_AND_SET.file,
-        COMPARE_AND_SET.text,
-        COMPARE_AND_SET.instead,
+        NO_COMPARE_AND_SET.file,
+        NO_COMPARE_AND_SET.text,
+        NO_COMPARE_AND_SET.replacement,
     ),
     Fault(
         "a consumer does not follow its safe offset",
