@@ -55,7 +55,7 @@ test-spark-versions: ## run the tests of what is used of Spark's private API, an
 simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" or "--schedules 1000000" says how long, --first N --replay shows one
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation $(ARGS)
 
-faults: env-dev ## count the schedules of the simulation until each of the seeded faults is found; ARGS="--schedules 5000 --only merge"
+faults: env-dev ## count the schedules of the simulation until each of the planted faults is detected; ARGS="--schedules 5000 --only compaction"
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation.fault_run $(ARGS)
 
 histories: env-dev ## play random changes of tables, rows and restarts against a PostgreSQL and a feed of it, or with --pump a pump of it; ARGS="--histories 10000 --first 1 --only add,rename"
