@@ -22,16 +22,17 @@ from tests.simulation.scenario import ADDED_COLUMN, CONSUMER, SINK, SOURCE, WIDE
 from tests.simulation.scheduler import Process
 from tests.support.auditor import FIRST_FOREIGN_ID, Violation
 
-MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
-    "CHECKPOINT_MISMATCH",
-    "CHECKPOINT_MISMATCH.SOURCE_BEHIND",
-    "CHECKPOINT_MISMATCH.SINK_BEHIND",
-    "CHECKPOINT_MISMATCH.OTHER_INPUT",
-)
+# Conditions with which a query may fail.
+MISMATCH = "CHECKPOINT_MISMATCH"
+SOURCE_BEHIND = "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+SINK_BEHIND = "CHECKPOINT_MISMATCH.SINK_BEHIND"
+OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
 CONSUMER_MOVED = "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
-REWOUND, CONFLICT, LOST = "CHECKPOINT_REWOUND", "OFFSET_CONFLICT", "DATA_LOST"
-NO_QUEUE, REFUSED = "QUEUE_NOT_FOUND", "COMMIT_REFUSED"
-"""Conditions with which a query may fail."""
+REWOUND = "CHECKPOINT_REWOUND"
+CONFLICT = "OFFSET_CONFLICT"
+LOST = "DATA_LOST"
+NO_QUEUE = "QUEUE_NOT_FOUND"
+REFUSED = "COMMIT_REFUSED"
 
 
 # The queues.
@@ -95,7 +96,7 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
             store.drop_queue(SOURCE, force=True)
         op.create_source(store)
         # The drivers own the consumer of the dropped queue.
-        op.maybe_unlocked.update(driver for driver, _ in op.runs)
+        op.maybe_unlocked.update(process for process, _ in op.drivers)
         op.start_producer(SOURCE, op.allocate_ids(), 2 + rng.randrange(8))
 
     op.expected_conditions |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
@@ -182,16 +183,16 @@ def seek_consumer(op: Operator, rng: random.Random) -> None:
     """
     if not op.scenario.consumer:
         return
-    current = op.current
-    if current is not None and not current[0].paused and rng.random() < 0.6:
+    driver = op.current_driver
+    if driver is not None and not driver.process.paused and rng.random() < 0.6:
         if rng.random() < 0.5:
-            current[0].kill()
+            driver.process.kill()
         else:
             # Long enough for the next driver to commit before this one resumes.
-            op.pause(current[0], 12.0)
-    if current is not None and current[0].paused:
+            op.pause(driver.process, 12.0)
+    if driver is not None and driver.process.paused:
         for server in (op.source, op.sink):
-            op.release_owner_locks(server, current[0])
+            op.release_owner_locks(server, driver.process)
     to = rng.choice(["same", "same", "earliest"])
 
     def work(store: Any) -> None:
@@ -268,7 +269,9 @@ def _allow_repeats(op: Operator, offsets: dict[int, int]) -> None:
         for row_id in ids[max(0, offsets.get(partition, 0) - first) :]
     ]
     committing = {tx.process for tx in op.sink.transactions if tx.write}
-    drivers = {driver for driver, run in op.runs if driver.alive and (run.busy or driver in committing)}
+    drivers = {
+        process for process, run in op.drivers if process.alive and (run.busy or process in committing)
+    }
     if op.scenario.two_stores and op.scenario.guarantee == "exactly_once":
         op.history.allowed_repeats.update(row_id for row_id in read_again if row_id in sink_ids)
         not_in_sink = [row_id for row_id in read_again if row_id not in sink_ids]
@@ -304,7 +307,7 @@ def _expect_lagging_consumer(op: Operator) -> None:
 
 
 def _use_new_checkpoint(op: Operator) -> None:
-    if any(driver.alive and not run.owns_consumer for driver, run in op.runs):
+    if any(process.alive and not run.owns_consumer for process, run in op.drivers):
         # A driver with the old checkpoint may still take the consumer from the new query. If the sink does
         # not move the consumer, it then lags behind what the new query has committed.
         op.expected_conditions |= {CONFLICT, SOURCE_BEHIND}

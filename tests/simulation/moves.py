@@ -42,21 +42,21 @@ Move = Callable[[Operator, random.Random], None]
 
 
 def pause_driver(op: Operator, rng: random.Random) -> None:
-    chosen = op.choose_driver(rng)
-    if chosen is not None:
-        op.pause(chosen[0], rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
+    driver = op.choose_driver(rng)
+    if driver is not None:
+        op.pause(driver.process, rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
 
 
 def pause_executors(op: Operator, rng: random.Random) -> None:
-    chosen = op.choose_driver(rng)
-    if chosen is not None:
-        op.pause(chosen[1].executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
+    driver = op.choose_driver(rng)
+    if driver is not None:
+        op.pause(driver.run.executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
 
 
 def crash_driver(op: Operator, rng: random.Random) -> None:
-    chosen = op.choose_driver(rng)
-    if chosen is not None:
-        chosen[0].kill()
+    driver = op.choose_driver(rng)
+    if driver is not None:
+        driver.process.kill()
 
 
 def cut_power(op: Operator, rng: random.Random) -> None:
@@ -208,9 +208,9 @@ def _hit_breakpoint(
 def disconnect(op: Operator, rng: random.Random) -> None:
     """Break the connections between a driver or its executors and a server, and release their owner locks."""
     server = rng.choice([op.source, op.sink])
-    chosen = op.choose_driver(rng)
-    if chosen is not None and server.row_locks:
-        process = rng.choice([chosen[0], chosen[1].executors])
+    driver = op.choose_driver(rng)
+    if driver is not None and server.row_locks:
+        process = rng.choice([driver.process, driver.run.executors])
         server.break_connections(lambda tx: tx.process is process)
         op.release_owner_locks(server, process)
 
@@ -240,9 +240,9 @@ def change_system_clock(op: Operator, rng: random.Random) -> None:
     """Change the clock of a driver or of a server."""
     seconds = rng.choice([-3600.0, -1.0, 60.0, 86400.0 * 400])
     op.clocks_changed = True
-    chosen = op.choose_driver(rng)
-    if rng.random() < 0.5 and chosen is not None:
-        chosen[0].clock_offset += seconds
+    driver = op.choose_driver(rng)
+    if rng.random() < 0.5 and driver is not None:
+        driver.process.clock_offset += seconds
     else:
         rng.choice([op.source, op.sink]).clock_offset += seconds
 
@@ -255,15 +255,15 @@ def take_over(op: Operator, rng: random.Random) -> None:
 
     The first driver may be paused meanwhile.
     """
-    old = op.current
-    if old is None or not old[0].alive:
+    old = op.current_driver
+    if old is None or not old.process.alive:
         return
     if rng.random() < 0.3:
-        op.pause(old[0], rng.choice([2.0, 6.0]))
+        op.pause(old.process, rng.choice([2.0, 6.0]))
     if rng.random() < 0.3:
         move_to_other_engine(op, rng)
     op.start_driver()
-    op.run_later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old[1].stop())
+    op.run_later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old.run.stop())
 
 
 def stop_query(op: Operator, rng: random.Random) -> None:
@@ -271,15 +271,15 @@ def stop_query(op: Operator, rng: random.Random) -> None:
 
     It may restart with the other engine or with a new checkpoint.
     """
-    old = op.current
-    if old is None or not old[0].alive or op.starts_suspended:
+    old = op.current_driver
+    if old is None or not old.process.alive or op.starts_suspended:
         return
     op.starts_suspended = True
     timeout, uses_new_checkpoint = rng.choice([30.0, 30.0, 0.0]), rng.random() < 0.2
 
     def work() -> None:
         try:
-            old[1].stop(timeout)
+            old.run.stop(timeout)
         finally:
             op.starts_suspended = False
         if uses_new_checkpoint:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import (
     CommitOutcomeUnknownError,
@@ -59,7 +59,12 @@ _GENERAL_SUBCONDITIONS = {
 }
 """The subconditions that are expected when ``expected_conditions`` has a condition without a subcondition."""
 
-Run = MicroBatchRun | ContinuousRun
+
+class Driver(NamedTuple):
+    """Driver process, and its run of the query."""
+
+    process: Process
+    run: MicroBatchRun | ContinuousRun
 
 
 @dataclass
@@ -105,7 +110,8 @@ class Operator:
         self.enabled_moves: Collection[str] = ()
         """The names of the moves that may be made."""
         self.checkpoint = "/checkpoint0"
-        self.runs: list[tuple[Process, Run]] = []
+        self.drivers: list[Driver] = []
+        """All drivers in the order of their start, including those that have ended."""
         self.quiet = False
         """Whether all disturbances are over."""
         self.refusal: Exception | None = None
@@ -264,33 +270,33 @@ class Operator:
     # Supervision.
 
     @property
-    def current(self) -> tuple[Process, Run] | None:
-        """The driver that was started last, and its run."""
-        return self.runs[-1] if self.runs else None
+    def current_driver(self) -> Driver | None:
+        """The driver that was started last."""
+        return self.drivers[-1] if self.drivers else None
 
     def _supervise(self) -> None:
         paused_seconds = 0.0
         while self.refusal is None:
-            current = self.current
+            driver = self.current_driver
             if self.starts_suspended or self.world.now < self._starts_suspended_until:
                 pass
-            elif current is None or not current[0].alive or current[1].ended:
-                self._handle_end(current)
+            elif driver is None or not driver.process.alive or driver.run.ended:
+                self._handle_end(driver)
                 if self.refusal is None:
                     self.start_driver()
                 paused_seconds = 0.0
-            elif current[0].paused:
+            elif driver.process.paused:
                 paused_seconds += 0.5
                 if paused_seconds > PAUSE_SECONDS:
                     self.start_driver()
                     paused_seconds = 0.0
             self.world.sleep(0.5)
 
-    def _handle_end(self, current: tuple[Process, Run] | None) -> None:
+    def _handle_end(self, driver: Driver | None) -> None:
         """Count the failures of the query, and give up after too many."""
-        failure = None if current is None else current[1].failure
-        if current is not None:
-            current[0].kill()
+        failure = None if driver is None else driver.run.failure
+        if driver is not None:
+            driver.process.kill()
         if failure is None:
             self._failures = 0
             return
@@ -321,21 +327,21 @@ class Operator:
         self._starts_suspended_until = self.world.now + seconds
 
     def start_driver(self) -> None:
-        is_only_driver = not any(other.alive for other, _ in self.runs)
-        may_switch = self.scenario.switches_engine and self.runs and is_only_driver
+        is_only_driver = not any(process.alive for process, _ in self.drivers)
+        may_switch = self.scenario.switches_engine and self.drivers and is_only_driver
         if may_switch and self.machine.random.random() < 0.5:
             self.switch_engine()
-        driver = self.world.start_process("driver")
+        process = self.world.start_process("driver")
         plan = self.scenario.plan(self.source.url, self.sink.url, self.checkpoint, self.task_limits)
         run_class = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
-        run: Run = run_class(self.machine, driver, plan)
+        driver = Driver(process, run_class(self.machine, process, plan))
         if not is_only_driver:
             # The other driver may still hold the lock, and both may write the same rows.
-            self.maybe_unlocked.add(driver)
+            self.maybe_unlocked.add(process)
             self.machine.reruns += 1
-        self.runs.append((driver, run))
-        self.world.note(f"{driver!r} starts, {self.engine}")
-        driver.spawn(run.run, "query")
+        self.drivers.append(driver)
+        self.world.note(f"{process!r} starts, {self.engine}")
+        process.spawn(driver.run.run, "query")
 
     def switch_engine(self) -> None:
         """Use the other engine for the next run, if it supports the query."""
@@ -352,7 +358,7 @@ class Operator:
         return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
 
     def allow_skipped(self, ids: set[int]) -> None:
-        """Allow the sink to lack rows from now on, also if a later move would require them again."""
+        """Allow the sink to lack rows from now on, even if another program fails to take them."""
         self.history.may_be_missing |= ids
         self.skipped |= ids
 
@@ -367,29 +373,31 @@ class Operator:
         The result is None unless the driver is running and owns the consumer. It is the same object for as
         long as the same micro-batch runs.
         """
-        if self.current is None:
+        if self.current_driver is None:
             return None
-        driver, run = self.current
-        is_owner = driver.alive and not driver.paused and driver in self.source.owner_locks.values()
+        process, run = self.current_driver
+        is_owner = process.alive and not process.paused and process in self.source.owner_locks.values()
         return run.ranges_in_flight if is_owner and isinstance(run, MicroBatchRun) else None
 
     def owner(self) -> Process | None:
-        """Return the driver if it is running and has certainly held the owner lock since it took over."""
-        if self.current is None or not self.scenario.consumer:
+        """Return the driver's process if it has certainly owned the consumer ever since it took over."""
+        if self.current_driver is None or not self.scenario.consumer:
             return None
-        driver, run = self.current
+        process, run = self.current_driver
         is_running = (
-            driver.alive
-            and not driver.paused
+            process.alive
+            and not process.paused
             and run.owns_consumer
             and not run.ended
             and not self.starts_suspended
         )
-        return driver if is_running and driver not in self.maybe_unlocked else None
+        return process if is_running and process not in self.maybe_unlocked else None
 
     def release_owner_locks(self, server: Server, process: Process | None = None) -> None:
         """Release the owner locks of one process or of all, as lost connections do."""
-        self.maybe_unlocked.update(driver for driver, _ in self.runs if process in (None, driver))
+        self.maybe_unlocked.update(
+            driver.process for driver in self.drivers if process in (None, driver.process)
+        )
         if process is None:
             server.owner_locks.clear()
         else:
@@ -397,19 +405,19 @@ class Operator:
 
     def is_caught_up(self, ends: list[int]) -> bool:
         """Return whether the query reports that it has processed the source up to these ends."""
-        current = self.current
+        driver = self.current_driver
         return (
-            current is not None
+            driver is not None
             and not self.starts_suspended
-            and current[0].alive
-            and not current[0].paused
-            and not current[1].executors.paused
-            and current[1].is_caught_up(ends)
+            and driver.process.alive
+            and not driver.process.paused
+            and not driver.run.executors.paused
+            and driver.run.is_caught_up(ends)
         )
 
     def _allow_late_commit(self, process: Process) -> None:
         """Allow the repeats of a driver with an older checkpoint that has just committed to the sink."""
-        run = next((run for driver, run in self.runs if driver is process), None)
+        run = next((driver.run for driver in self.drivers if driver.process is process), None)
         if run is None or not self.late_commits:
             return
         number = int(run.plan.checkpoint.removeprefix("/checkpoint"))
@@ -445,9 +453,9 @@ class Operator:
 
     # Helpers of the moves.
 
-    def choose_driver(self, rng: random.Random) -> tuple[Process, Run] | None:
-        """Choose a driver that is alive, with its run."""
-        alive = [pair for pair in self.runs if pair[0].alive]
+    def choose_driver(self, rng: random.Random) -> Driver | None:
+        """Choose a driver that is alive."""
+        alive = [driver for driver in self.drivers if driver.process.alive]
         return rng.choice(alive) if alive else None
 
     def pause(self, process: Process, seconds: float) -> None:
@@ -457,8 +465,8 @@ class Operator:
 
     def kill_query(self) -> None:
         """Kill every driver and its executors."""
-        for driver, run in self.runs:
-            driver.kill()
+        for process, run in self.drivers:
+            process.kill()
             run.executors.kill()
 
     def use_new_checkpoint(self) -> None:

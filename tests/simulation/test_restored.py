@@ -266,5 +266,5 @@ def test_a_query_refuses_a_source_that_is_older_than_the_last_seek_until_the_nex
         operator.refusal = None
         operator.start_driver()
         query.run_until(lambda: query.caught_up)
-        assert operator.current is not None
-        assert operator.current[1].failure is None
+        assert operator.current_driver is not None
+        assert operator.current_driver.run.failure is None
