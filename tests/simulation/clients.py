@@ -16,10 +16,10 @@ from penstock.errors import (
 )
 from penstock.queue.store import Store, open_store
 from tests.simulation.database import SimDatabase
+from tests.simulation.machine import Machine
 from tests.simulation.scenario import CONSUMER, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario
 from tests.simulation.scheduler import Process
 from tests.simulation.server import Server
-from tests.simulation.virtual import Machine
 from tests.support.auditor import FIRST_FOREIGN_ID, History, Snapshot
 
 Row = tuple[int, int]
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 1.0
 
 @dataclass
 class _Progress:
-    """Appends of one process of a producer."""
+    """How far one process of a producer has come."""
 
     sequence: int = -1
     """The number of the append in flight, or of the last one."""

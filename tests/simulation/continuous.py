@@ -20,10 +20,10 @@ from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import DriverNetwork
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import COLUMNS, Plan, cast_key
+from tests.simulation.machine import Machine
+from tests.simulation.query import COLUMNS, Query, cast_key
 from tests.simulation.scenario import ADDED_COLUMN
 from tests.simulation.scheduler import Process, Signal, Task
-from tests.simulation.virtual import Machine
 
 SLOTS = 2
 
@@ -31,9 +31,9 @@ SLOTS = 2
 class ContinuousRun:
     """Run of a continuous query in a driver process."""
 
-    def __init__(self, machine: Machine, driver: Process, plan: Plan, interval: float = 1.0) -> None:
+    def __init__(self, machine: Machine, driver: Process, query: Query, interval: float = 1.0) -> None:
         self._machine, self._world = machine, machine.world
-        self.driver, self.plan, self._interval = driver, plan, interval
+        self.driver, self.query, self._interval = driver, query, interval
         self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
         self.failure: Exception | None = None
@@ -58,9 +58,9 @@ class ContinuousRun:
             self.ended = True
 
     def _run(self) -> None:
-        plan = self.plan
-        source = QueueSourceDriver(plan.source)
-        logs = CheckpointLog(plan.checkpoint)
+        query = self.query
+        source = QueueSourceDriver(query.source)
+        logs = CheckpointLog(query.checkpoint)
         engine = Engine(self, source)
         sink = self._sink(logs.query_id())
         execution = ContinuousExecution(
@@ -80,7 +80,7 @@ class ContinuousRun:
             raise execution.failure
 
     def _sink(self, query_id: str) -> SinkDriver:
-        driver = self.plan.sink_driver(query_id)
+        driver = self.query.sink_driver(query_id)
         driver.check(COLUMNS)
         return driver
 
@@ -191,7 +191,7 @@ class Job(ABC):
         for batch in batches:
             added = [name for name in batch.schema.names if name == ADDED_COLUMN]
             selected = cast_key(batch.drop_columns(added))
-            if not isinstance(self._run.plan.sink, TableSink):
+            if not isinstance(self._run.query.sink, TableSink):
                 yield selected
                 continue
             names = [

@@ -10,21 +10,17 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock.commit.offsets import pad
-from penstock.continuous.connectors.protocol import SinkDriver
-from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs, move_consumer
 from penstock.queue.store import open_store
 from penstock.spark.connectors import OwnedConsumer
-from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import source_schema
 from penstock.spark.stream_reader import QueueStreamReader
@@ -32,53 +28,25 @@ from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.sql.writer import TableWriter
 from tests.simulation.disk import SparkError, raise_log_conflicts
+from tests.simulation.machine import Machine
+from tests.simulation.query import COLUMNS, Query, cast_key
 from tests.simulation.scheduler import Process, Signal
-from tests.simulation.virtual import Machine
 
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 3
 """How often a task may fail before its micro-batch fails."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Source, sink and options of a run."""
-
-    source: SourceOptions
-    sink: SinkOptions | TableSink
-    sink_url: str
-    guarantee: str
-    checkpoint: str
-    pipeline: bool = True
-    """Whether a pipeline starts the query."""
-
-    @property
-    def consumer(self) -> OwnedConsumer | None:
-        source = self.source
-        if source.consumer is None:
-            return None
-        return OwnedConsumer(source.url, source.queue, source.consumer, source.moved_by_sink)
-
-    def sink_driver(self, query_id: str) -> SinkDriver:
-        exactly_once = self.guarantee == "exactly_once"
-        if isinstance(self.sink, TableSink):
-            return self.sink.driver(self.sink_url, query_id, exactly_once=exactly_once)
-        return QueueSinkDriver(self.sink, query_id, exactly_once)
-
-
 Write = Callable[[QueueStreamReader, list[Any], int], None]
 """Writes a micro-batch, given its reader, its partitions and its number."""
-
-KEY = pa.field("key", pa.int32())
-COLUMNS = StructType([StructField("id", LongType()), StructField("key", IntegerType())])
 
 
 class MicroBatchRun:
     """Run of a micro-batch query in a driver process."""
 
-    def __init__(self, machine: Machine, driver: Process, plan: Plan) -> None:
+    def __init__(self, machine: Machine, driver: Process, query: Query) -> None:
         self._machine, self._world, self._disk = machine, machine.world, machine.disk
-        self.driver, self.plan = driver, plan
+        self.driver, self.query = driver, query
         self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
         self.failure: Exception | None = None
@@ -118,14 +86,14 @@ class MicroBatchRun:
             self.ended, self.active = True, False
 
     def _run(self) -> None:
-        plan, root, disk = self.plan, self.plan.checkpoint, self._disk
+        query, root, disk = self.query, self.query.checkpoint, self._disk
         is_restart = disk.read(f"{root}/metadata") is not None
         self.query_id = self._read_or_create_metadata()
-        consumers = [] if plan.consumer is None else [plan.consumer]
-        if plan.pipeline and is_restart:
+        consumers = [] if query.consumer is None else [query.consumer]
+        if query.pipeline and is_restart:
             # `Pipeline.start` does the same.
-            logs, sink = CheckpointLog(root), plan.sink_driver(self.query_id)
-            if plan.guarantee == "at_least_once":
+            logs, sink = CheckpointLog(root), query.sink_driver(self.query_id)
+            if query.guarantee == "at_least_once":
                 require_not_behind(logs, sink)
             else:
                 catch_up(logs, sink, lambda offset: move_consumer(consumers, offset))
@@ -160,7 +128,7 @@ class MicroBatchRun:
 
     def _read_or_create_metadata(self) -> str:
         """Return the id of the query."""
-        path = f"{self.plan.checkpoint}/metadata"
+        path = f"{self.query.checkpoint}/metadata"
         content = self._disk.read(path)
         if content is None:
             content = json.dumps({"id": str(uuid.uuid4())})
@@ -170,16 +138,16 @@ class MicroBatchRun:
         return str(json.loads(content)["id"])
 
     def _read_offset(self, batch: int) -> Any:
-        text = self._disk.read(f"{self.plan.checkpoint}/offsets/{batch}")
+        text = self._disk.read(f"{self.query.checkpoint}/offsets/{batch}")
         if text is None:
             raise SparkError(f"batch {batch} doesn't exist")
         return json.loads(text.split("\n")[2])
 
     def _log(self, name: str, text: str) -> None:
-        self._disk.add(f"{self.plan.checkpoint}/{name}", text)
+        self._disk.add(f"{self.query.checkpoint}/{name}", text)
 
     def _open_reader(self) -> QueueStreamReader:
-        options = self.plan.source
+        options = self.query.source
         queue = open_store(options.url).queue(options.queue).record
         return QueueStreamReader(options, queue, source_schema(queue.schema, False))
 
@@ -199,7 +167,7 @@ class MicroBatchRun:
     # The sinks.
 
     def _open_writer(self) -> Write:
-        sink = self.plan.sink
+        sink = self.query.sink
         return self._open_table(sink) if isinstance(sink, TableSink) else self._open_queue(sink)
 
     def _open_queue(self, options: SinkOptions) -> Write:
@@ -217,9 +185,9 @@ class MicroBatchRun:
         return write
 
     def _open_table(self, sink: TableSink) -> Write:
-        layout = sink.prepared(self.plan.sink_url, COLUMNS, "append", ())
+        layout = sink.prepared(self.query.sink_url, COLUMNS, "append", ())
         writer = TableWriter(
-            self.plan.sink_url, layout, sink.name, "append", self.plan.guarantee, self.plan.checkpoint
+            self.query.sink_url, layout, sink.name, "append", self.query.guarantee, self.query.checkpoint
         )
 
         def write(reader: QueueStreamReader, partitions: list[Any], batch: int) -> None:
@@ -265,7 +233,7 @@ class MicroBatchRun:
     ) -> list[_Attempt]:
         """Start a task, sometimes twice, as speculative execution does."""
         # With at-least-once, both attempts would append, and the auditor would not expect the repeated rows.
-        chance = 0.0 if self.plan.guarantee == "at_least_once" else 0.05
+        chance = 0.0 if self.query.guarantee == "at_least_once" else 0.05
         is_speculative = self._world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
         return [self._start_attempt(batch, number, partition, work) for _ in range(1 + is_speculative)]
 
@@ -300,16 +268,16 @@ class MicroBatchRun:
 
     def stop(self, timeout: float = 30.0) -> None:
         """Stop the query in the driver's process, as a user does."""
-        consumer, stopped = self.plan.consumer, Signal()
-        query = MicroBatchQuery(
+        consumer, stopped = self.query.consumer, Signal()
+        users_query = MicroBatchQuery(
             _StreamingQuery(self),  # type: ignore[arg-type]
-            self.plan.checkpoint,
+            self.query.checkpoint,
             [] if consumer is None else [consumer],
             expected_epochs=self.expected_epochs,
         )
 
         def work() -> None:
-            query.stop(timeout)
+            users_query.stop(timeout)
             stopped.notify_all()
 
         if self.driver.alive:
@@ -386,12 +354,6 @@ class _DataFrame:
 def _with_table_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rename the columns as the writer of a table does."""
     return batch.rename_columns([f"c{index}" for index in range(batch.num_columns)])
-
-
-def cast_key(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast the key to its type in the query, since a queue's key may have been widened."""
-    index = batch.schema.get_field_index("key")
-    return batch.set_column(index, KEY, batch.column(index).cast(KEY.type))
 
 
 def _read_selected(reader: QueueStreamReader, partition: Any) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,7 @@ from penstock.store.log.object_cleaning import clean_up
 from tests.simulation.clients import Producer, Program
 from tests.simulation.continuous import ContinuousRun
 from tests.simulation.disk import SparkError
+from tests.simulation.machine import Machine
 from tests.simulation.micro_batch import MicroBatchRun
 from tests.simulation.objects import LOCATION, ORPHAN_SECONDS
 from tests.simulation.scenario import (
@@ -41,7 +42,6 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.scheduler import Process
 from tests.simulation.server import Server
-from tests.simulation.virtual import Machine
 from tests.support.auditor import History, Snapshot, Violation
 
 PAUSE_SECONDS = 2.5
@@ -332,9 +332,9 @@ class Operator:
         if may_switch and self.machine.random.random() < 0.5:
             self.switch_engine()
         process = self.world.start_process("driver")
-        plan = self.scenario.plan(self.source.url, self.sink.url, self.checkpoint, self.task_limits)
+        query = self.scenario.query(self.source.url, self.sink.url, self.checkpoint, self.task_limits)
         run_class = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
-        driver = Driver(process, run_class(self.machine, process, plan))
+        driver = Driver(process, run_class(self.machine, process, query))
         if not is_only_driver:
             # The other driver may still hold the lock, and both may write the same rows.
             self.maybe_unlocked.add(process)
@@ -420,7 +420,7 @@ class Operator:
         run = next((driver.run for driver in self.drivers if driver.process is process), None)
         if run is None or not self.late_commits:
             return
-        number = int(run.plan.checkpoint.removeprefix("/checkpoint"))
+        number = int(run.query.checkpoint.removeprefix("/checkpoint"))
         self.late_commits = [late for late in self.late_commits if number < late.checkpoint]
         for late in self.late_commits:
             if process in late.drivers:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import KEY, Plan
+from tests.simulation.query import KEY, Query
 from tests.simulation.scheduler import Choices
 
 SCHEMA = pa.schema([("id", pa.int64()), KEY])
@@ -111,8 +111,8 @@ class Scenario:
             object_storage=bool(choose("objects", False, False, True)),
         )
 
-    def plan(self, source_url: str, sink_url: str, checkpoint: str, task_limits: TaskLimits) -> Plan:
-        """Return the options of a run of the query."""
+    def query(self, source_url: str, sink_url: str, checkpoint: str, task_limits: TaskLimits) -> Query:
+        """Return the query with the options of its next run."""
         source = SourceOptions(
             source_url,
             SOURCE,
@@ -129,4 +129,4 @@ class Scenario:
             sink = TableSink(TABLE, url=sink_url)
         else:
             sink = SinkOptions(sink_url, SINK, self.guarantee, max_rows_per_write=3, checkpoint=checkpoint)
-        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.pipeline)
+        return Query(source, sink, sink_url, self.guarantee, checkpoint, self.pipeline)

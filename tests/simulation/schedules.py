@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from penstock.errors import condition_of
 from tests.simulation.clients import SnapshotReader
+from tests.simulation.machine import Machine
 from tests.simulation.moves import MOVES, WEIGHTED_MOVES
 from tests.simulation.operator import Operator
+from tests.simulation.patches import use
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import START, Choices, World
-from tests.simulation.virtual import Machine, use
 from tests.support import auditor
 from tests.support.auditor import History, Violation
 
@@ -63,7 +64,7 @@ def run(seed: int, choices: dict[str, int] | None = None, *, trace: bool = False
     Parameters
     ----------
     seed
-        The seed of the schedule, and of the values that are not decisions, such as ids.
+        The seed of the decisions that are not replayed, and of everything else that is random, such as ids.
     choices
         The decisions to replay; None to draw new ones from the seed.
     trace

@@ -202,7 +202,7 @@ class Server:
     def lock(self, tx: SimTransaction, name: str, parameters: Mapping[str, Any]) -> None:
         """Take the locks of a statement in order, waiting for each.
 
-        After a wait, check again which rows the statement locks: rows may have come meanwhile.
+        After a wait, check again which rows the statement locks: another transaction may have added some.
         """
         if not self.row_locks or not tx.write:
             return
@@ -217,8 +217,8 @@ class Server:
                     continue
                 blockers = self._blockers(tx, key, mode)
                 if is_second_pass and blockers:
-                    # PostgreSQL does not see rows that were added after the statement began, so it would not
-                    # wait for this lock here.
+                    # Waiting here would break the lock order. PostgreSQL does not see rows that were added
+                    # after the statement began.
                     raise StoreLockedError(f"{self.name}: {key} was added while another lock was awaited")
                 has_waited |= bool(blockers)
                 self._wait_for_lock(tx, lambda key=key, mode=mode: self._blockers(tx, key, mode), str(key))

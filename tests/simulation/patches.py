@@ -1,7 +1,7 @@
-"""Simulated machine, and the patches that make the code run on it.
+"""Patches that make the real code run on a simulated machine.
 
-While a schedule runs, ``use`` replaces clocks, threads, files, sockets, open stores and Spark's task context.
-Some sizes are reduced so that a few rows reach them. The protocol code itself is not replaced.
+``use`` replaces clocks, threads, files, sockets, open stores and Spark's task context while a schedule runs.
+It also reduces some sizes so that a few rows reach them. The protocol code itself is not replaced.
 """
 
 from __future__ import annotations
@@ -9,83 +9,29 @@ from __future__ import annotations
 import importlib
 import logging
 import random
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from penstock.errors import StoreNotFoundError
 from penstock.queue.store import Store
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, dropped
 from penstock.store.url import parse_url
 from penstock.store.watching import Wake
-from tests.simulation.database import SimDatabase
-from tests.simulation.disk import Disk, DiskFiles
-from tests.simulation.network import Network, SimListener
-from tests.simulation.objects import ORPHAN_SECONDS, Bucket, SimStorage
-from tests.simulation.scheduler import Task, World
-from tests.simulation.server import Server
+from tests.simulation.disk import DiskFiles
+from tests.simulation.machine import Machine, make_running, running_machine
+from tests.simulation.network import SimListener
+from tests.simulation.objects import ORPHAN_SECONDS, SimStorage
+from tests.simulation.scheduler import World
 from tests.simulation.threads import Clock, Threads
 
 BACKLOG_ROWS = 8
 """How many unread rows count as a backlog."""
 
 
-class Machine:
-    """Everything that the simulated processes share."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        self.world = world
-        self.disk = Disk(world)
-        self.network = Network(world)
-        self.bucket = Bucket(world)
-        self.servers: dict[str, Server] = {}
-        self.random = random.Random(seed)
-        self.reruns = 0
-        """How many interruptions may have caused rows to be written again."""
-
-    def add_server(self, name: str, *, row_locks: bool) -> Server:
-        server = Server(self.world, name, str(self.uuid()), row_locks=row_locks)
-        self.servers[server.url] = server
-        return server
-
-    def kill_tasks(self, tasks: list[Task]) -> None:
-        """Kill tasks but not their process, as Spark kills the Python workers of a job.
-
-        Their connections break, and the stores of the process are opened again with empty caches.
-        """
-        self.world.stop_tasks(tasks)
-        for process in {task.process for task in tasks}:
-            process.stores.clear()
-        for server in self.servers.values():
-            server.break_connections(lambda tx: tx.task in tasks)
-
-    def uuid(self) -> uuid.UUID:
-        return uuid.UUID(int=self.random.getrandbits(128), version=4)
-
-    def store(self, url: str) -> Store:
-        """Return the store as the running process has it open."""
-        process, server = self.world.current_process, self.servers.get(url)
-        if server is None:
-            raise StoreNotFoundError(f"there is no store at {url}")
-        if url not in process.stores:
-            process.stores[url] = Store(SimDatabase(server, process))
-        store: Store = process.stores[url]
-        return store
-
-
-_machine: Machine | None = None
-
-
-def machine() -> Machine:
-    assert _machine is not None, "no schedule is running"
-    return _machine
-
-
 def _world() -> World:
-    return machine().world
+    return running_machine().world
 
 
 class _TaskContext:
@@ -162,15 +108,17 @@ class _NoLock:
 def _replacements() -> dict[str, Any]:
     """Return the replacements by the dotted names of what they replace."""
     clock, threads = Clock(_world), Threads(_world)
-    SimListener.network = staticmethod(lambda: machine().network)
+    SimListener.network = staticmethod(lambda: running_machine().network)
     return {
-        "uuid.uuid4": lambda: machine().uuid(),
+        "uuid.uuid4": lambda: running_machine().uuid(),
         "secrets.randbits": random.getrandbits,
         "secrets.token_hex": lambda size: random.randbytes(size).hex(),
         "secrets.token_bytes": random.randbytes,
         "penstock.objects.storage.time": clock,
         "penstock.objects.recent.threading": threads,
-        "penstock.objects.opened.OpenedStorages.at": lambda self, url: SimStorage(url, machine().bucket),
+        "penstock.objects.opened.OpenedStorages.at": lambda self, url: SimStorage(
+            url, running_machine().bucket
+        ),
         "penstock.store.log.payloads.INLINE_BYTES": 230,
         "penstock.store.log.payloads.OBJECT_BYTES": 450,
         "penstock.store.log.payloads.ORPHAN_AGE": int(ORPHAN_SECONDS * 1_000_000),
@@ -189,7 +137,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.spark.queue_writers.FLUSH_SEGMENTS": 1,
         "penstock.tables.row_encoding.CHUNK_ROWS": 3,
         "penstock.tables.continuous.CHUNK_ROWS": 3,
-        "penstock.queue.store.connect": lambda url, **_: machine().store(url),
+        "penstock.queue.store.connect": lambda url, **_: running_machine().store(url),
         "penstock.queue.store.parse_url": cache(parse_url),
         "penstock.queue.store._guard": _NoLock(),
         "penstock.queue.store._file": lambda url: None,
@@ -199,7 +147,10 @@ def _replacements() -> dict[str, Any]:
         "penstock.spark.queue_writers.TaskContext": _TaskContext,
         "penstock.spark.internals.python_workers.TaskContext": _TaskContext,
         "penstock.spark.internals.python_workers._freeze": lambda modules: None,
-        "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
+        "penstock.spark.checkpoint._open": lambda location: (
+            DiskFiles(running_machine().disk),
+            location.rstrip("/"),
+        ),
         "penstock.tables.sql.writer.project_rows": lambda frame, layout: frame,
         "penstock.pipeline.micro_batches.connect": lambda url, **_: _StoreContext(url),
         "penstock.pipeline.micro_batches.time": clock,
@@ -221,16 +172,18 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.coordinator.time": clock,
         "penstock.continuous.driver.coordinator.threading": threads,
         "penstock.continuous.driver.coordinator.AuthenticatedListener": SimListener,
-        "penstock.spark.driver_endpoint.connect": lambda address: machine().network.connect(address.port),
+        "penstock.spark.driver_endpoint.connect": lambda address: running_machine().network.connect(
+            address.port
+        ),
         "penstock.continuous.driver.checkpoint_follower.time": clock,
         "penstock.continuous.driver.checkpoint_follower.threading": threads,
         "penstock.continuous.driver.checkpoint_log.time": clock,
         "penstock.continuous.driver.checkpoint_log.is_local": lambda files: True,
         "penstock.continuous.driver.checkpoint_log.create_durably": lambda path, content: (
-            machine().disk.create(path, content)
+            running_machine().disk.create(path, content)
         ),
         "penstock.continuous.driver.checkpoint_log.replace_durably": lambda path, content, allowed: (
-            allowed() and machine().disk.replace(path, content)
+            allowed() and running_machine().disk.replace(path, content)
         ),
         "penstock.instants.time": clock,
     }
@@ -255,7 +208,7 @@ class _StoreContext:
     """Store of the running process, which stays open after a ``with`` block."""
 
     def __init__(self, url: str) -> None:
-        self._store = machine().store(url)
+        self._store = running_machine().store(url)
 
     def __enter__(self) -> Store:
         return self._store
@@ -264,29 +217,29 @@ class _StoreContext:
 
 
 @contextmanager
-def use(simulated: Machine) -> Iterator[None]:
+def use(machine: Machine) -> Iterator[None]:
     """Run the code inside a ``with`` block on a simulated machine."""
-    global _machine
     patches = _patches()
     originals = [getattr(owner, name) for owner, name, _ in patches]
     log_level = logging.root.manager.disable
-    _machine = simulated
     random_state = random.getstate()
-    random.seed(simulated.random.getrandbits(64))
+    random.seed(machine.random.getrandbits(64))
     logging.disable(logging.CRITICAL)
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
     try:
-        yield
+        with make_running(machine):
+            try:
+                yield
+            finally:
+                machine.world.close()
+                for server in machine.servers.values():
+                    server.close()
     finally:
-        simulated.world.close()
-        for server in simulated.servers.values():
-            server.close()
         for (owner, name, _), original in zip(patches, originals, strict=True):
             setattr(owner, name, original)
         logging.disable(log_level)
         random.setstate(random_state)
-        _machine = None
 
 
 @cache
