@@ -11,6 +11,7 @@ steps and the faults. An auditor that does not depend on the code checks the res
 - ``query``, ``micro_batch``, ``continuous``: the query, and models of Spark's engines that run it
 - ``scenario``, ``clients``, ``operator``: the initial state, the clients, and the operator of the query
 - ``moves``, ``data_moves``: the faults and operations that a schedule injects
+- ``snapshots``: what readers can read at one moment, for the auditor
 - ``schedules``: running, shrinking and reporting a schedule
 - ``faults``, ``fault_run``: changes of the code that the simulation must detect
 - ``tests.support.auditor``: the invariants

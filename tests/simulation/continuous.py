@@ -32,7 +32,7 @@ class ContinuousRun:
     """Run of a continuous query in a driver process."""
 
     def __init__(self, machine: Machine, driver: Process, query: Query, interval: float = 1.0) -> None:
-        self._machine, self._world = machine, machine.world
+        self.machine, self.world = machine, machine.world
         self.driver, self.query, self._interval = driver, query, interval
         self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
@@ -42,9 +42,9 @@ class ContinuousRun:
 
     def kill_executors(self) -> None:
         """Kill the executors after their driver, either at once or a while later."""
-        self._machine.reruns += not self.ended
-        if self._world.choices.draw(f"x{self.driver.pid}", 2):
-            self._world.call_later(5.0, self.executors.kill)
+        self.machine.reruns += not self.ended
+        if self.world.choices.draw(f"x{self.driver.pid}", 2):
+            self.world.call_later(5.0, self.executors.kill)
         else:
             self.executors.kill()
 
@@ -53,7 +53,7 @@ class ContinuousRun:
             self._run()
         except Exception as error:
             self.failure = error
-            self._machine.reruns += 1
+            self.machine.reruns += 1
         finally:
             self.ended = True
 
@@ -62,7 +62,7 @@ class ContinuousRun:
         source = QueueSourceDriver(query.source)
         logs = CheckpointLog(query.checkpoint)
         engine = Engine(self, source)
-        sink = self._sink(logs.query_id())
+        sink = self._open_sink(logs.query_id())
         execution = ContinuousExecution(
             "simulated",
             source,
@@ -70,7 +70,7 @@ class ContinuousRun:
             engine,
             logs,
             Settings(self._interval, start_timeout=20.0),
-            clock=lambda: self._world.now,
+            clock=lambda: self.world.now,
         )
         self.execution = execution
         execution.progress.committed = lambda *args, **kwargs: {}  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ class ContinuousRun:
         if execution.failure is not None:
             raise execution.failure
 
-    def _sink(self, query_id: str) -> SinkDriver:
+    def _open_sink(self, query_id: str) -> SinkDriver:
         driver = self.query.sink_driver(query_id)
         driver.check(COLUMNS)
         return driver
@@ -120,7 +120,7 @@ class ContinuousRun:
 
         if self.driver.alive and not self.ended:
             self.driver.spawn(work, "stop")
-            self._world.wait(stopped, seconds=timeout + 10.0)
+            self.world.wait(stopped, seconds=timeout + 10.0)
         self.driver.kill()
 
 
@@ -150,8 +150,8 @@ class Engine:
         """Start new executors if they have died."""
         run = self.run
         if not run.executors.alive:
-            run._machine.reruns += 1
-            run.executors = run._world.start_process(f"executors of {run.driver}")
+            run.machine.reruns += 1
+            run.executors = run.world.start_process(f"executors of {run.driver}")
 
 
 class Job(ABC):
@@ -179,7 +179,7 @@ class Job(ABC):
             self._work(number)
         except Exception as error:
             self._failure = self._failure or error
-            self._run._machine.reruns += 1
+            self._run.machine.reruns += 1
         self._running_tasks -= 1
         self._task_ended.notify_all()
 
@@ -204,7 +204,7 @@ class Job(ABC):
         return self._running_tasks > 0 and self._executors.alive
 
     def join(self, timeout: float) -> bool:
-        world = self._run._world
+        world = self._run.world
         deadline = world.now + timeout
         while self.alive() and world.now < deadline and self._tasks:
             world.wait(self._task_ended, seconds=min(1.0, deadline - world.now))
@@ -214,9 +214,9 @@ class Job(ABC):
         """Kill the Python workers of the job's tasks."""
         if self._running_tasks <= 0 or self._cancelled:
             return
-        self._run._machine.reruns += 1
+        self._run.machine.reruns += 1
         self._cancelled = True
-        self._run._machine.kill_tasks([task for task in self._tasks if not task.done])
+        self._run.machine.kill_tasks([task for task in self._tasks if not task.done])
         self._running_tasks = 0
 
     def failure(self) -> Exception | None:
@@ -266,7 +266,7 @@ class CatchUpJob(Job):
         try:
             self._attempt(number)
         except Exception:
-            self._run._machine.reruns += 1
+            self._run.machine.reruns += 1
             self._attempt(number)
 
     def _attempt(self, number: int) -> None:

@@ -26,7 +26,7 @@ from tests.simulation import schedules
 for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
     outcome = schedules.run(seed)
     if outcome.failure is not None:
-        print(seed, outcome.failure.kind, outcome.failure.text[:160].replace(chr(10), " "))
+        print(seed, outcome.failure.text[:160].replace(chr(10), " "))
         break
 """
 
@@ -83,7 +83,7 @@ def _detect(fault: Fault, first: int, count: int) -> str | None:
             seed = int(failed_seed) + 1
             # A schedule that fails without the fault too does not detect it.
             if not _first_failure(baseline, int(failed_seed), 1):
-                return f"{seed - first} {failure}"
+                return f"after {seed - first} schedules: {failure}"
     return None
 
 

@@ -45,7 +45,7 @@ class MicroBatchRun:
     """Run of a micro-batch query in a driver process."""
 
     def __init__(self, machine: Machine, driver: Process, query: Query) -> None:
-        self._machine, self._world, self._disk = machine, machine.world, machine.disk
+        self.machine, self.world, self._disk = machine, machine.world, machine.disk
         self.driver, self.query = driver, query
         self.executors = machine.world.start_process(f"executors of {driver}")
         self.ended = False
@@ -68,9 +68,9 @@ class MicroBatchRun:
 
     def kill_executors(self) -> None:
         """Kill the executors after their driver, either at once or a while later."""
-        self._machine.reruns += not self.ended
-        if self._world.choices.draw(f"x{self.driver.pid}", 2):
-            self._world.call_later(5.0, self.executors.kill)
+        self.machine.reruns += not self.ended
+        if self.world.choices.draw(f"x{self.driver.pid}", 2):
+            self.world.call_later(5.0, self.executors.kill)
         else:
             self.executors.kill()
 
@@ -81,7 +81,7 @@ class MicroBatchRun:
             self._run()
         except Exception as error:
             self.failure = error
-            self._machine.reruns += 1
+            self.machine.reruns += 1
         finally:
             self.ended, self.active = True, False
 
@@ -116,7 +116,7 @@ class MicroBatchRun:
             self.owns_consumer = True
             if end == position:
                 self.idle_at, self.active = end["to"], False
-                self._world.sleep(POLL_SECONDS)
+                self.world.sleep(POLL_SECONDS)
                 self.active = True
                 continue
             self.idle_at = None
@@ -177,7 +177,7 @@ class MicroBatchRun:
                 lambda tx: catalog.find_queue(tx, options.queue), write=False
             )
             writer = QueueStreamWriter(options, record)
-            messages = self._run_tasks(
+            messages = self.run_tasks(
                 batch, partitions, lambda partition: writer.write(_read_selected(reader, partition))
             )
             writer.commit(messages, batch)
@@ -197,7 +197,7 @@ class MicroBatchRun:
 
     # Tasks.
 
-    def _run_tasks(self, batch: int, partitions: list[Any], work: Callable[[Any], Any]) -> list[Any]:
+    def run_tasks(self, batch: int, partitions: list[Any], work: Callable[[Any], Any]) -> list[Any]:
         """Run a task for each partition; return the result of one attempt of each."""
         all_attempts = [
             self._start_attempts(batch, number, partition, work)
@@ -215,15 +215,15 @@ class MicroBatchRun:
                     if len(attempts) >= MAX_ATTEMPTS or not isinstance(attempts[-1].failure, Exception):
                         raise attempts[-1].failure
                     attempts.append(self._start_attempt(batch, number, partitions[number], work))
-                self._world.wait(*(attempt.changed for attempt in attempts), seconds=1.0)
+                self.world.wait(*(attempt.changed for attempt in attempts), seconds=1.0)
         return results
 
     def _replace_executors(self, all_attempts: list[list[_Attempt]]) -> None:
         """Start new executors if they have died; their tasks fail and are retried."""
         if self.executors.alive:
             return
-        self.executors = self._world.start_process(f"executors of {self.driver}")
-        self._machine.reruns += 1
+        self.executors = self.world.start_process(f"executors of {self.driver}")
+        self.machine.reruns += 1
         for attempt in (attempt for attempts in all_attempts for attempt in attempts):
             if not attempt.done and attempt.failure is None:
                 attempt.failure = SparkError("executor lost")
@@ -234,7 +234,7 @@ class MicroBatchRun:
         """Start a task, sometimes twice, as speculative execution does."""
         # With at-least-once, both attempts would append, and the auditor would not expect the repeated rows.
         chance = 0.0 if self.query.guarantee == "at_least_once" else 0.05
-        is_speculative = self._world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
+        is_speculative = self.world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
         return [self._start_attempt(batch, number, partition, work) for _ in range(1 + is_speculative)]
 
     def _start_attempt(self, batch: int, number: int, partition: Any, work: Callable[[Any], Any]) -> _Attempt:
@@ -246,7 +246,7 @@ class MicroBatchRun:
                 attempt.done = True
             except Exception as error:
                 attempt.failure = error
-                self._machine.reruns += 1
+                self.machine.reruns += 1
             attempt.changed.notify_all()
 
         task = self.executors.spawn(run, f"task {batch}.{number}")
@@ -269,7 +269,7 @@ class MicroBatchRun:
     def stop(self, timeout: float = 30.0) -> None:
         """Stop the query in the driver's process, as a user does."""
         consumer, stopped = self.query.consumer, Signal()
-        users_query = MicroBatchQuery(
+        pipeline_query = MicroBatchQuery(
             _StreamingQuery(self),  # type: ignore[arg-type]
             self.query.checkpoint,
             [] if consumer is None else [consumer],
@@ -277,12 +277,12 @@ class MicroBatchRun:
         )
 
         def work() -> None:
-            users_query.stop(timeout)
+            pipeline_query.stop(timeout)
             stopped.notify_all()
 
         if self.driver.alive:
             self.driver.spawn(work, "stop")
-            self._world.wait(stopped, seconds=timeout + 10.0)
+            self.world.wait(stopped, seconds=timeout + 10.0)
         self.driver.kill()
 
 
@@ -309,11 +309,11 @@ class _StreamingQuery:
     def stop(self) -> None:
         """Interrupt the query's thread and kill its tasks."""
         run = self._run
-        run._machine.reruns += run.busy
+        run.machine.reruns += run.busy
         run.ended = True
         run.executors.kill()
-        run._machine.kill_tasks([task for task in run.driver.tasks if task.name == "query" and not task.done])
-        for server in run._machine.servers.values():
+        run.machine.kill_tasks([task for task in run.driver.tasks if task.name == "query" and not task.done])
+        for server in run.machine.servers.values():
             # The reader runs in a child process of Spark, which ends with the query.
             server.release_owner_locks(run.driver)
 
@@ -347,7 +347,7 @@ class _DataFrame:
             batches = (_with_table_columns(batch) for batch in _read_selected(self._reader, partition))
             return list(self._func(batches))
 
-        batches_by_task = self._run._run_tasks(self._batch, self._partitions, run_task)
+        batches_by_task = self._run.run_tasks(self._batch, self._partitions, run_task)
         return [Row(**row) for batches in batches_by_task for batch in batches for row in batch.to_pylist()]
 
 

@@ -128,6 +128,10 @@ BREAKPOINTS = (
     (PRODUCER, "committed on"),
     (PRODUCER, "begin on"),
 )
+"""Where a breakpoint may stop: how the names of the process and of the step start.
+
+A place that is listed twice is chosen twice as often.
+"""
 _STORAGE_BREAKPOINTS = ((EXECUTORS, "put"), (EXECUTORS, "put is done"), (PRODUCER, "put"))
 FOLLOW_UP_WEIGHTS = {
     "": 1,

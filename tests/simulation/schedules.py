@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import condition_of
-from tests.simulation.clients import SnapshotReader
 from tests.simulation.machine import Machine
 from tests.simulation.moves import MOVES, WEIGHTED_MOVES
 from tests.simulation.operator import Operator
 from tests.simulation.patches import use
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import START, Choices, World
+from tests.simulation.snapshots import SnapshotReader
 from tests.support import auditor
 from tests.support.auditor import History, Violation
 

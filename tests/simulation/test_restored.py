@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from penstock.queue.store import open_store
-from tests.simulation.clients import SnapshotReader
 from tests.simulation.machine import Machine
 from tests.simulation.operator import Backup, Operator
 from tests.simulation.patches import use
 from tests.simulation.scenario import CONSUMER, CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
 from tests.simulation.scheduler import Choices, World
 from tests.simulation.server import Server
+from tests.simulation.snapshots import SnapshotReader
 from tests.support import auditor
 from tests.support.auditor import History
 
