@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Key = tuple[Any, ...]
-Query = Callable[[str, Mapping[str, Any]], list[Any]]
+RunQuery = Callable[[str, Mapping[str, Any]], list[Any]]
 """Runs a query on the data that the transaction sees."""
 
-FindKeys = Callable[[Mapping[str, Any], Query], Iterable[Key]]
+FindKeys = Callable[[Mapping[str, Any], RunQuery], Iterable[Key]]
 """Returns the keys of the rows that a statement with these parameters locks, in order."""
 
 
@@ -23,7 +23,7 @@ def _row(table: str, *columns: str) -> FindKeys:
     return lambda parameters, query: [(table, *(parameters[column] for column in columns))]
 
 
-def _rows_of(table: str, sql: str) -> FindKeys:
+def _selected_rows(table: str, sql: str) -> FindKeys:
     """Lock the rows whose keys a query returns."""
     return lambda parameters, query: [(table, *row) for row in query(sql, parameters)]
 
@@ -31,7 +31,7 @@ def _rows_of(table: str, sql: str) -> FindKeys:
 _REGISTRATION = _row("registration", "consumer_id", "queue_id")
 _POSITION = _row("position", "consumer_id", "queue_id", "partition")
 _PARTITION = _row("partition", "queue_id", "partition")
-_ALL_PARTITIONS = _rows_of(
+_ALL_PARTITIONS = _selected_rows(
     "partition",
     "select queue_id, partition from main.penstock_partition where queue_id = :queue_id order by partition",
 )
@@ -45,15 +45,15 @@ _LEDGER = (
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
 _OBJECTS = "select object_id from main.penstock_object where queue_id = :queue_id order by object_id"
 
-LOCKED: dict[str, FindKeys] = {
-    "lock_registration": _rows_of(
+LOCKED_ROWS: dict[str, FindKeys] = {
+    "lock_registration": _selected_rows(
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
         "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
         "join main.penstock_queue as q on q.queue_id = r.queue_id "
         "where c.name = :consumer and q.name = :queue",
     ),
-    "lock_registrations": _rows_of(
+    "lock_registrations": _selected_rows(
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
         "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
@@ -62,18 +62,18 @@ LOCKED: dict[str, FindKeys] = {
     "insert_registration": _REGISTRATION,
     "set_vital": _REGISTRATION,
     "delete_registration": _REGISTRATION,
-    "delete_registrations": _rows_of(
+    "delete_registrations": _selected_rows(
         "registration",
         "select consumer_id, queue_id from main.penstock_registration where queue_id = :queue_id",
     ),
-    "delete_producers": _rows_of(
+    "delete_producers": _selected_rows(
         "producer", "select queue_id, session from main.penstock_producer where queue_id = :queue_id"
     ),
-    "delete_sink_ledger": _rows_of(
+    "delete_sink_ledger": _selected_rows(
         "ledger",
         "select sink, app_id, batch_id, task from main.penstock_ledger where sink = :sink",
     ),
-    "delete_queue_staged": _rows_of("staged", f"{_STAGED} queue_id = :queue_id"),
+    "delete_queue_staged": _selected_rows("staged", f"{_STAGED} queue_id = :queue_id"),
     "own_registration": _REGISTRATION,
     "open_plan": _REGISTRATION,
     "close_plan": _REGISTRATION,
@@ -92,17 +92,17 @@ LOCKED: dict[str, FindKeys] = {
     "account_merge": _PARTITION,
     "insert_partition": _PARTITION,
     "set_total": _ALL_PARTITIONS,
-    "lock_queue": _rows_of("queue", "select queue_id from main.penstock_queue where name = :name"),
+    "lock_queue": _selected_rows("queue", "select queue_id from main.penstock_queue where name = :name"),
     "set_partitions": _QUEUE,
     "set_retention": _QUEUE,
     "set_added_columns": _QUEUE,
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),
-    "forget_logged": _rows_of(
+    "forget_logged": _selected_rows(
         "ledger", f"{_LEDGER} batch_id between :first and :last and task = -1 and logged is not null"
     ),
-    "prune_ledger": _rows_of("ledger", f"{_LEDGER} batch_id < :batch_id"),
+    "prune_ledger": _selected_rows("ledger", f"{_LEDGER} batch_id < :batch_id"),
     "lock_marked_source": _row("marked_source", "source"),
     "insert_marked_source": _row("marked_source", "source"),
     "raise_marked_source": _row("marked_source", "source"),
@@ -113,14 +113,16 @@ LOCKED: dict[str, FindKeys] = {
     "set_sequence": _PRODUCER,
     "delete_segment": _row("segment", "queue_id", "partition", "end_index"),
     "delete_payload": _row("payload", "payload_id"),
-    "delete_staged_batch": _rows_of(
+    "delete_staged_batch": _selected_rows(
         "staged", f"{_STAGED} app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id"
     ),
-    "delete_staged_from": _rows_of(
+    "delete_staged_from": _selected_rows(
         "staged",
         f"{_STAGED} app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal",
     ),
-    "delete_staged_before": _rows_of("staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"),
+    "delete_staged_before": _selected_rows(
+        "staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"
+    ),
     "insert_object": _row("object", "object_id"),
     "begin_cleaning": _row("location", "payloads"),
     "insert_location": _row("location", "payloads"),
@@ -128,14 +130,14 @@ LOCKED: dict[str, FindKeys] = {
     "refuse_location": _row("location", "payloads"),
     "settle_cleaning": _row("cleaning", "payloads", "token"),
     "forget_cleaning": _row("cleaning", "payloads", "token"),
-    "forget_cleanings": _rows_of(
+    "forget_cleanings": _selected_rows(
         "cleaning",
         "select payloads, token from main.penstock_cleaning where payloads = :payloads and "
         "begun_at < :before and taken_over = 0 and settled_at is not null",
     ),
-    "mark_unused": _rows_of("object", _OBJECTS),
-    "mark_used": _rows_of("object", _OBJECTS),
-    "delete_unused": _rows_of("object", _OBJECTS),
+    "mark_unused": _selected_rows("object", _OBJECTS),
+    "mark_used": _selected_rows("object", _OBJECTS),
+    "delete_unused": _selected_rows("object", _OBJECTS),
     "insert_queue": lambda parameters, query: [("queue name", parameters["name"])],
     # The identity comes from a sequence, which a rollback does not reset.
     "insert_consumer": lambda parameters, query: [
@@ -144,6 +146,7 @@ LOCKED: dict[str, FindKeys] = {
     ],
     "delete_consumer": _row("consumer", "consumer_id"),
 }
+"""The rows that each statement reads for update, changes or deletes."""
 
 _REGISTERED = (
     "select 1 from main.penstock_registration where consumer_id = :consumer_id and queue_id = :queue_id"
@@ -160,7 +163,7 @@ EXISTING_ROW: dict[str, str] = {
 The statement does not lock an existing row.
 """
 
-REFERENCED: dict[str, FindKeys] = {
+REFERENCED_ROWS: dict[str, FindKeys] = {
     "insert_registration": lambda parameters, query: (
         []
         if query(_REGISTERED, parameters)
@@ -174,25 +177,27 @@ REFERENCED: dict[str, FindKeys] = {
         [] if query(_SESSION, parameters) else _QUEUE(parameters, query)
     ),
 }
+"""The rows to which the foreign keys of an inserted row refer."""
+
+# Lock modes of PostgreSQL.
+FOR_UPDATE, NO_KEY_UPDATE, KEY_SHARE = "for update", "for no key update", "for key share"
 
 FOR_UPDATE_STATEMENTS = {"lock_queue", "lock_partition", "lock_partitions"} | {
-    name for name in LOCKED if name.startswith(("delete_", "prune_"))
+    name for name in LOCKED_ROWS if name.startswith(("delete_", "prune_"))
 }
-
-FOR_UPDATE, NO_KEY_UPDATE, KEY_SHARE = "for update", "for no key update", "for key share"
 
 
 def conflict(one: str, other: str) -> bool:
-    """Return whether two transactions cannot hold these locks of a row at the same time."""
+    """Return whether two transactions cannot hold locks of these modes on a row at the same time."""
     return FOR_UPDATE in (one, other) or one == other == NO_KEY_UPDATE
 
 
-def required_locks(name: str, parameters: Mapping[str, Any], query: Query) -> list[tuple[Key, str]]:
+def required_locks(name: str, parameters: Mapping[str, Any], query: RunQuery) -> list[tuple[Key, str]]:
     """Return the rows that a statement locks and the lock modes, in order."""
     locks = []
-    if name in LOCKED:
+    if name in LOCKED_ROWS:
         mode = FOR_UPDATE if name in FOR_UPDATE_STATEMENTS else NO_KEY_UPDATE
-        locks += [(key, mode) for key in LOCKED[name](parameters, query)]
-    if name in REFERENCED:
-        locks += [(key, KEY_SHARE) for key in REFERENCED[name](parameters, query)]
+        locks += [(key, mode) for key in LOCKED_ROWS[name](parameters, query)]
+    if name in REFERENCED_ROWS:
+        locks += [(key, KEY_SHARE) for key in REFERENCED_ROWS[name](parameters, query)]
     return locks
