@@ -208,7 +208,7 @@ class SnapshotReader:
                 for segment in page:
                     if segment.start_index != position:
                         raise Violation("gap", f"{where} has row {position} twice or not at all")
-                    batches.append(decoder.rows(segment))
+                    batches += decoder.decode_rows(segment, segment.start_index, segment.end_index)
                     position = segment.end_index
                 if not page:
                     raise Violation(
