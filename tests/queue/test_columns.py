@@ -286,7 +286,7 @@ def test_compacting_only_rows_without_a_column_does_not_add_the_column(store: pe
 def _columns(store: penstock.Store) -> list[list[str]]:
     """Return the columns with which each payload was written."""
     text = qualify(
-        "select columns_id from penstock.payload order by payload_id",
+        "select columns_id from penstock.segment order by payload_id",
         store.database.dialect,
         store.database.url.schema,
     )

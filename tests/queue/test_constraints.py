@@ -37,7 +37,7 @@ def test_the_schema_refuses_longer_texts_than_penstock_writes(store: Store, tabl
     store.create_consumer("c").register("q")
     store.producer("q", "s")
     number = queue.record.queue_id
-    segment_list = bytes_literal(store.database.dialect, bytes(32))
+    segment_list = bytes_literal(store.database.dialect, bytes(64))
     for row in (
         "mark (source, app_id, partition, next_index) values ('s', 'a', 0, 0)",
         "marked_source (source, app_id, generation) values ('s', 'a', 0)",

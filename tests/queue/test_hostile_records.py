@@ -125,7 +125,7 @@ def test_sums_of_numbers_that_other_programs_wrote_do_not_overflow(store: Store)
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     columns = "app_id, batch_id, attempt, task, ordinal, queue_id, segments, bytes, segment_list, created_at"
-    segment = bytes_literal(store.database.dialect, bytes(32))
+    segment = bytes_literal(store.database.dialect, bytes(64))
     for ordinal in range(2):
         run_sql(
             store.database,

@@ -119,7 +119,7 @@ def test_a_segment_cannot_claim_any_number_of_values_without_bytes(store: Store,
 def claim(store: Store, batch: pa.RecordBatch, columns_id: int = FIRST_COLUMNS) -> None:
     """Replace the only segment with one that has these rows."""
     overwrite(store, "payload.data", encode(batch).to_pybytes())
-    overwrite(store, "payload.columns_id", columns_id)
+    overwrite(store, "segment.columns_id", columns_id)
     overwrite(store, "segment.end_index", batch.num_rows)
     overwrite(store, "partition.next_index", batch.num_rows)
 
@@ -159,7 +159,7 @@ def test_compaction_does_not_fill_a_segment_of_more_rows_than_the_log_says(store
     queue.append([{"flag": True, "amount": 1}])
     many = pa.record_batch({"flag": pa.array([True]).take(pa.repeat(0, 1 << 24))})
     overwrite(store, "payload.data", encode(many).to_pybytes())
-    overwrite(store, "payload.columns_id", FIRST_COLUMNS)
+    overwrite(store, "segment.columns_id", FIRST_COLUMNS)
     before, peak = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
     with pytest.raises(StoreError, match=f"has {1 << 24} rows"):
         queue.compact()

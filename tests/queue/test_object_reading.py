@@ -25,7 +25,9 @@ def checked(store: penstock.Store) -> tuple[int | None, list[str], list[str]]:
 
 
 def stored_bytes(store: penstock.Store) -> int:
-    ((size,),) = run_sql(store.database, "select coalesce(sum(length), 0) from penstock.payload")
+    ((size,),) = run_sql(
+        store.database, "select coalesce(sum(bytes), 0) from penstock.segment where object_id is not null"
+    )
     return int(size)
 
 
@@ -59,7 +61,7 @@ def test_each_damaged_object_is_listed_once(
     name = str(path.relative_to(folder))
     object_id = int(path.name[:16], 16)
     ((length,),) = run_sql(
-        store.database, f"select length from penstock.payload where object_id = {object_id}"
+        store.database, f"select bytes from penstock.segment where object_id = {object_id}"
     )
     data = bytearray(path.read_bytes())
     if how == "cut off":

@@ -368,22 +368,22 @@ def test_object_places_that_penstock_did_not_write_are_refused(
         "object_id = 1",
         "start_byte = start_byte + 1",
         "start_byte = 1099511627776",
-        "length = 1",
-        "length = 1073741824",
+        "bytes = 1",
+        "bytes = 1073741824",
         "checksum = 0",
     ):
         before = run_sql(
             store.database,
-            "select payload_id, object_id, start_byte, length, checksum from penstock.payload "
+            "select queue_id, object_id, start_byte, bytes, checksum from penstock.segment "
             f"where object_id = {ours[0][0]}",
         )[0]
-        run_sql(store.database, f"update penstock.payload set {change} where payload_id = {before[0]}")
+        run_sql(store.database, f"update penstock.segment set {change} where queue_id = {before[0]}")
         with pytest.raises(StoreError):
             queue.read(0, 0)
         run_sql(
             store.database,
-            f"update penstock.payload set object_id = {before[1]}, start_byte = {before[2]}, "
-            f"length = {before[3]}, checksum = {before[4]} where payload_id = {before[0]}",
+            f"update penstock.segment set object_id = {before[1]}, start_byte = {before[2]}, "
+            f"bytes = {before[3]}, checksum = {before[4]} where queue_id = {before[0]}",
         )
     assert everything(queue)[0] == [1]
     run_sql(store.database, "update penstock.queue set payloads = null where name = 'q'")

@@ -146,7 +146,7 @@ def test_a_segment_without_rows_is_an_error_by_name(
     """Whoever may append could plant one."""
     fill(make_queue(store), range(4), each=2)
     make_queue(store, "out")
-    columns = "first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id"
+    columns = "first_append, last_append, first_timestamp, last_timestamp, bytes, columns_id, payload_id"
     run_sql(
         store.database,
         f"insert into penstock.segment (queue_id, partition, start_index, end_index, {columns}) "

@@ -19,7 +19,8 @@ def test_each_segment_follows_the_earlier_ones_of_its_partition(
     segments: list[tuple[int, int, int]],
 ) -> None:
     segments = sorted(segments, key=lambda segment: segment[0])
-    parts = _PartitionTotals.of(StoredSegments(*zip(*segments, strict=True), range(len(segments))))
+    ids = range(len(segments))
+    parts = _PartitionTotals.of(StoredSegments(*zip(*segments, strict=True), ids, ids, ids, ids, ids))
     groups = {key: list(group) for key, group in groupby(segments, lambda segment: segment[0])}
     assert list(parts.partitions) == list(groups)
     assert list(parts.rows) == [sum(rows for _, rows, _ in group) for group in groups.values()]

@@ -30,14 +30,11 @@ FILL = [
         "insert into penstock.partition (queue_id, partition, total, next_index) "
         "select 1 + i / 4, i % 4, 4, 1000000 from {rows:8000}"
     ),
-    (
-        "insert into penstock.payload (payload_id, columns_id, data) "
-        f"select i, 0, {{empty}} from {{rows:{SEGMENTS}}}"
-    ),
+    (f"insert into penstock.payload (payload_id, data) select i, {{empty}} from {{rows:{SEGMENTS}}}"),
     (
         "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, "
-        "last_append, first_timestamp, last_timestamp, bytes, payload_id) select 6 + i % 3, 0, i / 3, i / "
-        f"3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
+        "last_append, first_timestamp, last_timestamp, bytes, columns_id, payload_id) select 6 + i % 3, 0, "
+        f"i / 3, i / 3 + 1, i, i, i, i, 100, 0, i from {{rows:{SEGMENTS}}}"
     ),
     (
         "insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_clock) "
@@ -82,12 +79,17 @@ FILL = [
         "select 'q' || (i % 20), i, 'r', i, 1, '{{}}' from {rows:18000}"
     ),
     (
-        "insert into penstock.payload (payload_id, columns_id, object_id, start_byte, length, checksum) "
-        f"select {SEGMENTS} + i, 1, i / 2, 0, 1, 0 from {{rows:20000}}"
+        "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, "
+        "last_append, first_timestamp, last_timestamp, bytes, columns_id, object_id, start_byte, checksum) "
+        "select 6 + i % 3, 1, i / 3, i / 3 + 1, i, i, i, i, 100, 0, i / 2, 0, 0 from {rows:20000}"
     ),
     (
         "insert into penstock.object (object_id, suffix, queue_id, size, created_at, unused_at) "
         "select i, i, i % 20, 1, 0, case when i % 100 = 0 then i end from {rows:20000}"
+    ),
+    (
+        "insert into penstock.staged_object (object_id, app_id, batch_id, attempt, ordinal) "
+        "select 10000 + i, 'a' || (i % 10), i / 1000, 't' || (i % 1000), i % 7 from {rows:5000}"
     ),
     "insert into penstock.key_home (queue_id, partitions, hashes) select 1 + i, 2, {empty} from {rows:1000}",
 ]
@@ -177,7 +179,7 @@ HOT: dict[str, Parameters] = {
     "list_objects": {"queue_id": 7, "after": 700, "most": 1000},
     "runs_of": {"payload_ids": "[1, 2, 3]"},
     "used_objects": {"queue_id": 7, "first": 0, "last": 100},
-    "payloads_in_objects": {"queue_id": 7, "first": 0, "last": 100},
+    "segments_in_objects": {"queue_id": 7, "first": 0, "last": 100},
     "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }
 # Sorts for display of a few rows, or of the partitions of one append.
@@ -254,7 +256,7 @@ def as_the_store(database: Database) -> Iterator[Any]:
 def _sql(database: Database, text: str) -> str:
     text = re.sub(r"\{rows:(\d+)\}", lambda found: numbers(database, int(found[1])), text)
     text = text.replace("{empty}", EMPTY[database.dialect])
-    text = text.replace("{segment_list}", bytes_literal(database.dialect, bytes(32)))
+    text = text.replace("{segment_list}", bytes_literal(database.dialect, bytes(64)))
     return qualify(text, database.dialect, database.url.schema)
 
 
@@ -302,7 +304,8 @@ ARRAYS: dict[str, Parameters] = {
     "publish_segments": {
         "queue_id": 7, "partition": [0, 1], "row_count": [1, 1], "bytes": [1, 1], "segments": [1, 1],
         "place": [1, 2], "rows_before": [0, 0], "segment_rows": [1, 1], "segment_bytes": [1, 1],
-        "payload_id": [700, 701], "gap": 1,
+        "columns_id": [0, 0], "payload_id": [700, 701], "object_id": [], "start_byte": [], "checksum": [],
+        "gap": 1,
     },
     "raise_safe_all": {
         "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "safe_index": [1, 1],

@@ -24,7 +24,7 @@ def test_both_databases_have_the_same_columns_and_keys() -> None:
     sqlite, postgres = _tables("sqlite"), _tables("postgres")
     sqlite["store"].remove("next_block")
     assert sqlite == postgres
-    assert len(sqlite) == 23
+    assert len(sqlite) == 24
 
 
 def _tables(dialect: str) -> dict[str, list[str]]:

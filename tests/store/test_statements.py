@@ -47,7 +47,7 @@ def test_both_databases_have_the_same_statements_except_the_known_ones() -> None
         "insert_partition_all",
         "insert_object_all",
         "insert_payload_all",
-        "insert_payload_in_object_all",
+        "insert_staged_object_all",
         "insert_position_all",
         "insert_feed_commit_all",
         "lock_holders",

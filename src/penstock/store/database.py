@@ -94,9 +94,10 @@ def parameter_rows(columns: Columns, common: Mapping[str, object]) -> list[dict[
 def stored_bytes(segment: Row) -> int:
     """Return the size of a segment's rows and timestamps in bytes, from a row of a page.
 
-    The size is measured, since another program may have written a wrong value into the column ``bytes``.
+    The size of a payload in the database is measured, since another program may have written a wrong value
+    into the column ``bytes``.
     """
-    rows = segment.length or 0 if segment.data is None else len(segment.data)
+    rows = segment.bytes if segment.data is None else len(segment.data)
     return int(rows) + len(segment.runs or b"")
 
 

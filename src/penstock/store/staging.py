@@ -9,7 +9,7 @@ from operator import attrgetter, not_
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, append_task_segments, publish_segments, stored_segments
+from penstock.store.log.partition_log import Appended, append_task_segments, publish_segments
 from penstock.store.log.payloads import PayloadOwner, store_payloads, write_objects
 from penstock.store.log.segmenting import Segment
 from penstock.store.log.written import SegmentIndex, TaskSegments
@@ -91,13 +91,13 @@ def stage(
         require_columns(tx, owner, map(attrgetter("columns_id"), segments))
     insert_staged(
         tx,
-        stored_segments(segments, store_payloads(tx, segments)),
+        store_payloads(tx, segments),
+        task=attempt.task,
+        queue_id=owner.queue_id,
         app_id=attempt.app_id,
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,
-        task=attempt.task,
         ordinal=ordinal,
-        queue_id=owner.queue_id,
     )
 
 

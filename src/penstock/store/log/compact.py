@@ -27,7 +27,7 @@ from penstock.errors import PenstockError, StoreError
 from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import COMPACTION_FAN_IN
-from penstock.store.log.payloads import store_payloads, with_payloads, write_objects
+from penstock.store.log.payloads import store_compacted, with_payloads, write_objects
 from penstock.store.log.reading import PAGE_SEGMENTS
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Runs, Segment, SegmentRuns, by_size
 from penstock.store.records.catalog import QueueRecord, lock_partition, reload_queue, require_columns
@@ -236,9 +236,7 @@ def compact_in_memory(
 
 
 def _compact_group(queue: QueueRecord, group: SegmentGroup, rows: Sequence[Row]) -> _Compacted:
-    if not rows or [row.payload_id for row in rows] != [
-        old.payload_id for old in group.segments[: len(rows)]
-    ]:
+    if not rows or list(map(_place_of, rows)) != list(map(_place_of, group.segments[: len(rows)])):
         return _Compacted([])
     try:
         batches = decode_within_memory(queue, rows)
@@ -322,9 +320,21 @@ def _read_page(tx: Transaction, queue: QueueRecord, group: SegmentGroup) -> list
     )
 
 
-def _segment_identity(row: Row) -> tuple[int, ...]:
+def _place_of(row: Row) -> tuple[int | None, ...]:
+    """Return where the rows of a segment are."""
+    return row.payload_id, row.object_id, row.start_byte
+
+
+def _segment_identity(row: Row) -> tuple[int | None, ...]:
     """Return what identifies a segment, even if a restored store has given the id of its payload again."""
-    return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
+    return (
+        *_place_of(row),
+        row.start_index,
+        row.end_index,
+        row.first_timestamp,
+        row.last_timestamp,
+        row.bytes,
+    )
 
 
 def _replace_segments(
@@ -338,8 +348,9 @@ def _replace_segments(
     if list(map(_segment_identity, current)) != list(map(_segment_identity, old)):
         return False
     require_columns(tx, queue, [new.columns_id])
-    payload_id = store_payloads(tx, [new], runs)[0]
-    tx.run_many("delete_payload", {"payload_id": [row.payload_id for row in old]})
+    stored = store_compacted(tx, new, runs)
+    payload_ids = [row.payload_id for row in old if row.payload_id is not None]
+    tx.run_many("delete_payload", {"payload_id": payload_ids})
     tx.run_many("delete_segment", {"end_index": [row.end_index for row in old]}, **where)
     tx.run(
         "insert_segment",
@@ -350,7 +361,11 @@ def _replace_segments(
         first_timestamp=old[0].first_timestamp,
         last_timestamp=old[-1].last_timestamp,
         bytes=new.bytes,
-        payload_id=payload_id,
+        columns_id=new.columns_id,
+        payload_id=stored.payload_id[0],
+        object_id=stored.object_id[0],
+        start_byte=stored.start_byte[0],
+        checksum=stored.checksum[0],
         **where,
     )
     tx.run("account_merge", bytes=new.bytes - sum(row.bytes for row in old), segments=1 - len(old), **where)

@@ -15,6 +15,7 @@ from penstock.arguments import in_quotes
 from penstock.arrow.coerce import Misfit, conform_array, same_type
 from penstock.arrow.segments import decode, decode_each
 from penstock.errors import InvalidInputError, PenstockError, SchemaMismatchError, StoreError
+from penstock.objects.storage import Buffer
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
@@ -126,7 +127,7 @@ class Decoder:
         plan = self._plans.get(row.columns_id)
         if plan is None:
             plan = self._plans[row.columns_id] = self._plan(row.columns_id)
-        batch = decode(row.data, plan.schema, plan.columns)
+        batch = decode(_rows_of(row), plan.schema, plan.columns)
         require_rows(row, batch)
         max_rows = (
             MAX_BATCH_ROWS if plan.adapter is None else min(plan.adapter.max_batch_rows, MAX_BATCH_ROWS)
@@ -166,7 +167,7 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     # long.
     batches = {
         columns_id: decode_each(
-            [row.data for row, row_columns in zip(rows, ids, strict=True) if row_columns == columns_id],
+            [_rows_of(row) for row, row_columns in zip(rows, ids, strict=True) if row_columns == columns_id],
             queue.columns.of(columns_id),
         )
         for columns_id in set(ids)
@@ -208,6 +209,16 @@ def require_rows(row: Row, batch: pa.RecordBatch) -> None:
 def is_about_rows(error: PenstockError) -> bool:
     """Return whether an error concerns only particular rows that cannot be read or written."""
     return error.condition in _ROW_CONDITIONS or isinstance(error, InvalidInputError)
+
+
+def _rows_of(row: Row) -> Buffer:
+    """Return the encoded rows of a page's segment."""
+    if row.data is None:
+        raise StoreError(
+            "these rows are missing: the store is damaged; restore a backup", condition="SEGMENT_MISSING"
+        )
+    data: Buffer = row.data
+    return data
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:

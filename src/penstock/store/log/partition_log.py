@@ -22,7 +22,7 @@ from penstock.store.records.catalog import (
     within_limits,
 )
 from penstock.store.records.queue_columns import FIRST_COLUMNS, id_text
-from penstock.store.records.staged import StoredSegments
+from penstock.store.records.staged import NONE, StoredSegments
 
 COMPACTION_FAN_IN = 64
 
@@ -81,14 +81,13 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     # In PostgreSQL, writing payloads blocks no other writer, so write them before locking the partitions. In
     # SQLite all other writers wait anyway, and the first payload's id also serves as the append's id.
     require_columns(tx, queue, map(attrgetter("columns_id"), ordered))
-    ids = store_payloads(tx, ordered)
-    return publish_segments(tx, queue, stored_segments(ordered, ids), ids[0])
+    stored = store_payloads(tx, ordered)
+    return publish_segments(tx, queue, stored, _first_payload(stored))
 
 
-def stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> StoredSegments:
-    """Convert segments, whose payloads have these ids, to columns."""
-    rows, sizes = ([*map(attrgetter(name), segments)] for name in ("rows", "bytes"))
-    return StoredSegments([segment.partition for segment in segments], rows, sizes, payload_ids)
+def _first_payload(stored: StoredSegments) -> int | None:
+    """Return the id of the first payload in the database, if any."""
+    return next((payload_id for payload_id in stored.payload_id if payload_id != NONE), None)
 
 
 def append_task_segments(
@@ -98,8 +97,7 @@ def append_task_segments(
     if not any(task.objects for task in written):
         return append(tx, queue, index.segments(written))
     require_columns(tx, queue, index.columns_id)
-    ids = store_task_segments(tx, written, index)
-    return publish_segments(tx, queue, StoredSegments(index.partition, index.rows, index.length, ids), ids[0])
+    return publish_segments(tx, queue, store_task_segments(tx, written, index))
 
 
 def _append_single(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
@@ -219,13 +217,22 @@ def _publish_in_one_statement(tx: Transaction, queue: QueueRecord, stored: Store
         rows_before=totals.rows_before,
         segment_rows=array("q", stored.row_count),
         segment_bytes=array("q", stored.bytes),
-        payload_id=array("q", stored.payload_id),
+        columns_id=array("q", stored.columns_id),
+        payload_id=_without_only_nones(stored.payload_id),
+        object_id=_without_only_nones(stored.object_id),
+        start_byte=_without_only_nones(stored.start_byte),
+        checksum=_without_only_nones(stored.checksum),
         gap=timestamp_gap(),
     )
     if advanced.partitions < len(totals.partitions):
         raise dropped(queue)
     _check_partitions(tx, queue, {advanced.channel}, {advanced.least_total, advanced.most_total})
     return totals.appended(advanced.next_index, advanced.segments)
+
+
+def _without_only_nones(numbers: Sequence[int]) -> array[int]:
+    """Return an array parameter, empty if it would only have ``NONE``, which takes less time to send."""
+    return array("q", [] if numbers.count(NONE) == len(numbers) else numbers)
 
 
 def _publish_by_partition(
@@ -269,7 +276,11 @@ def _publish_by_partition(
             "first_timestamp": timestamps,
             "last_timestamp": timestamps,
             "bytes": stored.bytes,
+            "columns_id": stored.columns_id,
             "payload_id": stored.payload_id,
+            "object_id": stored.object_id,
+            "start_byte": stored.start_byte,
+            "checksum": stored.checksum,
         },
         queue_id=queue.queue_id,
         first_append=append_id,

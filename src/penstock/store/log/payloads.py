@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Sequence
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from penstock.store.log.decode import unreadable
 from penstock.store.log.segmenting import NewObject, Segment, StoredPayload, by_size
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.locations import require_own_location, require_same_store, store_replaced_error
+from penstock.store.records.staged import NONE, StoredSegments
 
 BLOCK_IDS = 4096
 MESSAGE_BYTES = 1 << 20
@@ -145,72 +146,52 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     return [*islice(ids, count)]
 
 
-def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
-    """Store the payloads of segments, or their places in objects; return the payloads' ids.
+def store_payloads(tx: Transaction, segments: Sequence[Segment]) -> StoredSegments:
+    """Store the payloads of segments in the database, and record the objects of those that are in objects."""
+    payload_ids = insert_payloads(tx, [segment for segment in segments if segment.stored is None])
+    insert_objects(tx, [segment.stored.object for segment in segments if segment.stored is not None])
+    next_id = iter(payload_ids)
+    return _stored_segments(segments, [NONE if segment.stored else next(next_id) for segment in segments])
 
-    Pass ``runs`` only with a single, compacted segment.
-    """
-    ids = allocate_payloads(tx, len(segments))
-    inline = [
-        (payload_id, segment)
-        for payload_id, segment in zip(ids, segments, strict=True)
-        if segment.stored is None
-    ]
-    object_segments = [
-        (payload_id, segment.columns_id, segment.stored)
-        for payload_id, segment in zip(ids, segments, strict=True)
-        if segment.stored is not None
-    ]
-    runs_data = runs and memoryview(runs)
-    insert_payloads(tx, inline, runs_data)
-    insert_objects(tx, [stored.object for _, _, stored in object_segments])
-    places = [stored.place for _, _, stored in object_segments]
-    in_objects = ObjectPlaces(
-        [payload_id for payload_id, _, _ in object_segments],
-        [columns_id for _, columns_id, _ in object_segments],
-        [stored.object.object_id for _, _, stored in object_segments],
-        [place.offset for place in places],
-        [place.length for place in places],
-        [place.checksum for place in places],
+
+def store_compacted(tx: Transaction, segment: Segment, runs: pa.Buffer) -> StoredSegments:
+    """Store the payload of a compacted segment like :func:`store_payloads`, with its runs."""
+    (payload_id,) = allocate_payloads(tx, 1)
+    data = None if segment.stored is not None else memoryview(segment.payload)
+    tx.run("insert_payload", payload_id=payload_id, runs=memoryview(runs), data=data)
+    if segment.stored is not None:
+        insert_objects(tx, [segment.stored.object])
+    return _stored_segments([segment], [payload_id])
+
+
+def _stored_segments(segments: Sequence[Segment], payload_ids: Sequence[int]) -> StoredSegments:
+    objects = [NONE if segment.stored is None else segment.stored.object.object_id for segment in segments]
+    places = [None if segment.stored is None else segment.stored.place for segment in segments]
+    return StoredSegments(
+        [segment.partition for segment in segments],
+        [segment.rows for segment in segments],
+        [segment.bytes for segment in segments],
+        [segment.columns_id for segment in segments],
+        payload_ids,
+        objects,
+        [NONE if place is None else place.offset for place in places],
+        [NONE if place is None else place.checksum for place in places],
     )
-    insert_object_places(tx, in_objects, runs_data)
-    return ids
 
 
-class ObjectPlaces(NamedTuple):
-    """The places of payloads in objects, as columns, since there may be thousands."""
-
-    payload_id: Sequence[int]
-    columns_id: Sequence[int]
-    object_id: Sequence[int]
-    start_byte: Sequence[int]
-    length: Sequence[int]
-    checksum: Sequence[int]
-
-
-def insert_object_places(tx: Transaction, places: ObjectPlaces, runs: memoryview | None = None) -> None:
-    """Record the places of payloads in objects."""
-    tx.run_many("insert_payload_in_object", places._asdict(), runs=runs)
-
-
-def insert_payloads(
-    tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memoryview | None = None
-) -> None:
-    """Store payloads in the database, several in each message."""
+def insert_payloads(tx: Transaction, segments: Sequence[Segment]) -> list[int]:
+    """Store payloads in the database, several in each message; return their ids."""
+    payload_ids = allocate_payloads(tx, len(segments))
     first = size = 0
     data: list[memoryview] = []
-    for count, (_, segment) in enumerate(segments, 1):
+    for count, segment in enumerate(segments, 1):
         data.append(memoryview(segment.payload))
         size += data[-1].nbytes
         if size >= MESSAGE_BYTES or count == len(segments):
-            message_segments = segments[first:count]
-            message: dict[str, Sequence[object]] = {
-                "payload_id": [payload_id for payload_id, _ in message_segments],
-                "data": data,
-                "columns_id": [member.columns_id for _, member in message_segments],
-            }
-            tx.run_many("insert_payload", message, runs=runs)
+            message: dict[str, Sequence[object]] = {"payload_id": payload_ids[first:count], "data": data}
+            tx.run_many("insert_payload", message, runs=None)
             first, size, data = count, 0, []
+    return payload_ids
 
 
 def insert_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
@@ -254,7 +235,7 @@ def with_payloads(
     by_object: dict[tuple[int, int | None], list[tuple[int, Row]]] = {}
     for partition, rows in pages:
         for row in rows:
-            if row.data is None:
+            if row.object_id is not None:
                 by_object.setdefault((row.object_id, row.suffix), []).append((partition, row))
     if not by_object:
         return [list(rows) for _, rows in pages]
@@ -265,16 +246,16 @@ def with_payloads(
         )
     storage = database.storages.at(queue.payloads)
 
-    def read(group: Sequence[tuple[int, Row]]) -> list[tuple[int, Buffer]]:
+    def read(group: Sequence[tuple[int, Row]]) -> list[tuple[tuple[int, int], Buffer]]:
         rows = [row for _, row in group]
         partition, first = group[0]
         if first.suffix is None:
             raise _unreadable(queue, partition, first, "the store has no record of its object")
-        if any(None in (row.start_byte, row.length, row.checksum) for row in rows):
+        if any(None in (row.start_byte, row.checksum) for row in rows):
             raise _unreadable(queue, partition, first, "the record of where its rows are is incomplete")
         name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
         try:
-            places = [PayloadRange(row.start_byte, row.length, row.checksum) for row in rows]
+            places = [PayloadRange(row.start_byte, row.bytes, row.checksum) for row in rows]
             data = database.storages.recent.read(
                 [(storage.url, name, place) for place in places],
                 lambda uncached: read_verified(storage, name, [places[each] for each in uncached]),
@@ -285,13 +266,17 @@ def with_payloads(
                 storage.require_folder(database.uuid)
             last = [row for other, row in group if other == partition][-1]
             raise unreadable(queue, partition, first.start_index, last.end_index, error) from error
-        return [(row.payload_id, each) for row, each in zip(rows, data, strict=True)]
+        return [(_place_of(row), payload) for row, payload in zip(rows, data, strict=True)]
 
     payloads = dict(pair for pairs in in_parallel(read, list(by_object.values())) for pair in pairs)
     return [
-        [row._replace(data=payloads[row.payload_id]) if row.data is None else row for row in rows]
+        [row if row.object_id is None else row._replace(data=payloads[_place_of(row)]) for row in rows]
         for _, rows in pages
     ]
+
+
+def _place_of(row: Row) -> tuple[int, int]:
+    return row.object_id, row.start_byte
 
 
 def read_verified(storage: ObjectStorage, name: str, places: Sequence[PayloadRange]) -> list[Buffer]:

@@ -17,17 +17,14 @@ from penstock.objects.storage import ObjectStorage
 from penstock.store.database import Transaction
 from penstock.store.int_columns import count_rows, pack_columns, sort_by_first, unpack_columns
 from penstock.store.log.payloads import (
-    ObjectPlaces,
-    allocate_payloads,
     fit_inline,
-    insert_object_places,
     insert_objects,
     insert_payloads,
     write_segments_to_objects,
 )
 from penstock.store.log.segmenting import NewObject, Segment
+from penstock.store.records.staged import NONE, StoredSegments
 
-_IN_TASK_DATA = -1
 _INDEX_COLUMNS = 7
 """The number of columns of ``SegmentIndex``, without ``task``."""
 
@@ -66,7 +63,7 @@ class TaskSegments:
             [segment.partition for segment in segments],
             [segment.rows for segment in segments],
             [segment.columns_id for segment in segments],
-            [payload.object.object_id for payload in stored] or [_IN_TASK_DATA] * len(data),
+            [payload.object.object_id for payload in stored] or [NONE] * len(data),
             [place.offset for place in places],
             [place.length for place in places],
             [place.checksum for place in places],
@@ -81,7 +78,7 @@ class SegmentIndex(NamedTuple):
     rows: list[int]
     columns_id: list[int]
     object_id: list[int]
-    """``_IN_TASK_DATA`` if the payload is not in an object."""
+    """``NONE`` if the payload is in its task's ``data``."""
     offset: list[int]
     length: list[int]
     checksum: list[int]
@@ -100,7 +97,7 @@ class SegmentIndex(NamedTuple):
     @property
     def is_in_task_data(self) -> list[bool]:
         """For each segment, whether its payload is in its task's ``data``."""
-        return [object_id == _IN_TASK_DATA for object_id in self.object_id]
+        return [object_id == NONE for object_id in self.object_id]
 
     def select(self, chosen: Sequence[bool]) -> SegmentIndex:
         """Return the segments for which ``chosen`` is true."""
@@ -115,27 +112,29 @@ class SegmentIndex(NamedTuple):
         ]
 
 
-def store_task_segments(tx: Transaction, tasks: Sequence[TaskSegments], index: SegmentIndex) -> list[int]:
-    """Store the payloads of all segments, or their places in objects. Return their ids in the order of the
-    index.
+def store_task_segments(
+    tx: Transaction, tasks: Sequence[TaskSegments], index: SegmentIndex
+) -> StoredSegments:
+    """Store the payloads that are in the tasks' ``data``, and record the objects of the others. Return the
+    segments in the order of the index.
     """
-    ids = allocate_payloads(tx, len(index.partition))
     in_task_data = index.is_in_task_data
-    inline = index.select(in_task_data).segments(tasks)
-    insert_payloads(tx, list(zip(compress(ids, in_task_data), inline, strict=True)))
+    payload_ids = insert_payloads(tx, index.select(in_task_data).segments(tasks))
     insert_objects(tx, [new_object for task_segments in tasks for new_object in task_segments.objects])
-    in_object = [not is_inline for is_inline in in_task_data]
-    stored = index.select(in_object)
-    object_payload_ids = [*compress(ids, in_object)]
-    insert_object_places(
-        tx,
-        ObjectPlaces(
-            object_payload_ids,
-            stored.columns_id,
-            stored.object_id,
-            stored.offset,
-            stored.length,
-            stored.checksum,
-        ),
+    start_bytes, checksums = index.offset, index.checksum
+    if payload_ids:
+        start_bytes, checksums = (
+            [NONE if is_inline else number for is_inline, number in zip(in_task_data, column, strict=True)]
+            for column in (index.offset, index.checksum)
+        )
+    next_id = iter(payload_ids)
+    return StoredSegments(
+        index.partition,
+        index.rows,
+        index.length,
+        index.columns_id,
+        [next(next_id) if is_inline else NONE for is_inline in in_task_data],
+        index.object_id,
+        start_bytes,
+        checksums,
     )
-    return ids

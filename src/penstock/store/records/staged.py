@@ -11,9 +11,12 @@ from penstock.json_text import unreadable_record
 from penstock.store.database import Row, Transaction
 from penstock.store.int_columns import pack_columns, sort_by_first, unpack_columns
 
+NONE = -1
+"""Stands for a missing number in the columns of ``StoredSegments``."""
+
 
 class StoredSegments(NamedTuple):
-    """Segments whose payloads are stored, but which have no row indexes yet.
+    """Segments whose rows are stored, but which have no row indexes yet.
 
     They are kept as columns, since there may be thousands, and ordered by partition.
     """
@@ -21,24 +24,41 @@ class StoredSegments(NamedTuple):
     partition: Sequence[int]
     row_count: Sequence[int]
     bytes: Sequence[int]
+    columns_id: Sequence[int]
     payload_id: Sequence[int]
+    """``NONE`` for a segment whose rows are in an object."""
+    object_id: Sequence[int]
+    """``NONE``, like the other numbers of a place in an object, for a segment whose rows are in a payload."""
+    start_byte: Sequence[int]
+    checksum: Sequence[int]
+
+    @property
+    def objects(self) -> set[int]:
+        """The ids of the objects that have rows of these segments."""
+        return set(self.object_id) - {NONE}
 
 
 _SEGMENT_COLUMNS = len(StoredSegments._fields)
 _SEGMENT_BYTES = 8 * _SEGMENT_COLUMNS
 
 
-def insert_staged(tx: Transaction, stored: StoredSegments, **attempt: object) -> None:
-    """Insert an attempt's segments; their partitions may be in any order."""
-    if stored.partition:
-        tx.run(
-            "insert_staged",
-            segments=len(stored.partition),
-            bytes=sum(stored.bytes),
-            segment_list=pack_columns(stored),
-            now=tx.write_time(),
-            **attempt,
-        )
+def insert_staged(
+    tx: Transaction, stored: StoredSegments, *, task: int, queue_id: int, **key: object
+) -> None:
+    """Insert an attempt's segments; their partitions may be in any order. ``key`` has the key's columns."""
+    if not stored.partition:
+        return
+    tx.run(
+        "insert_staged",
+        task=task,
+        queue_id=queue_id,
+        segments=len(stored.partition),
+        bytes=sum(stored.bytes),
+        segment_list=pack_columns(stored),
+        now=tx.write_time(),
+        **key,
+    )
+    tx.run_many("insert_staged_object", {"object_id": sorted(stored.objects)}, **key)
 
 
 def segments_of(rows: Iterable[Row]) -> StoredSegments:
@@ -47,18 +67,19 @@ def segments_of(rows: Iterable[Row]) -> StoredSegments:
 
 
 def payloads_of(rows: Iterable[Row]) -> list[int]:
-    """Return the payload ids of the segments in these rows, in order."""
-    return _columns(rows)[-1]
+    """Return the payload ids of the segments in these rows, in order, without segments in objects."""
+    payload_ids = StoredSegments(*_columns(rows)).payload_id
+    return [payload_id for payload_id in payload_ids if payload_id != NONE]
 
 
 def delete_staged_payloads(tx: Transaction, rows: Iterable[Row]) -> int:
-    """Delete the payloads of deleted rows, and return their number.
+    """Delete the payloads of deleted rows, and return the number of segments.
 
     The payloads of a damaged row stay, since their ids are unknown.
     """
-    payload_ids = sorted(payloads_of(filter(_is_complete, rows)))
-    tx.run_many("delete_payload", {"payload_id": payload_ids})
-    return len(payload_ids)
+    complete = [*filter(_is_complete, rows)]
+    tx.run_many("delete_payload", {"payload_id": sorted(payloads_of(complete))})
+    return sum(row.segments for row in complete)
 
 
 def _columns(rows: Iterable[Row]) -> list[list[int]]:

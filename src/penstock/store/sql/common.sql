@@ -134,31 +134,29 @@ where queue_id = :queue_id and partition >= :first and partition <= :last
 order by partition;
 
 -- name: insert_payload
-insert into penstock.payload (payload_id, runs, data, columns_id) values (:payload_id, :runs, :data, :columns_id);
+insert into penstock.payload (payload_id, runs, data) values (:payload_id, :runs, :data);
 
--- name: insert_payload_in_object
-insert into penstock.payload (payload_id, runs, columns_id, object_id, start_byte, length, checksum)
-values (:payload_id, :runs, :columns_id, :object_id, :start_byte, :length, :checksum);
-
+-- -1 stands for null.
 -- name: insert_segment
 insert into penstock.segment
     (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
-     bytes, payload_id)
+     bytes, columns_id, payload_id, object_id, start_byte, checksum)
 values
     (:queue_id, :partition, :start_index, :end_index, :first_append, :last_append, :first_timestamp,
-     :last_timestamp, :bytes, :payload_id);
+     :last_timestamp, :bytes, :columns_id, nullif(:payload_id, -1), nullif(:object_id, -1), nullif(:start_byte, -1),
+     nullif(:checksum, -1));
 
--- The segments of a range without their payloads.
+-- The segments of a range without their rows.
 -- name: read_segments
-select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id
+select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id, object_id, start_byte
 from penstock.segment
 where queue_id = :queue_id and partition = :partition and end_index > :start_index
 order by end_index
 limit :max_segments;
 
--- The newest segments first, without their payloads.
+-- The newest segments first, without their rows.
 -- name: read_last_segments
-select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id
+select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id, object_id, start_byte
 from penstock.segment
 where queue_id = :queue_id and partition = :partition
 order by end_index desc
@@ -180,7 +178,7 @@ from (
     order by end_index
     limit 1
 ) as s
-join penstock.payload as p on p.payload_id = s.payload_id;
+left join penstock.payload as p on p.payload_id = s.payload_id;
 
 -- name: read_payload
 select data from penstock.payload where payload_id = :payload_id;
@@ -293,7 +291,11 @@ update penstock.object set unused_at = :now
 where object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at is null
-        and not exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+        and not exists (
+            select 1 from penstock.segment as s where s.object_id = o.object_id
+            union all
+            select 1 from penstock.staged_object as s where s.object_id = o.object_id
+        )
     limit :most
 );
 
@@ -302,7 +304,11 @@ update penstock.object set unused_at = null
 where object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at is not null
-        and exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+        and exists (
+            select 1 from penstock.segment as s where s.object_id = o.object_id
+            union all
+            select 1 from penstock.staged_object as s where s.object_id = o.object_id
+        )
 );
 
 -- name: delete_unused
@@ -310,7 +316,11 @@ delete from penstock.object
 where object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at <= :before
-        and not exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+        and not exists (
+            select 1 from penstock.segment as s where s.object_id = o.object_id
+            union all
+            select 1 from penstock.staged_object as s where s.object_id = o.object_id
+        )
     limit :most
 )
 returning object_id, suffix, size;
@@ -319,16 +329,20 @@ returning object_id, suffix, size;
 select object_id, suffix, size from penstock.object
 where queue_id = :queue_id and object_id > :after order by object_id limit :most;
 
--- The objects in a range of ids that have payloads.
+-- The objects in a range of ids that have rows.
 -- name: used_objects
 select o.object_id from penstock.object as o
 where o.queue_id = :queue_id and o.object_id between :first and :last
-    and exists (select 1 from penstock.payload as p where p.object_id = o.object_id);
+    and exists (
+        select 1 from penstock.segment as s where s.object_id = o.object_id
+        union all
+        select 1 from penstock.staged_object as s where s.object_id = o.object_id
+    );
 
--- The payloads in the objects in a range of ids.
--- name: payloads_in_objects
-select o.object_id, p.start_byte, p.length, p.checksum from penstock.object as o
-join penstock.payload as p on p.object_id = o.object_id
+-- The segments in the objects in a range of ids.
+-- name: segments_in_objects
+select o.object_id, s.start_byte, s.bytes, s.checksum from penstock.object as o
+join penstock.segment as s on s.object_id = o.object_id
 where o.queue_id = :queue_id and o.object_id between :first and :last;
 
 -- name: forget_dropped_payloads
@@ -341,6 +355,10 @@ where queue_id = :queue_id and dropped_at <= :before
 -- name: find_staged
 select attempt, task, ordinal, segments, segment_list from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
+
+-- name: insert_staged_object
+insert into penstock.staged_object (object_id, app_id, batch_id, attempt, ordinal)
+values (:object_id, :app_id, :batch_id, :attempt, :ordinal);
 
 -- The deletion returns the rows, so that a concurrent cleanup and a commit never both get the same row.
 -- name: delete_staged_batch

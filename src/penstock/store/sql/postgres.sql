@@ -144,14 +144,14 @@ with placed as (
             when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
         end as channel
 ), stored as (
-    insert into penstock.payload (payload_id, data, columns_id) select payload_id, :data, :columns_id from placed
+    insert into penstock.payload (payload_id, data) select payload_id, :data from placed
 ), published as (
     insert into penstock.segment
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
-         bytes, payload_id)
+         bytes, columns_id, payload_id)
     select
         :queue_id, :partition, next_index - :row_count, next_index, payload_id, payload_id, last_timestamp,
-        last_timestamp, :bytes, payload_id
+        last_timestamp, :bytes, :columns_id, payload_id
     from placed
 )
 select next_index, last_timestamp, segments, total, channel from placed;
@@ -161,11 +161,11 @@ select next_index, last_timestamp, segments, total, channel from placed;
 -- there. The rows are materialized with the leading columns of the key: with constants instead, the planner may compare each row with
 -- all rows of the queue as long as it has no statistics about the table.
 
--- Makes stored payloads visible as one append. :partition, ascending, :row_count, :bytes and :segments are what each partition gets;
--- :place (among those partitions), :rows_before (in the partition), :segment_rows, :segment_bytes and :payload_id are the segments. The
--- update locks the partitions in ascending order, that of the index. The append's id is drawn once, when all of them are locked, so that
--- the ids ascend in each of them. The clock is read once, before that: rows are dated after earlier ones anyway. Arrays are read by
--- position: a join takes twice as long.
+-- Makes stored rows visible as one append. :partition, ascending, :row_count, :bytes and :segments are what each partition gets;
+-- :place (among those partitions), :rows_before (in the partition), :segment_rows and the following ones are the segments; -1 and the numbers
+-- that a shorter array lacks stand for null. The update locks the partitions in ascending order, that of the index. The append's id is
+-- drawn once, when all of them are locked, so that the ids ascend in each of them. The clock is read once, before that: rows are dated
+-- after earlier ones anyway. Arrays are read by position: a join takes twice as long.
 -- name: publish_segments
 with once as materialized (
     select (extract(epoch from clock_timestamp()) * 1000000)::bigint as clock
@@ -196,28 +196,23 @@ with once as materialized (
 ), published as (
     insert into penstock.segment
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
-         bytes, payload_id)
+         bytes, columns_id, payload_id, object_id, start_byte, checksum)
     select
         :queue_id, (:partition::bigint[])[place], next_index[place] - (:row_count::bigint[])[place] + rows_before,
         next_index[place] - (:row_count::bigint[])[place] + rows_before + row_count,
-        append_id, append_id, last_timestamp[place], last_timestamp[place], bytes, payload_id
+        append_id, append_id, last_timestamp[place], last_timestamp[place], bytes, columns_id,
+        nullif(payload_id, -1), nullif(object_id, -1), nullif(start_byte, -1), nullif(checksum, -1)
     from locked, unnest(
-        :place::bigint[], :rows_before::bigint[], :segment_rows::bigint[], :segment_bytes::bigint[], :payload_id::bigint[]
-    ) as segment (place, rows_before, row_count, bytes, payload_id)
+        :place::bigint[], :rows_before::bigint[], :segment_rows::bigint[], :segment_bytes::bigint[], :columns_id::bigint[],
+        :payload_id::bigint[], :object_id::bigint[], :start_byte::bigint[], :checksum::bigint[]
+    ) as segment (place, rows_before, row_count, bytes, columns_id, payload_id, object_id, start_byte, checksum)
     where partitions = cardinality(:partition::bigint[])
 )
 select next_index, segments, partitions, least_total, most_total, channel from locked;
 
 -- Without runs, which only compacted segments have; those are inserted one at a time.
 -- name: insert_payload_all
-insert into penstock.payload (payload_id, data, columns_id)
-select * from unnest(:payload_id::bigint[], :data::bytea[], :columns_id::bigint[]);
-
--- name: insert_payload_in_object_all
-insert into penstock.payload (payload_id, runs, columns_id, object_id, start_byte, length, checksum)
-select new.payload_id, :runs, new.columns_id, new.object_id, new.start_byte, new.length, new.checksum
-from unnest(:payload_id::bigint[], :columns_id::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
-    :checksum::bigint[]) as new (payload_id, columns_id, object_id, start_byte, length, checksum);
+insert into penstock.payload (payload_id, data) select * from unnest(:payload_id::bigint[], :data::bytea[]);
 
 -- :partition ascends. Arrays are read by position: a join takes twice as long.
 -- name: advance_position_all
@@ -331,6 +326,10 @@ values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :segments, :bytes, :segment_list,
      coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
 
+-- name: insert_staged_object_all
+insert into penstock.staged_object (object_id, app_id, batch_id, attempt, ordinal)
+select new.object_id, :app_id, :batch_id, :attempt, :ordinal from unnest(:object_id::bigint[]) as new (object_id);
+
 -- A repeated append records its objects again. Returns nothing if another object has the same id.
 -- name: insert_object
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
@@ -355,13 +354,13 @@ returning object_id, created_at, (select uuid from penstock.store) as store;
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
     s.payload_id, s.data, s.columns_id, case when :with_runs = 1 then s.runs end as runs, t.first_index,
-    s.object_id, o.suffix, s.start_byte, s.length, s.checksum
+    s.object_id, o.suffix, s.start_byte, s.checksum
 from (
     select
-        claimed.*, p.data, p.columns_id, p.runs, p.object_id, p.start_byte, p.length, p.checksum,
-        sum(coalesce(octet_length(p.data), p.length) + coalesce(octet_length(p.runs), 0))
+        claimed.*, p.data, p.runs,
+        sum(coalesce(octet_length(p.data), claimed.bytes) + coalesce(octet_length(p.runs), 0))
             over (order by claimed.end_index)
-            - coalesce(octet_length(p.data), p.length) - coalesce(octet_length(p.runs), 0) as size_before
+            - coalesce(octet_length(p.data), claimed.bytes) - coalesce(octet_length(p.runs), 0) as size_before
     from (
         select *, sum(bytes) over (order by end_index) - bytes as bytes_before
         from (
@@ -375,7 +374,7 @@ from (
             limit :max_segments
         ) as ahead
     ) as claimed
-    join penstock.payload as p on p.payload_id = claimed.payload_id
+    left join penstock.payload as p on p.payload_id = claimed.payload_id
     where claimed.bytes_before < :max_bytes
 ) as s
 join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partition

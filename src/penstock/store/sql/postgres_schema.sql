@@ -60,29 +60,20 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) with (fillfactor = 50);
 
--- columns_id says which of the queue's columns the rows have, and in which types: those up to the field of added_columns with this id,
--- or, if it is 0, those that the queue was created with. Compacted segments have runs. The rows are in data, or in an object of the queue:
--- length bytes from start_byte on, with a CRC-32.
+-- What the database keeps of a segment's rows: the rows themselves in data, unless they are in an object, and for a compacted segment the
+-- runs.
 create table penstock.payload (
     payload_id bigint primary key,
-    columns_id bigint not null,
     runs       bytea,
     data       bytea,
-    object_id  bigint,
-    start_byte bigint,
-    length     bigint,
-    checksum   bigint,
-    check (case when data is null then object_id is not null and start_byte is not null and length is not null and checksum is not null
-            and start_byte between 0 and 1099511627776 and length between 1 and 1073741824 and checksum between 0 and 4294967295
-        else object_id is null end),
+    check (data is not null or runs is not null),
     check (octet_length(runs) <= 2097152)
 );
 -- Payloads are already compressed.
 alter table penstock.payload alter column data set storage external;
-create index payload_by_object on penstock.payload (object_id) where object_id is not null;
 
--- Objects with payloads, at their queue's location. An object's name there is made of object_id and suffix, which are random. unused_at
--- is when a cleanup first found that no payload is in the object any more.
+-- Objects with the rows of segments, at their queue's location. An object's name there is made of object_id and suffix, which are random.
+-- unused_at is when a cleanup first found that the object has no rows of a segment any more.
 create table penstock.object (
     object_id  bigint not null primary key,
     suffix     bigint not null,
@@ -124,6 +115,9 @@ create table penstock.cleaning (
     check (octet_length(token) <= 64)
 );
 
+-- columns_id says which of the queue's columns the rows have, and in which types: those up to the field of added_columns with this id,
+-- or, if it is 0, those that the queue was created with. The rows are in the payload's data, or in an object of the queue: as many bytes
+-- as bytes says from start_byte on, with a CRC-32. A segment in an object has a payload only if it has runs.
 create table penstock.segment (
     queue_id        bigint not null,
     partition       bigint not null,
@@ -134,10 +128,18 @@ create table penstock.segment (
     first_timestamp bigint not null,
     last_timestamp  bigint not null,
     bytes           bigint not null,
-    payload_id      bigint not null,
+    columns_id      bigint not null,
+    payload_id      bigint,
+    object_id       bigint,
+    start_byte      bigint,
+    checksum        bigint,
     primary key (queue_id, partition, end_index),
-    check (bytes >= 0)
+    check (bytes >= 0),
+    check (case when object_id is null then payload_id is not null
+        else start_byte is not null and checksum is not null and start_byte between 0 and 1099511627776 and bytes between 1 and 1073741824
+            and checksum between 0 and 4294967295 end)
 );
+create index segment_by_object on penstock.segment (object_id) where object_id is not null;
 
 -- Where a partition ended at a time, while the timestamp of its newest row was ahead of the clock: the rows below next_index were appended
 -- by observed_at. A record is valid while its last_clock is that of the partition.
@@ -150,8 +152,9 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 );
 
--- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has the partition, the
--- number of rows, the bytes and the payload of each segment, as four columns of little-endian 8-byte integers.
+-- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has, as columns of
+-- little-endian 8-byte integers, each segment's partition, number of rows, bytes, columns_id, payload_id, object_id, start_byte and checksum;
+-- -1 stands for null.
 create table penstock.staged (
     app_id       text collate "C" not null,
     batch_id     bigint not null,
@@ -164,9 +167,20 @@ create table penstock.staged (
     segment_list bytea  not null,
     created_at   bigint not null,
     primary key (app_id, batch_id, attempt, ordinal),
-    check (segments between 1 and 1048576 and octet_length(segment_list) = 32 * segments),
+    check (segments between 1 and 1048576 and octet_length(segment_list) = 64 * segments),
     check (bytes >= 0 and octet_length(app_id) <= 4096 and octet_length(attempt) <= 4096)
 );
+
+-- The objects that have staged rows.
+create table penstock.staged_object (
+    object_id bigint not null primary key,
+    app_id    text collate "C" not null,
+    batch_id  bigint not null,
+    attempt   text collate "C" not null,
+    ordinal   bigint not null,
+    foreign key (app_id, batch_id, attempt, ordinal) references penstock.staged on delete cascade
+);
+create index staged_object_by_attempt on penstock.staged_object (app_id, batch_id, attempt, ordinal);
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
 create table penstock.feed_commit (

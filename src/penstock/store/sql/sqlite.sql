@@ -72,12 +72,12 @@ returning object_id, created_at, (select uuid from penstock.store) as store;
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.columns_id, case when :with_runs = 1 then p.runs end as runs, t.first_index,
-    p.object_id, o.suffix, p.start_byte, p.length, p.checksum
+    s.payload_id, p.data, s.columns_id, case when :with_runs = 1 then p.runs end as runs, t.first_index,
+    s.object_id, o.suffix, s.start_byte, s.checksum
 from penstock.partition as t
 cross join penstock.segment as s
-cross join penstock.payload as p on p.payload_id = s.payload_id
-left join penstock.object as o on o.object_id = p.object_id
+left join penstock.payload as p on p.payload_id = s.payload_id
+left join penstock.object as o on o.object_id = s.object_id
 where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
     and s.end_index <= (
         select min(end_index) from penstock.segment

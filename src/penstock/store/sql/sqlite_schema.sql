@@ -57,27 +57,18 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) strict, without rowid;
 
--- columns_id says which of the queue's columns the rows have, and in which types: those up to the field of added_columns with this id,
--- or, if it is 0, those that the queue was created with. Compacted segments have runs. The rows are in data, or in an object of the queue:
--- length bytes from start_byte on, with a CRC-32.
+-- What the database keeps of a segment's rows: the rows themselves in data, unless they are in an object, and for a compacted segment the
+-- runs.
 create table penstock.payload (
     payload_id integer primary key,
-    columns_id integer not null,
     runs       blob,
     data       blob,
-    object_id  integer,
-    start_byte integer,
-    length     integer,
-    checksum   integer,
-    check (case when data is null then object_id is not null and start_byte is not null and length is not null and checksum is not null
-            and start_byte between 0 and 1099511627776 and length between 1 and 1073741824 and checksum between 0 and 4294967295
-        else object_id is null end),
+    check (data is not null or runs is not null),
     check (length(runs) <= 2097152)
 ) strict;
-create index penstock.payload_by_object on penstock_payload (object_id) where object_id is not null;
 
--- Objects with payloads, at their queue's location. An object's name there is made of object_id and suffix, which are random. unused_at
--- is when a cleanup first found that no payload is in the object any more.
+-- Objects with the rows of segments, at their queue's location. An object's name there is made of object_id and suffix, which are random.
+-- unused_at is when a cleanup first found that the object has no rows of a segment any more.
 create table penstock.object (
     object_id  integer not null primary key,
     suffix     integer not null,
@@ -119,6 +110,9 @@ create table penstock.cleaning (
     check (length(cast(token as blob)) <= 64)
 ) strict;
 
+-- columns_id says which of the queue's columns the rows have, and in which types: those up to the field of added_columns with this id,
+-- or, if it is 0, those that the queue was created with. The rows are in the payload's data, or in an object of the queue: as many bytes
+-- as bytes says from start_byte on, with a CRC-32. A segment in an object has a payload only if it has runs.
 create table penstock.segment (
     queue_id        integer not null,
     partition       integer not null,
@@ -129,10 +123,18 @@ create table penstock.segment (
     first_timestamp integer not null,
     last_timestamp  integer not null,
     bytes           integer not null,
-    payload_id      integer not null,
+    columns_id      integer not null,
+    payload_id      integer,
+    object_id       integer,
+    start_byte      integer,
+    checksum        integer,
     primary key (queue_id, partition, end_index),
-    check (bytes >= 0)
+    check (bytes >= 0),
+    check (case when object_id is null then payload_id is not null
+        else start_byte is not null and checksum is not null and start_byte between 0 and 1099511627776 and bytes between 1 and 1073741824
+            and checksum between 0 and 4294967295 end)
 ) strict, without rowid;
+create index penstock.segment_by_object on penstock_segment (object_id) where object_id is not null;
 
 -- Where a partition ended at a time, while the timestamp of its newest row was ahead of the clock: the rows below next_index were appended
 -- by observed_at. A record is valid while its last_clock is that of the partition.
@@ -145,8 +147,9 @@ create table penstock.observed_end (
     primary key (queue_id, partition, observed_at)
 ) strict, without rowid;
 
--- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has the partition, the
--- number of rows, the bytes and the payload of each segment, as four columns of little-endian 8-byte integers.
+-- A row has all segments that an attempt has staged in one transaction, numbered from ordinal on. segment_list has, as columns of
+-- little-endian 8-byte integers, each segment's partition, number of rows, bytes, columns_id, payload_id, object_id, start_byte and checksum;
+-- -1 stands for null.
 create table penstock.staged (
     app_id       text    not null,
     batch_id     integer not null,
@@ -159,9 +162,20 @@ create table penstock.staged (
     segment_list blob    not null,
     created_at   integer not null,
     primary key (app_id, batch_id, attempt, ordinal),
-    check (segments between 1 and 1048576 and length(segment_list) = 32 * segments),
+    check (segments between 1 and 1048576 and length(segment_list) = 64 * segments),
     check (bytes >= 0 and length(cast(app_id as blob)) <= 4096 and length(cast(attempt as blob)) <= 4096)
 ) strict, without rowid;
+
+-- The objects that have staged rows.
+create table penstock.staged_object (
+    object_id integer not null primary key,
+    app_id    text    not null,
+    batch_id  integer not null,
+    attempt   text    not null,
+    ordinal   integer not null,
+    foreign key (app_id, batch_id, attempt, ordinal) references penstock_staged on delete cascade
+) strict;
+create index penstock.staged_object_by_attempt on penstock_staged_object (app_id, batch_id, attempt, ordinal);
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
 create table penstock.feed_commit (
