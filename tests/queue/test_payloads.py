@@ -25,6 +25,8 @@ from penstock.objects.bundle import read_index
 from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning, payloads, reading
 from penstock.store.log.reading import Range
+from penstock.store.log.segmenting import to_segments
+from penstock.store.staging import Attempt, discard, promote, stage_segments
 from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
 from tests.support.queues import everything, numbers, settle
 from tests.support.raw_sql import raw_connection, run_sql
@@ -224,6 +226,22 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     queue.append(large(2), 0)
     settle(store)
     assert cleaned() == first
+
+
+def test_objects_with_staged_rows_are_kept_until_the_rows_are_published_or_dropped(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    for batch in range(2):
+        segments = to_segments(large(batch), 0)
+        stage_segments(store.database, queue.record, Attempt("app", batch, 0, "try"), segments, 0)
+    age(store, folder)
+    assert store.clean_up_objects() == 0
+    store.database.run(lambda tx: promote(tx, queue.record, "app", 0, {"try": 1}))
+    store.database.run(lambda tx: discard(tx, queue.record, "app", 1))
+    assert run_sql(store.database, "select count(*) from penstock.staged_object") == [(0,)]
+    age(store, folder)
+    assert store.clean_up_objects() == 1
+    assert everything(queue) == {0: [0], 1: []}
 
 
 @pytest.mark.parametrize("shift", [-DAY * 2 // 3, DAY * 2 // 3], ids=["late", "clock-set-back"])

@@ -29,6 +29,7 @@ TABLES = [
     "payload",
     "segment",
     "staged",
+    "staged_object",
     "consumer",
     "registration",
     "position",

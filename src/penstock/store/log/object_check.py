@@ -29,7 +29,7 @@ class ObjectsCheck:
     bytes differ.
     """
     unused: int = 0
-    """The number of objects without payloads, which are deleted after a day."""
+    """The number of objects without segments, which are deleted after a day."""
     orphans: int = 0
     """The number of objects that no transaction has recorded. Recent ones may still be recorded."""
     orphan_bytes: int = 0
@@ -86,7 +86,7 @@ class _Listings:
 
 def _check_folder(database: Database, folder: ObjectFolder, listings: _Listings, read: bool) -> ObjectsCheck:
     # List the objects after reading the store, since an object exists before it is recorded. An object that
-    # is deleted in between has had no payloads for a day.
+    # is deleted in between has had no segments for a day.
     rows, used = database.run(lambda tx: _recorded_and_used(tx, folder), write=False)
     try:
         checked = _compare(folder, rows, used, listings.of(folder))
@@ -99,7 +99,7 @@ def _check_folder(database: Database, folder: ObjectFolder, listings: _Listings,
 
 
 def _recorded_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
-    """Return the objects that the store has recorded, and the ids of those with payloads, including objects
+    """Return the objects that the store has recorded, and the ids of those with segments, including objects
     that are marked as unused.
     """
     rows = list(folder.recorded_objects(tx))
@@ -130,7 +130,7 @@ def _compare(
 
 
 def _read_objects(reader: ObjectReader, used: list[Row], checked: ObjectsCheck) -> None:
-    """Read the objects with payloads, and add those that turn out to be missing or damaged."""
+    """Read the objects with segments, and add those that turn out to be missing or damaged."""
     known = {*checked.missing, *checked.damaged}
     checked.read_bytes = 0
     for row, size, condition in reader.read([row for row in used if reader.folder.name_of(row) not in known]):

@@ -1,6 +1,6 @@
 """Cleaning of object storage.
 
-Two kinds of objects are deleted, each after a day: unused objects, whose payloads compaction or retention has
+Two kinds of objects are deleted, each after a day: unused objects, whose segments compaction or retention has
 removed, and orphans, which no transaction has recorded. During that day readers can finish, and users can
 restore a backup of the store that needs the objects. A commit refuses objects whose writing began more than
 half a day ago (:mod:`penstock.store.log.payloads`). So cleanup never deletes an object that a suspended
@@ -112,7 +112,7 @@ def _mark_unused(database: Database, folder: ObjectFolder) -> None:
 
 
 def _delete_unused_records(database: Database, folder: ObjectFolder, before: int) -> Iterator[list[Row]]:
-    """Delete and yield the records of objects that have had no payloads since before the time ``before``.
+    """Delete and yield the records of objects that have had no segments since before the time ``before``.
 
     If the process dies before it deletes such an object, the object becomes an orphan.
     """

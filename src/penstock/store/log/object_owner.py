@@ -15,7 +15,7 @@ So a copy must not delete any objects. These rules prevent it:
   chosen.
 * An orphan is deleted if it was a day old when the token at the location was recorded and written. A copy of
   the store that has this token was made later, and so has recorded all objects of that age.
-* An object without payloads is deleted if a cleanup first found it without any at least a day ago, a token
+* An object without segments is deleted if a cleanup first found it without any at least a day ago, a token
   has been recorded since, and there is no objection.
 """
 
@@ -57,7 +57,7 @@ class DeletionBounds:
     written: int
     """For orphans: the time when they were written, by the storage's clock."""
     unused: int
-    """For objects without payloads: the time when a cleanup first found them, by the database's clock."""
+    """For objects without segments: the time when a cleanup first found them, by the database's clock."""
 
 
 def claim(database: Database, storage: ObjectStorage) -> None:
