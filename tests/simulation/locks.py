@@ -43,7 +43,9 @@ _LEDGER = (
     "where sink = :sink and app_id = :app_id and"
 )
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
-_OBJECTS = "select object_id from main.penstock_object where queue_id = :queue_id order by object_id"
+_OBJECTS = (
+    "select queue_id, object_id from main.penstock_object where queue_id = :queue_id order by object_id"
+)
 
 LOCKED_ROWS: dict[str, FindKeys] = {
     "lock_registration": _selected_rows(
@@ -123,7 +125,7 @@ LOCKED_ROWS: dict[str, FindKeys] = {
     "delete_staged_before": _selected_rows(
         "staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"
     ),
-    "insert_object": _row("object", "object_id"),
+    "insert_object": _row("object", "queue_id", "object_id"),
     "begin_cleaning": _row("location", "payloads"),
     "insert_location": _row("location", "payloads"),
     "own_location": _row("location", "payloads"),

@@ -24,7 +24,7 @@ from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
-VERSION = 16
+VERSION = 17
 """The version of the schema in ``sql/*_schema.sql``. Stores of any other version are refused."""
 _TRIES = 5
 

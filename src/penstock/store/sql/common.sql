@@ -288,7 +288,7 @@ select payloads from penstock.store where payloads is not null;
 
 -- name: mark_unused
 update penstock.object set unused_at = :now
-where object_id in (
+where queue_id = :queue_id and object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at is null
         and not exists (
@@ -301,7 +301,7 @@ where object_id in (
 
 -- name: mark_used
 update penstock.object set unused_at = null
-where object_id in (
+where queue_id = :queue_id and object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at is not null
         and exists (
@@ -313,7 +313,7 @@ where object_id in (
 
 -- name: delete_unused
 delete from penstock.object
-where object_id in (
+where queue_id = :queue_id and object_id in (
     select o.object_id from penstock.object as o
     where o.queue_id = :queue_id and o.unused_at <= :before
         and not exists (

@@ -334,8 +334,8 @@ select new.object_id, :app_id, :batch_id, :attempt, :ordinal from unnest(:object
 -- name: insert_object
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
-on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
-where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+on conflict (queue_id, object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.suffix = excluded.suffix
 returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- name: insert_object_all
@@ -344,8 +344,8 @@ select
     new.object_id, new.suffix, :queue_id, new.size,
     coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
 from unnest(:object_id::bigint[], :suffix::bigint[], :size::bigint[]) as new (object_id, suffix, size)
-on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
-where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+on conflict (queue_id, object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.suffix = excluded.suffix
 returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
@@ -378,7 +378,7 @@ from (
     where claimed.bytes_before < :max_bytes
 ) as s
 join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partition
-left join penstock.object as o on o.object_id = s.object_id
+left join penstock.object as o on o.queue_id = :queue_id and o.object_id = s.object_id
 where s.size_before < :max_bytes
 order by s.end_index;
 

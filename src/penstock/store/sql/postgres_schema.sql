@@ -75,15 +75,15 @@ alter table penstock.payload alter column data set storage external;
 -- Objects with the rows of segments, at their queue's location. An object's name there is made of object_id and suffix, which are random.
 -- unused_at is when a cleanup first found that the object has no rows of a segment any more.
 create table penstock.object (
-    object_id  bigint not null primary key,
-    suffix     bigint not null,
     queue_id   bigint not null,
+    object_id  bigint not null,
+    suffix     bigint not null,
     size       bigint not null,
     created_at bigint not null,
     unused_at  bigint,
+    primary key (queue_id, object_id),
     check (object_id >= 0 and suffix >= 0 and size >= 0)
 );
-create index object_by_queue on penstock.object (queue_id, object_id);
 
 -- Where the objects of dropped queues are, until they are deleted.
 create table penstock.dropped_payloads (

@@ -63,8 +63,8 @@ values
 -- name: insert_object
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, :now)
-on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
-where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+on conflict (queue_id, object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.suffix = excluded.suffix
 returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index. The reader stops
@@ -77,7 +77,7 @@ select
 from penstock.partition as t
 cross join penstock.segment as s
 left join penstock.payload as p on p.payload_id = s.payload_id
-left join penstock.object as o on o.object_id = s.object_id
+left join penstock.object as o on o.queue_id = :queue_id and o.object_id = s.object_id
 where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
     and s.end_index <= (
         select min(end_index) from penstock.segment

@@ -70,15 +70,15 @@ create table penstock.payload (
 -- Objects with the rows of segments, at their queue's location. An object's name there is made of object_id and suffix, which are random.
 -- unused_at is when a cleanup first found that the object has no rows of a segment any more.
 create table penstock.object (
-    object_id  integer not null primary key,
-    suffix     integer not null,
     queue_id   integer not null,
+    object_id  integer not null,
+    suffix     integer not null,
     size       integer not null,
     created_at integer not null,
     unused_at  integer,
+    primary key (queue_id, object_id),
     check (object_id >= 0 and suffix >= 0 and size >= 0)
-) strict;
-create index penstock.object_by_queue on penstock_object (queue_id, object_id);
+) strict, without rowid;
 
 -- Where the objects of dropped queues are, until they are deleted.
 create table penstock.dropped_payloads (
