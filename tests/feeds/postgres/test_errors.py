@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from penstock.errors import (
+    ChangelogContractViolationError,
     CheckpointMismatchError,
     DataLostError,
     FeedUnavailableError,
@@ -22,6 +23,7 @@ from penstock.errors import (
     MissingDependencyError,
 )
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
+from penstock.feeds.postgres.pgoutput import Decoder
 from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.postgres.replication import ReplicationStream
 from penstock.feeds.urls import parse
@@ -172,6 +174,28 @@ def test_a_slot_of_another_kind(source: Source) -> None:
     source.run(f"SELECT pg_create_physical_replication_slot('{source.name}')")
     with refused("SLOT_UNUSABLE"):
         source.open().describe()
+
+
+def test_a_slot_that_sends_prepared_transactions_before_their_end(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"SELECT pg_create_logical_replication_slot('{source.name}', 'pgoutput', false, true)")
+    source.run(
+        f"INSERT INTO {table} VALUES (1)",
+        "BEGIN",
+        f"INSERT INTO {table} VALUES (2)",
+        f"PREPARE TRANSACTION '{source.name}'",
+    )
+    try:
+        with refused("SLOT_TWO_PHASE"):
+            everything(source.open())
+    finally:
+        source.run(f"ROLLBACK PREPARED '{source.name}'")
+
+
+def test_messages_of_another_version_of_the_protocol_are_refused() -> None:
+    decoder = Decoder(0, 1, lambda relation, version: True)
+    with pytest.raises(ChangelogContractViolationError, match="'S'"):
+        list(decoder.decode([b"S\0\0\0\1\1"]))
 
 
 def test_an_old_server(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ BEGIN, COMMIT, RELATION, TRUNCATE = b"BCRT"
 INSERT, UPDATE, DELETE = b"IUD"
 NEW, OLD, KEY = b"NOK"
 TEXT, NULL, UNCHANGED = b"tnu"
+_KINDS = np.isin(np.arange(256), list(b"BCRTIUDOYM"))
+"""Whether a first byte belongs to a known message. Origins, types and logical messages (OYM) have no rows."""
 _EPOCH = 946_684_800_000_000
 """Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
 _MAX_BYTES = 2**31 - 64
@@ -96,6 +98,13 @@ class Relation:
 def _text(message: bytes, start: int) -> tuple[str, int]:
     end = message.index(0, start)
     return message[start:end].decode(), end + 1
+
+
+def _require_known(kinds: Bytes) -> None:
+    """Refuse messages of other versions of the protocol, whose rows would get the commit before them."""
+    unknown = kinds[~_KINDS[kinds]]
+    if len(unknown):
+        raise ChangelogContractViolationError(f"pgoutput sent a message of unknown kind {chr(unknown[0])!r}")
 
 
 def truncated_relations(message: bytes) -> list[int]:
@@ -286,6 +295,7 @@ class Decoder:
         """Yield changes in parts without a change of a relation, and the truncations between the parts."""
         buffer = Buffer(messages)
         kinds = buffer.bytes[buffer.starts]
+        _require_known(kinds)
         start = 0
         for index in np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE)).tolist():
             message = buffer.message(index)

@@ -121,6 +121,13 @@ class Slot:
                 f"{row.database}, but a feed needs a logical slot with pgoutput in {row.here}: use another "
                 "name",
             )
+        if row.two_phase:
+            raise self._server.unavailable(
+                "SLOT_TWO_PHASE",
+                f"the slot {self.name!r} has two_phase, so the server sends the rows of a prepared "
+                "transaction before it is committed or rolled back: use a slot without two_phase",
+                slot=self.name,
+            )
         if row.wal_status == "lost" or row.reason:
             raise self._server.lost_slot(row.reason or f"wal_status is {row.wal_status}")
         if row.confirmed is None:
