@@ -261,6 +261,28 @@ def test_intervals_with_months_are_refused_by_name_where_a_pass_needs_them(
     assert process(df, "") is df
 
 
+@pytest.mark.parametrize(
+    ("column", "more"),
+    [
+        ("cast(id as string) collate UTF8_LCASE as text", {"row_id": "text"}),
+        ("named_struct('x', array('a' collate UTF8_BINARY_RTRIM)) as text", {"row_id": "text"}),
+        ("'a' collate UNICODE as text", {"sequence": "text"}),
+        ("cast(_commit_version as string) collate UNICODE_CI as text", {}),
+    ],
+)
+def test_text_with_a_collation_is_refused_where_it_is_compared(
+    spark: SparkSession, column: str, more: dict[str, object]
+) -> None:
+    df = spark.createDataFrame(SCHEMA.empty_table()).selectExpr("*", column)
+    if not more:
+        df = df.withColumn("_commit_version", df["text"])
+    with pytest.raises(InvalidChangelogSchemaError, match="collate") as caught:
+        process(df, **more)
+    assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.INVALID_COLUMN_TYPE"
+    data = df if more else df.withColumn("_commit_version", df["text"].cast("string"))
+    process(data)
+
+
 def test_names_that_differ_only_in_case_in_a_case_sensitive_session(spark: SparkSession) -> None:
     rows = [(1, "a", 1, kind, 1, 1_700_000_000_000_000, 7, "x") for kind in ("delete", "insert")]
     schema = SCHEMA.append(pa.field("ID", pa.int64())).append(pa.field("_CHANGE_TYPE", pa.string()))

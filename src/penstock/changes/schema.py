@@ -50,6 +50,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             names = " or ".join(type_().simpleString() for type_ in wanted)
             raise _wrong_type("column", name, kind, f"not {names}: cast it")
     row_id = tuple(finder.path(name) for name in contract.row_id)
+    _check_binary_text("column", COMMIT_VERSION, schema.fields[metadata[COMMIT_VERSION]].dataType)
     for name, path in zip(contract.row_id, row_id, strict=True):
         _check_groupable(name, type_at(schema, path))
     reserved = next((name for name in schema.names if name.lower().startswith(HELPER_PREFIXES)), None)
@@ -60,6 +61,8 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             f"the column {in_quotes(reserved)} has a name that is reserved for helper columns: rename it",
         )
     sequence = finder.path(contract.sequence) if contract.sequence is not None else None
+    if sequence is not None:
+        _check_binary_text("sequence", str(contract.sequence), type_at(schema, sequence))
     if sequence is not None and len(sequence) > 1 and contract.carryover_rows:
         raise invalid_schema(
             "INVALID_COLUMN_TYPE",
@@ -203,10 +206,18 @@ def _wrong_type(what: str, name: str, kind: DataType, why: str) -> InvalidChange
 def _check_groupable(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType | VariantType):
         raise _wrong_type("row id", name, kind, "which Spark cannot group by: use other columns")
+    _check_binary_text("row id", name, kind)
     for inner in kind.fields if isinstance(kind, StructType) else ():
         _check_groupable(f"{name}.{inner.name}", inner.dataType)
     if isinstance(kind, ArrayType):
         _check_groupable(f"{name}.element", kind.elementType)
+
+
+def _check_binary_text(what: str, name: str, kind: DataType) -> None:
+    """Refuse text with a collation, because the passes compare and sort text by its bytes."""
+    if isinstance(kind, StringType) and kind.collation != StringType().collation:
+        why = f"so that different texts may be equal: compute a column from it, such as lower({name})"
+        raise _wrong_type(what, name, kind, f"{why}, and cast it to string")
 
 
 def _listed(names: Sequence[str]) -> str:
