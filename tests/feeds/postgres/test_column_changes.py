@@ -177,6 +177,44 @@ def test_a_column_that_replaces_another_one_ends_the_query(
     assert keys(few.drain(), "id") == [("insert", 2), ("update_postimage", 1), ("update_postimage", 2)]
 
 
+REWRITTEN = {
+    "COLUMN_REPLACED": REPLACED["names exchanged"],
+    "COLUMN_TYPE_CHANGED": [
+        "ALTER TABLE {t} ALTER v TYPE jsonb USING jsonb_build_array(v), ALTER w TYPE jsonb USING to_jsonb(v)"
+    ],
+}
+
+
+@pytest.mark.parametrize("condition", REWRITTEN)
+def test_long_values_that_are_not_in_the_log_are_sent_as_the_error_says(
+    source: Source, condition: str
+) -> None:
+    table = source.table("id int primary key, v text, w text")
+    hashes = "SELECT string_agg(md5(({first} + n)::text), '') FROM generate_series(1, 200) AS n"
+    long = [f"({hashes.format(first=number)})" for number in (1000, 2000)]
+    source.run(f"INSERT INTO {table} VALUES (1, {long[0]}, {long[1]})")
+    stream = started(source)
+    source.run(*(statement.format(t=table) for statement in REWRITTEN[condition]))
+    source.run(f"INSERT INTO {table} VALUES (2, '1', '2')")
+    with refused(condition) as caught:
+        stream.drain()
+    accept = caught.value.parameters.get("accept")
+    stream.start(source.feed(snapshot="initial", accept=accept))
+    assert keys(stream.drain(), "id") == [("insert", 2)]
+    assert "long values are sent only with replica identity full" in caught.value.message
+    source.run(
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        f"UPDATE {table} SET v = v, w = w",
+        f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT",
+    )
+    stream.drain()
+    copy: dict[object, Row] = {}
+    apply(stream.rows, ("id",), ("id", "v", "w"), copy, unchecked=("v", "w"))
+    assert [tuple(row.values()) for row in copy.values()] == source.rows(
+        f"SELECT id, v::text, w::text FROM {table} ORDER BY id"
+    )
+
+
 ADDED_AGAIN = {
     "dropped and added again": ["ALTER TABLE {t} DROP x", "ALTER TABLE {t} ADD x int"],
     "renamed and added again": ["ALTER TABLE {t} RENAME x TO y", "ALTER TABLE {t} ADD x int"],

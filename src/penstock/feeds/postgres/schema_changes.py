@@ -25,6 +25,8 @@ _REAL, _DOUBLE = 700, 701
 _TEXT, _VARCHAR = 25, 1043
 _TIMES = (1083, 1114, 1184, 1266)
 """Times and timestamps, whose modifier is the number of fractional digits of a second."""
+_NEVER_LONG = frozenset((16, 18, 20, 21, 23, 26, 700, 701, 790, 1082, 1083, 1114, 1184, 1186, 1266, 2950))
+"""Types whose values are never stored outside of their row (TOASTed)."""
 _EVOLVABLE = (
     "FEED_UNAVAILABLE.COLUMN_ADDED",
     "FEED_UNAVAILABLE.COLUMN_DROPPED",
@@ -213,12 +215,12 @@ class Fit:
                     "COLUMN_TYPE_CHANGED",
                     table.name,
                     f"the column {name!r} of {table.name} changed from {before} to {after}",
-                    f". Then run update {table.name} set {name} = {name} to send the rewritten values",
+                    f". Then {_update(table, {name: logged[name]}, 'the rewritten values')}",
                     column=name,
                 )
         return None
 
-    def _exchanged(self, table: Table, logged: Collection[str]) -> SchemaChange | None:
+    def _exchanged(self, table: Table, logged: Mapping[str, BaseType]) -> SchemaChange | None:
         """Return the change if columns got the names of other columns.
 
         Columns never change their order, and new columns are last, so a name at another position belongs to
@@ -231,12 +233,12 @@ class Fit:
         names += [name for name in planned if name not in old_ones and name not in names]
         if not names:
             return None
-        values = ", ".join(f"{name} = {name}" for name in names)
+        types = {name: logged[name] for name in names}
         return _schema_change(
             "COLUMN_REPLACED",
             table.name,
             f"the columns {_listed(names)} of {table.name} were replaced by other columns with these names",
-            f". Then run update {table.name} set {values} to send their values",
+            f". Then {_update(table, types, 'their values')}",
             column=names[0],
             columns=names,
         )
@@ -251,7 +253,7 @@ class Fit:
             table.name,
             f"{table.name} has a new column {added!r}",
             ". If the column has a default, older rows have it at the source: set the same default for the "
-            f"column of the copy, or run update {table.name} set {added} = {added} to send the rows",
+            f"column of the copy, or {_update(table, {added: logged[added]}, 'the rows')}",
             column=added,
         )
 
@@ -262,6 +264,22 @@ class Fit:
             for name in table.relation.names
             if name in selected or (self._tables.several and name in table.key)
         ]
+
+
+def update_to_send(name: str, identity: str, types: Mapping[str, BaseType], what: str) -> str:
+    """Return the advice to run an update, so that the log has the current values of columns.
+
+    PostgreSQL does not log the values of such an update that are stored outside of their row.
+    """
+    values = ", ".join(f"{column} = {column}" for column in types)
+    advice = f"run update {name} set {values} to send {what}"
+    if identity == "f" or all(kind in _NEVER_LONG for kind, _ in types.values()):
+        return advice
+    return f"{advice}; long values are sent only with replica identity full"
+
+
+def _update(table: Table, types: Mapping[str, BaseType], what: str) -> str:
+    return update_to_send(table.name, table.relation.identity, types, what)
 
 
 def evolved_table(

@@ -15,6 +15,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import PublicationState, oid_of, same_tables
+from penstock.feeds.postgres.schema_changes import update_to_send
 from penstock.feeds.postgres.server import START_OVER, Statements
 
 _WITHOUT_KEY = "fn"
@@ -80,14 +81,14 @@ def _replaced(
         old |= before.dropped.get(earlier_name, {})
         for column, (number, *_) in now.columns[name].items():
             if column in columns.get(name, ()) and old.get(column, number) != number:
-                yield _other_column(name, column, number, "was replaced, and its values are not in the log")
+                yield _other_column(now, name, column, "was replaced, and its values are not in the log")
 
 
-def _other_column(table: str, column: str, number: int, description: str) -> Unlogged:
-    clause = (
-        f"the column {column!r} of {table} {description}: update {table} set {column} = {column} sends its "
-        "values"
-    )
+def _other_column(now: PublicationState, table: str, column: str, description: str) -> Unlogged:
+    number, kind, modifier = now.columns[table][column]
+    identity = now.keys[table].identity
+    advice = update_to_send(table, identity, {column: (kind, modifier)}, "its values")
+    clause = f"the column {column!r} of {table} {description}: {advice}"
     return _unlogged("COLUMN_REPLACED", clause, f"{table}.{column}:{number}", table)
 
 
@@ -154,7 +155,7 @@ def ambiguous_columns(
         ambiguous |= {column for column, number in current if column in new and new[column][0] != number}
     for column in sorted(ambiguous.intersection(columns.get(name, ()))):
         description = "may have been replaced, so that the log may have values of another column"
-        yield _other_column(name, column, new[column][0], description)
+        yield _other_column(now, name, column, description)
 
 
 def _possible_numbers(
