@@ -12,6 +12,7 @@ from unittest.mock import NonCallableMock
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
@@ -259,6 +260,18 @@ def test_intervals_with_months_are_refused_by_name_where_a_pass_needs_them(
         assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.INVALID_COLUMN_TYPE"
         assert f"the column 'months' is {kind}" in caught.value.message
     assert process(df, "") is df
+
+
+@pytest.mark.parametrize("kind", ["variant", "geometry(0)", "array<geography(4326)>"])
+def test_a_row_id_that_spark_cannot_shuffle_by_is_refused(spark: SparkSession, kind: str) -> None:
+    try:
+        spark.sql(f"select cast(null as {kind})")
+    except ParseException:
+        pytest.skip("this version of Spark does not have the type")
+    df = spark.createDataFrame(SCHEMA.empty_table()).selectExpr("*", f"cast(null as {kind}) as place")
+    with pytest.raises(InvalidChangelogSchemaError, match="place") as caught:
+        process(df, row_id="place")
+    assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.INVALID_COLUMN_TYPE"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pyspark.sql.types import (
     StringType,
     StructType,
     TimestampType,
-    VariantType,
     YearMonthIntervalType,
 )
 
@@ -33,6 +32,8 @@ from penstock.spark.schemas import with_feed_metadata
 HELPER_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the names of helper columns."""
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
+_NOT_GROUPABLE = ("map", "variant", "geometry", "geography")
+"""Types that Spark does not group by, or cannot shuffle by (geometry and geography from Spark 4.1 on)."""
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     CHANGE_TYPE: (StringType,),
     COMMIT_VERSION: (LongType, StringType),
@@ -204,7 +205,7 @@ def _wrong_type(what: str, name: str, kind: DataType, why: str) -> InvalidChange
 
 
 def _check_groupable(name: str, kind: DataType) -> None:
-    if isinstance(kind, MapType | VariantType):
+    if kind.typeName() in _NOT_GROUPABLE:
         raise _wrong_type("row id", name, kind, "which Spark cannot group by: use other columns")
     _check_binary_text("row id", name, kind)
     for inner in kind.fields if isinstance(kind, StructType) else ():
