@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import penstock
@@ -305,6 +306,32 @@ def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> 
         spark, feed.url, compute_updates=True, options={"maxCommitsPerTrigger": 1}
     )
     assert Sink(tmp_path).run(stream) == expected
+
+
+@pytest.mark.parametrize("change", ["removed", "rewritten", "removed with the older ones"])
+def test_a_stream_whose_last_snapshot_is_no_longer_the_one_that_was_read_is_refused(
+    spark: SparkSession, folder: Path, tmp_path: Path, change: str
+) -> None:
+    """The next snapshot would be compared with another one than the sink has."""
+    write(folder, "1", {1: "a"})
+    write(folder, "2", {1: "a", 2: "only here"}, files=1)
+    sink = Sink(tmp_path)
+
+    def run() -> None:
+        sink.run(penstock.changes.read_stream(spark, SnapshotFeed(str(folder), "id")))
+
+    run()
+    run()
+    shutil.rmtree(folder / "2")
+    if change == "rewritten":
+        write(folder, "2", {1: "a", 2: "another value"}, files=1)
+    elif change == "removed with the older ones":
+        (folder / "1.parquet").unlink()
+    write(folder, "3", {1: "a", 3: "b"})
+    with pytest.raises(StreamingQueryException) as caught:
+        run()
+    condition = "FILE_MISSING" if change == "removed with the older ones" else "HISTORY_CHANGED"
+    assert f"[DATA_LOST.{condition}]" in str(caught.value)
 
 
 def test_between_two_dataframes(spark: SparkSession) -> None:

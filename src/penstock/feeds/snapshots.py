@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,8 +52,8 @@ class SnapshotFeed:
     number is 1, because before number 1 the table was empty.
 
     A snapshot must not change: write it under another name (``_new``), then rename it. Remove the oldest
-    snapshots first, and only those that no query still has to compare with the next one. A folder is
-    identified by its path: if you recreate it for another table, a query needs a new checkpoint.
+    snapshots first, and only those that no query still has to compare with the next one. A restarted query is
+    refused if the snapshot that it read last was removed or has other files now.
 
     Parameters
     ----------
@@ -185,6 +186,18 @@ class OpenSnapshotFeed(FileFeed):
             version=part.commit.version,
         )
 
+    def commit_name(self, version: int) -> str | None:
+        """Return a digest of a snapshot's files; an empty name if it was removed, but not the older ones.
+
+        Without the snapshot that was read last, the next one would be compared with an older one.
+        """
+        names = self._folder.names()
+        wanted = [version] if version in names else []
+        snapshot = next(self._folder.snapshots(names, wanted), None)
+        if snapshot is not None:
+            return snapshot.digest
+        return "" if any(other < version for other in names) else None
+
     def _range(self, after: int, upto: int) -> Iterator[FileCommit]:
         names = self._folder.names()
         versions = list(names)
@@ -225,6 +238,12 @@ class Snapshot:
     timestamp: int
     """When its newest file was written, in microseconds since 1970."""
     files: tuple[DataFile, ...]
+
+    @property
+    def digest(self) -> str:
+        """A digest of the paths and sizes of the files."""
+        files = repr([(file.path, file.size) for file in self.files])
+        return blake2b(files.encode(), digest_size=16).hexdigest()
 
 
 class Folder:
