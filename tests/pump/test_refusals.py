@@ -21,6 +21,7 @@ from penstock.errors import (
     PenstockError,
     QueueNotFoundError,
     StoreUnavailableError,
+    condition_of,
 )
 from penstock.feeds.postgres import following
 from penstock.feeds.postgres.replication import Received, ReplicationStream
@@ -250,6 +251,27 @@ def test_a_table_that_is_added_is_left_out_on_request(copied: Source, store_url:
     copied.run(f"INSERT INTO {copied.name}.added VALUES (3)")
     failure = failure_of(pump_of(copied, store_url))
     assert failure.condition in ("FEED_UNAVAILABLE.TABLE_ADDED", "FEED_UNAVAILABLE.TABLE_NOT_COPIED")
+
+
+@pytest.mark.parametrize("when", ["before it starts", "while it runs"])
+def test_the_tables_of_a_store_are_not_pumped(source: Source, store_url: str, when: str) -> None:
+    """Each append to a store in the database would be a change to append."""
+    source.table("id int PRIMARY KEY", "first")
+    store = f"{source.name}_store"
+    penstock.connect(f"{source.url}?schema={store}", create=True).close()
+    publish = f"ALTER PUBLICATION {source.name} ADD TABLES IN SCHEMA {store}"
+    try:
+        if when == "before it starts":
+            source.run(publish)
+        with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+            if when == "while it runs":
+                wait_until(lambda: failures or _exists(store_url, f"{source.name}.first"), 30, "the queue")
+                source.run(publish)
+            wait_until(lambda: failures, 30, "the pump to stop")
+        assert condition_of(failures[0]) == "FEED_UNAVAILABLE.STORE_PUBLISHED"
+        assert not _exists(store_url, f"{store}.segment")
+    finally:
+        source.run(f"DROP SCHEMA {store} CASCADE")
 
 
 def test_what_the_server_cannot_decode_ends_the_pump(source: Source, store_url: str) -> None:

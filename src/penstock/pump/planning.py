@@ -14,7 +14,7 @@ from penstock.errors import (
     condition_of,
 )
 from penstock.feeds.postgres import PostgresFeed
-from penstock.feeds.postgres.catalog import Table, Tables, check_names, published
+from penstock.feeds.postgres.catalog import Table, Tables, check_names, published, require_no_store
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.publication import PublicationState, state_of
@@ -113,6 +113,7 @@ class Planner:
             and table.name not in tables_before.by_name
             and current.names.get(table.relation.oid) == table.name
         ]
+        require_no_store(server, settings.feed.publication, new)
         if new:
             require_backfills(server, settings.feed.publication)
         new = [table for table in new if self._can_be_read(table, current)]

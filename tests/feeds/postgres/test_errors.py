@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+import penstock
 from penstock.errors import (
     ChangelogContractViolationError,
     CheckpointMismatchError,
@@ -248,6 +249,41 @@ def test_a_table_of_several_schemas(source: Source) -> None:
         assert source.open(tables=(f"{second}.t",)).describe().contract is not None
     finally:
         source.run(f"DROP SCHEMA {second} CASCADE")
+
+
+def test_the_tables_of_a_store_are_not_read_with_the_others(source: Source) -> None:
+    source.table("id int primary key")
+    store = f"{source.name}_store"
+    penstock.connect(f"{source.url}?schema={store}", create=True).close()
+    try:
+        source.run(f"ALTER PUBLICATION {source.name} ADD TABLES IN SCHEMA {store}")
+        source.make_slot()
+        with refused("STORE_PUBLISHED") as caught:
+            source.open().describe()
+        assert caught.value.parameters["schema"] == store
+        assert "id" in source.open(tables=("t",)).describe().schema.names
+    finally:
+        source.run(f"DROP SCHEMA {store} CASCADE")
+
+
+@pytest.mark.parametrize("tables", [None, ("first",)])
+def test_two_tables_whose_names_are_equal_with_their_schema(
+    source: Source, tables: tuple[str] | None
+) -> None:
+    source.table("id int primary key", "first")
+    schema = f'"{source.name}.b"'
+    source.run(f"CREATE SCHEMA {schema}")
+    try:
+        for name in (f'{source.name}."b.c"', f"{schema}.c"):
+            source.run(
+                f"CREATE TABLE {name} (id int primary key)",
+                f"ALTER PUBLICATION {source.name} ADD TABLE {name}",
+            )
+        with refused("TABLE_NAMES_EQUAL") as caught:
+            source.open(tables=tables).describe()
+        assert caught.value.parameters["table"] == f"{source.name}.b.c"
+    finally:
+        source.run(f"DROP SCHEMA {schema} CASCADE")
 
 
 def test_failed_logins_and_missing_databases(source: Source) -> None:

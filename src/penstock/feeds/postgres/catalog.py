@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ _FEED_COLUMNS = (
 )
 _TABLE_AND_KEY = (pa.field(TABLE, pa.string(), nullable=False), pa.field(KEY, pa.string(), nullable=False))
 SNAPSHOT_SCHEMA = "penstock_snapshots"
+_STORE_TABLES = {"feed_commit", "marked_source", "observed_end", "segment"}
+"""Some tables of a Penstock store, by which its schema is recognized."""
 _FIRST_USER_TYPE = 16_384
 """Types with a lower object id are built in."""
 BaseType = tuple[int, int]
@@ -248,7 +251,9 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
     if not rows:
         raise missing_publication(server, publication)
     tables, domains = published(server, publication)
-    if chosen is not None:
+    if chosen is None:
+        require_no_store(server, publication, tables)
+    else:
         tables = [_find_table(server, publication, tables, name) for name in chosen]
     if not tables:
         raise server.unavailable(
@@ -270,11 +275,42 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
     return loaded
 
 
+def require_no_store(server: Statements, publication: str, tables: Iterable[Table]) -> None:
+    """Refuse the tables of a Penstock store: if a feed's rows are written to it, each write is a change."""
+    names_by_schema: dict[str, set[str]] = {}
+    for table in tables:
+        names_by_schema.setdefault(table.relation.schema, set()).add(table.relation.table)
+    schema = next((schema for schema, names in names_by_schema.items() if names >= _STORE_TABLES), None)
+    if schema is not None:
+        raise server.unavailable(
+            "STORE_PUBLISHED",
+            f"the publication {publication!r} has the tables of a Penstock store (schema {schema!r}), and "
+            "writing rows to a store would cause changes without end: publish other tables only, or name the "
+            "tables to read with tables=[…], or keep the store in another database",
+            schema=schema,
+        )
+
+
+def _require_distinct_names(server: Statements, tables: Sequence[Table]) -> None:
+    """Refuse two tables with equal names, which is possible if a name or a schema has a dot."""
+    count = Counter(table.name for table in tables)
+    repeated = next((name for name, number in count.items() if number > 1), None)
+    if repeated is not None:
+        raise server.unavailable(
+            "TABLE_NAMES_EQUAL",
+            f"the publication has two tables that are both {repeated!r} with their schema, because a name "
+            "contains a dot: rename one, or remove it from the publication",
+            table=repeated,
+        )
+
+
 def published(server: Statements, publication: str) -> tuple[list[Table], dict[int, BaseType]]:
     """Load the tables of a publication, and the base types of the domains that they use."""
     rows = server.fetch("columns", publication=publication)
     domains = domains_of(server, {row.type for row in rows})
-    return [_table(list(group), domains) for _, group in groupby(rows, key=lambda row: row.oid)], domains
+    tables = [_table(list(group), domains) for _, group in groupby(rows, key=lambda row: row.oid)]
+    _require_distinct_names(server, tables)
+    return tables, domains
 
 
 def domains_of(server: Statements, types: Collection[int]) -> dict[int, BaseType]:
