@@ -351,13 +351,18 @@ def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
     assert max(found) > start
 
 
-def test_a_slot_invalidated_by_the_server(source: Source) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value"), [("max_slot_wal_keep_size", "1MB"), ("idle_replication_slot_timeout", "1s")]
+)
+def test_a_slot_invalidated_by_the_server(source: Source, setting: str, value: str) -> None:
+    if not source.rows(f"SELECT FROM pg_settings WHERE name = '{setting}'"):
+        pytest.skip(f"this version of PostgreSQL has no {setting}")
     table = source.table("id int primary key, v text")
     source.make_slot()
     feed = source.open()
     start = feed.oldest()
     try:
-        source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+        source.run(f"ALTER SYSTEM SET {setting} = '{value}'", "SELECT pg_reload_conf()")
 
         def lost() -> bool:
             source.run(
@@ -370,8 +375,8 @@ def test_a_slot_invalidated_by_the_server(source: Source) -> None:
 
         wait_until(lost)
     finally:
-        source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
-    with pytest.raises(DataLostError, match="max_slot_wal_keep_size") as caught:
+        source.run(f"ALTER SYSTEM RESET {setting}", "SELECT pg_reload_conf()")
+    with pytest.raises(DataLostError, match=f"see {setting}") as caught:
         feed.newest(start)
     assert caught.value.condition == "DATA_LOST.SLOT_INVALIDATED"
 

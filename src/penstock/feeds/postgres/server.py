@@ -34,6 +34,13 @@ _FIRST_ROWS = 100
 _PID = re.compile(r"PID (\d+)")
 _DROPPED = re.compile(r"could not open relation with OID|cache lookup failed for")
 
+_INVALIDATED_BY = {
+    "idle_timeout": "idle_replication_slot_timeout",
+    "rows_removed": "hot_standby_feedback",
+    "wal_level_insufficient": "wal_level",
+}
+"""Settings of the server that invalidate a slot, by the reason that it shows."""
+
 
 @cache
 def statements() -> dict[str, str]:
@@ -249,10 +256,12 @@ class Server:
         )
 
     def lost_slot(self, why: str) -> DataLostError:
-        """Return the error for a slot whose log the server has removed."""
+        """Return the error for a slot that the server has invalidated."""
+        found = (setting for cause, setting in _INVALIDATED_BY.items() if cause in why)
+        setting = next(found, "max_slot_wal_keep_size")
         return DataLostError(
-            f"{self.name}: the server has removed log that the slot needs ({why}), see "
-            f"max_slot_wal_keep_size. Drop the slot with pg_drop_replication_slot, and {START_OVER}",
+            f"{self.name}: the server has invalidated the slot, and may have removed log that it needs "
+            f"({why}), see {setting}. Drop the slot with pg_drop_replication_slot, and {START_OVER}",
             condition="DATA_LOST.SLOT_INVALIDATED",
         )
 
