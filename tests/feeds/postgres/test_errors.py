@@ -297,6 +297,21 @@ def test_failed_logins_and_missing_databases(source: Source) -> None:
         PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).open().describe()
 
 
+def test_a_server_that_does_not_allow_writes_cannot_hold_the_initial_copy(source: Source) -> None:
+    """As a standby."""
+    table = source.table("id int primary key")
+    url = f"{source.url}?options=-c%20default_transaction_read_only%3Don"
+    with refused("READ_ONLY") as caught:
+        PostgresFeed(url, source.name, source.name).open().prepare()
+    assert 'snapshot="none"' in caught.value.message
+    assert source.slots() == 0
+    # What the message says works.
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = PostgresFeed(url, source.name, source.name, snapshot="none").open()
+    assert [row["id"] for row in everything(feed)] == [1]
+
+
 def test_rights_that_a_role_lacks_are_named(source: Source) -> None:
     source.table("id int primary key")
     role, parts = f"r_{source.name}", urlsplit(source.url)

@@ -223,6 +223,13 @@ class Server:
                 'SELECT on the tables, and for snapshot="initial" CREATE on the database; snapshot="none" '
                 "only reads from the slot",
             )
+        if state == "25006":
+            return self.unavailable(
+                "READ_ONLY",
+                f"the server is a standby, or the role may only read ({text}): for the initial copy of the "
+                'rows and for backfills, read from the primary. With snapshot="none", a query reads from a '
+                "slot on the standby: select pg_create_logical_replication_slot('…', 'pgoutput')",
+            )
         return self._failed(failure, state, text)
 
     def _failed(self, failure: Failure, state: str, text: str) -> PenstockError:
