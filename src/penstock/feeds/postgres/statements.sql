@@ -251,7 +251,8 @@ SELECT current_database() AS here,
         AS written,
     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS now,
     (SELECT count(*) > 0 FROM pg_publication WHERE pubname = :publication) AS published,
-    s.plugin, s.slot_type AS type, s.database, s.active_pid AS pid, s.two_phase,
+    s.plugin, s.slot_type AS type, s.database, s.active_pid AS pid,
+    (to_jsonb(s) ->> 'two_phase')::boolean AS two_phase,
     s.restart_lsn - '0/0' AS restart, s.confirmed_flush_lsn - '0/0' AS confirmed,
     s.wal_status, to_jsonb(s) ->> 'invalidation_reason' AS reason
 FROM (VALUES (1)) AS one (n)
