@@ -21,9 +21,12 @@ class Proxy:
     """A client's message with these bytes is the last thing that goes through."""
     deliver: bool = True
     """Whether the server still gets that message."""
+    skip: int = 0
+    """How many such messages go through first."""
     failures: int = 0
     """How often it will still fail."""
     _open: list[socket.socket] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lead_to(self, url: str) -> None:
         """Forward to another server from now on, and end what is connected."""
@@ -33,8 +36,20 @@ class Proxy:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def lose(self, message: bytes, *, deliver: bool, times: int = 1) -> None:
-        self.fail_on, self.deliver, self.failures = message, deliver, times
+    def lose(self, message: bytes, *, deliver: bool, times: int = 1, skip: int = 0) -> None:
+        with self._lock:
+            self.fail_on, self.deliver, self.skip, self.failures = message, deliver, skip, times
+
+    def is_to_fail(self, data: bytes) -> bool:
+        """Return whether these bytes of a client are the last ones that go through."""
+        with self._lock:
+            if not self.failures or self.fail_on not in data:
+                return False
+            if self.skip:
+                self.skip -= 1
+                return False
+            self.failures -= 1
+            return True
 
 
 @contextmanager
@@ -71,8 +86,7 @@ def _accept(listener: socket.socket, proxy: Proxy) -> None:
 def _forward(source: socket.socket, sink: socket.socket, proxy: Proxy, upstream: bool) -> None:
     try:
         while data := source.recv(1 << 16):
-            if upstream and proxy.failures and proxy.fail_on in data:
-                proxy.failures -= 1
+            if upstream and proxy.is_to_fail(data):
                 source.shutdown(socket.SHUT_RDWR)
                 if proxy.deliver:
                     sink.sendall(data)

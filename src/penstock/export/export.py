@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.arguments import require
 from penstock.errors import (
+    CommitOutcomeUnknownError,
     ConsumerInUseError,
     InvalidInputError,
     StoreUnavailableError,
@@ -272,7 +273,8 @@ class QueueExport:
                 if error.condition != _RUNNING_EXPORT:
                     raise
                 pauses.wait_for_other_export(error)
-            except StoreUnavailableError as error:
+            # The next attempt begins with the positions of the table, whatever was committed.
+            except (StoreUnavailableError, CommitOutcomeUnknownError) as error:
                 pauses.wait_for_storage(error)
         return self.status()
 

@@ -65,7 +65,8 @@ class ExportSource:
         self._store, self._name, self._with_metadata = store, queue, metadata_columns
         self.record: QueueRecord = store.queue(queue).record
         with suppress(AlreadyExistsError):
-            store.create_consumer(consumer)
+            # If a reply is lost, the consumer may already exist at the next attempt.
+            store.database.retry(lambda: store.create_consumer(consumer))
         self.consumer: Consumer = store.consumer(consumer)
         self._refuse_consumer_of_query()
         self.consumer.register(queue, vital=True)
