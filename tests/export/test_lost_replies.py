@@ -16,8 +16,6 @@ from tests.export.lakes import DeltaLake
 from tests.support.postgres_proxy import Proxy, proxied
 from tests.support.waiting import wait_until
 
-COMMIT = b"COMMIT\0"
-
 
 @pytest.fixture
 def server(pg_url: str) -> Iterator[Proxy]:
@@ -42,25 +40,12 @@ def store(store_url: str) -> Iterator[penstock.Store]:
         yield opened
 
 
-def losing_each(server: Proxy) -> Iterator[int]:
-    """Have the server lose the reply to one commit: the first one, then the second one, until there are no
-    more.
-    """
-    number = 0
-    while not server.failures:
-        server.lose(COMMIT, deliver=True, skip=number)
-        yield number
-        number += 1
-    server.failures = 0
-    assert number > 4
-
-
 def test_a_run_exports_each_row_once_whichever_reply_is_lost(
     server: Proxy, store: penstock.Store, store_url: str, lake: DeltaLake
 ) -> None:
     queue = store.create_queue("orders", SCHEMA, partitions=2)
     append(queue, 1, 2)
-    for number in losing_each(server):
+    for number in server.losing_each_commit():
         table = f"orders{number}"
         export = penstock.QueueExport("orders", store_url, lake.url, table=table)
         assert export.run().rows == 2
@@ -75,7 +60,7 @@ def test_following_goes_on_whichever_reply_is_lost(
     monkeypatch.setattr("penstock.export.waiting._FIRST_PAUSE", 0.01)
     queue = store.create_queue("orders", SCHEMA, partitions=2)
     append(queue, 1, 2)
-    for number in losing_each(server):
+    for number in server.losing_each_commit():
         table = f"orders{number}"
         export = penstock.QueueExport("orders", store_url, lake.url, table=table)
         thread = threading.Thread(target=export.follow, kwargs={"every": timedelta(0)})

@@ -40,6 +40,17 @@ class Proxy:
         with self._lock:
             self.fail_on, self.deliver, self.skip, self.failures = message, deliver, skip, times
 
+    def losing_each_commit(self) -> Iterator[int]:
+        """Lose the reply to the first commit, then to the second one, until a round of the caller has fewer;
+        the number of those before it.
+        """
+        number = 0
+        while not self.failures:
+            self.lose(b"COMMIT\0", deliver=True, skip=number)
+            yield number
+            number += 1
+        self.failures = 0
+
     def is_to_fail(self, data: bytes) -> bool:
         """Return whether these bytes of a client are the last ones that go through."""
         with self._lock:

@@ -70,7 +70,10 @@ class Table:
 
     def write(self, stage: Stage, mode: str, attempts: dict[str, int]) -> int:
         target = TableTarget(self.layout, self.name, mode, stage)
-        return self.database.run(lambda tx: target.write(tx, attempts))
+        written = self.database.run(lambda tx: target.write(tx, attempts))
+        if isinstance(stage, PostgresStage):
+            self.database.run(stage.drop)
+        return written
 
     def rows(self) -> list[tuple[Any, ...]]:
         return rows(self.url, self.name)

@@ -187,8 +187,11 @@ class Stage(TaskWriter):
     def drop(self, tx: Transaction) -> None:
         """Drop everything that was staged up to and including the micro-batch."""
 
+    def unload(self, tx: Transaction) -> None:
+        """Drop what ``prepare`` has loaded into the session."""
+
     def clear(self, tx: Transaction) -> None:
-        """Clean up after the rows were published."""
+        """Clean up in the transaction that published the rows."""
         self.drop(tx)
 
     def rows_lost_error(self) -> StagingLost:
@@ -258,13 +261,16 @@ class SegmentStage(Stage):
         return decode(payloads[0].data, self.columns)
 
     def drop(self, tx: Transaction) -> None:
-        self.clear(tx)
+        self.unload(tx)
         staging.discard(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
+
+    def unload(self, tx: Transaction) -> None:
+        drop_loaded(tx, self.column_definitions)
 
     def clear(self, tx: Transaction) -> None:
         # Leave rows that tasks staged while the driver was suspended to its successor: locking staged rows
         # a second time could cause a deadlock.
-        drop_loaded(tx, self.column_definitions)
+        self.unload(tx)
 
 
 @dataclass(frozen=True)

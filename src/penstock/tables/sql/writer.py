@@ -67,19 +67,25 @@ class TableTarget(_TargetTable):
         self.stage.prepare(tx, batch.attempts)
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
-        return self._publish(tx, batch.attempts)
+        written = self._publish(tx, batch.attempts)
+        self.stage.clear(tx)
+        return written
 
     def write(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
-        """Make the rows of the acknowledged attempts visible, without recording the commit."""
+        """Make the rows of the acknowledged attempts visible, without recording the commit.
+
+        The rows stay staged in PostgreSQL: if the reply to the commit is lost, they are written again, since
+        nothing shows whether they are visible.
+        """
         self.stage.prepare(tx, attempts)
-        return self._publish(tx, attempts)
+        written = self._publish(tx, attempts)
+        self.stage.unload(tx)
+        return written
 
     def _publish(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
         if tx.dialect == "postgres":
             tx.execute(_ENABLE_ALL_PLANS)
-        written = self._write_rows(tx, self.stage.take(tx, attempts))
-        self.stage.clear(tx)
-        return written
+        return self._write_rows(tx, self.stage.take(tx, attempts))
 
     def _write_rows(self, tx: Transaction, source: StagedRows) -> int:
         if self.mode == "complete":
@@ -152,6 +158,7 @@ class TableWriter:
         with explaining_alterations(store.database, self.layout):
             if self.guarantee == "at_least_once":
                 store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
+                store.database.run(writer.drop, idempotent=True)
                 self._record_in_ledger(store, target, batch_id, reports)
             else:
                 self._commit(store, target, batch_id, reports, staged)
