@@ -87,6 +87,20 @@ def test_a_read_only_file_can_be_read(tmp_path: Path, run_child: RunChild) -> No
     assert "check the permissions on the file and its folder" in child.output
 
 
+def test_a_session_of_a_server_that_takes_no_writes_can_read(pg_url: str) -> None:
+    from penstock.testing import temporary_store
+
+    with temporary_store(pg_url) as store:
+        store.create_queue("q", SCHEMA).append([{"n": 1}])
+        options = "options=-c%20default_transaction_read_only%3Don"
+        url = f"{pg_url}?schema={store.database.url.options['schema']}&{options}"
+        with penstock.connect(url, create=False) as reader:
+            assert reader.queue("q").read(0, 0).num_rows == 1
+            with pytest.raises(penstock.errors.StoreReadOnlyError, match="connect to the primary") as caught:
+                reader.queue("q").append([{"n": 2}])
+        assert caught.value.condition == "STORE_READ_ONLY.SERVER"
+
+
 def test_a_read_only_role_can_read_but_not_write(pg_url: str) -> None:
     import psycopg
 
@@ -103,7 +117,7 @@ def test_a_read_only_role_can_read_but_not_write(pg_url: str) -> None:
             theirs = parts._replace(netloc=f"reader:pw@{parts.hostname}:{parts.port}").geturl()
             with penstock.connect(theirs, create=False) as limited:
                 assert limited.queue("q").read(0, 0).num_rows == 1
-                with pytest.raises(penstock.errors.StoreReadOnlyError, match="check the role"):
+                with pytest.raises(penstock.errors.StoreReadOnlyError, match="check its grants"):
                     limited.queue("q").append([{"n": 2}])
             admin.execute("revoke all on all tables in schema readers from reader")
             assert "STORE_READ_ONLY" in _failure(theirs)

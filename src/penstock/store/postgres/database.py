@@ -34,6 +34,7 @@ from penstock.store.postgres.session import (
     statement_lock_wait,
     transaction_setup,
 )
+from penstock.store.postgres.time_limits import SESSION_END_STATES, TookTooLong, time_limit_error
 from penstock.store.postgres.transaction import PostgresTransaction
 from penstock.store.statements import store_relations
 from penstock.store.url import StoreUrl, seconds
@@ -49,14 +50,13 @@ _warned_poolers: set[str] = set()
 """The URLs, without passwords, that this process has warned about."""
 _ERRORS_BY_STATE: dict[str, type[StoreError]] = {
     "53100": StoreFullError,
-    "25006": StoreReadOnlyError,
     "42501": StoreReadOnlyError,
 }
 _ADVICE = {
     StoreFullError: "free some disk space on the server; none of this was written",
-    StoreReadOnlyError: "the server is read-only, or the role may not write: check the role's grants on the "
-    "store's schema",
+    StoreReadOnlyError: "the role lacks a privilege: check its grants",
 }
+_READ_ONLY_STATE = "25006"
 # The names are qualified, since a session of a pooler uses the search path of its role.
 _NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
 # A write transaction that gets a lock sees what the previous holder committed. A read transaction sees one
@@ -69,8 +69,6 @@ too.
 _BEGIN_READ = b"begin isolation level repeatable read read only"
 _UNDEFINED_STATES = ("42P01", "42704", "42883")
 _LOCK_TRIES, _LOCK_PAUSE = 10, 0.05
-_IDLE_STATE = "25P03"
-_IDLE_CONDITION = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # SQLSTATEs by which the server reports that nothing was committed.
 _ROLLED_BACK_STATES = ("40001", "40P01", "55P03")
 _LOCK_ADVICE = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
@@ -91,8 +89,8 @@ class PostgresDatabase(Database):
         the first transaction.
         """
         self._lock_waits = threading.local()
-        self._timed_out_idle: weakref.WeakSet[PgConnection] = weakref.WeakSet()
-        """Connections that the server closed because they were idle in a transaction."""
+        self._timed_out: weakref.WeakKeyDictionary[PgConnection, str] = weakref.WeakKeyDictionary()
+        """Connections that the server closed between two statements, with the SQLSTATE of its reason."""
         super().__init__(url)
 
     def exists(self) -> bool:
@@ -159,9 +157,9 @@ class PostgresDatabase(Database):
 
     def _on_notice(self, connection: weakref.ref[PgConnection], notice: Diagnostic) -> None:
         # While no statement runs, the driver reports errors of the server as notices.
-        live_connection = connection()
-        if live_connection is not None and notice.sqlstate == _IDLE_STATE:
-            self._timed_out_idle.add(live_connection)
+        live_connection, state = connection(), notice.sqlstate or ""
+        if live_connection is not None and state in SESSION_END_STATES:
+            self._timed_out[live_connection] = state
 
     def disconnect(self, connection: PgConnection) -> None:
         connection.close()
@@ -218,9 +216,8 @@ class PostgresDatabase(Database):
         try:
             connection.commit()
         except self._psycopg.OperationalError as error:
-            if connection in self._timed_out_idle:
-                raise self._idle_error() from error
-            raise
+            reason = time_limit_error(str(self.url), self._timed_out.get(connection, ""), "")
+            raise (error if reason is None else reason) from error
 
     def _rollback(self, connection: PgConnection) -> None:
         if not connection.closed:
@@ -236,10 +233,8 @@ class PostgresDatabase(Database):
         )
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        rolled_back = (
-            error.condition == _IDLE_CONDITION
-            or getattr(error.__cause__, "sqlstate", None) in _ROLLED_BACK_STATES
-        )
+        state = getattr(error.__cause__, "sqlstate", None)
+        rolled_back = isinstance(error, TookTooLong) or state in _ROLLED_BACK_STATES
         if rolled_back or not isinstance(error, StoreUnavailableError):
             return error
         return CommitOutcomeUnknownError(
@@ -263,23 +258,27 @@ class PostgresDatabase(Database):
                 "the URL",
                 condition="STORE_ERROR.NO_DATABASE",
             )
-        if state == _IDLE_STATE:
-            return self._idle_error()
+        time_limit = time_limit_error(str(self.url), state, text)
+        if time_limit is not None:
+            return time_limit
         if state in _UNDEFINED_STATES and error.diag.context:
             return self._unqualified_name_error(text)
         if failure is Failure.LOCKED:
             return self._locked_error("in time", [])
         if failure is Failure.UNAVAILABLE:
             return StoreUnavailableError(f"{self.url}: {text} (the server is unavailable or busy)")
+        if state == _READ_ONLY_STATE:
+            return self._read_only_error(text)
         kind = _ERRORS_BY_STATE.get(state, StoreError)
         advice = _ADVICE.get(kind)
         return kind(f"{self.url}: {text}" + (f" ({advice})" if advice else ""))
 
-    def _idle_error(self) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            f"{self.url}: this process was idle in a transaction for longer than the server's "
-            "idle_in_transaction_session_timeout, so the server rolled it back: run it again",
-            condition=_IDLE_CONDITION,
+    def _read_only_error(self, text: str) -> StoreReadOnlyError:
+        return StoreReadOnlyError(
+            f"{self.url}: {text}. The server is a standby, or default_transaction_read_only is on: connect "
+            "to the primary (with target_session_attrs=read-write in the URL if it names several hosts), or "
+            "switch the setting off for the role",
+            condition="STORE_READ_ONLY.SERVER",
         )
 
     def _unqualified_name_error(self, text: str) -> StoreError:

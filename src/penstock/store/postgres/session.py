@@ -7,7 +7,8 @@ names in it.
 
 A server releases a lock when the transaction that holds it ends. By default it waits for ever for a client
 that was suspended or whose machine is gone. With these settings the server ends such a session, and limits
-how long a statement waits for a lock.
+how long a statement waits for a lock. Statements and transactions may take as long as they need, because
+copying, merging into or replacing a large table may take hours.
 
 Behind a pooler that shares connections between transactions, there is no session to set up. There, each
 transaction begins with the same settings for itself alone.
@@ -38,6 +39,8 @@ FORCE_INDEX_PLANS_LOCALLY = "; ".join(f"set local {plan} = off" for plan in _PLA
 SESSION_LIMITS = {
     # For clients that were suspended in a transaction, or whose machine is gone.
     "idle_in_transaction_session_timeout": "10s",
+    "statement_timeout": "0",
+    "transaction_timeout": "0",
     # For machines that are gone while the server waits for the rest of a message or sends rows.
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
@@ -61,7 +64,12 @@ _SESSION_STATE = (
     "select extract(epoch from current_setting('lock_timeout')::interval)::float8, pg_backend_pid()"
 )
 # The limits to set for each transaction behind a pooler, where clients have no sessions of their own.
-_TRANSACTION_LIMITS = ("lock_timeout", "idle_in_transaction_session_timeout")
+_TRANSACTION_LIMITS = (
+    "lock_timeout",
+    "idle_in_transaction_session_timeout",
+    "statement_timeout",
+    "transaction_timeout",
+)
 UNSET_TRANSACTION_LIMITS = f"""
 select s.name from pg_settings as s
 where s.name in ({", ".join(map(repr, _TRANSACTION_LIMITS))}) and s.source not in ({_CHOSEN_SOURCES})
