@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 
 import pyiceberg.catalog
 import requests
@@ -20,6 +20,11 @@ from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import merge_config
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
+
+from penstock.lake.sql_catalogs import SQL_METHODS, is_transient_sql_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REPLY_TIMEOUT_SECONDS = 120.0
 """Timeout for a reply of a REST catalog."""
@@ -40,15 +45,20 @@ _SECRET_NAME = re.compile("token|secret|credential|password")
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """Open a catalog; pyiceberg looks up missing properties in its own configuration.
 
-    Requests to a REST catalog are retried if the catalog is busy or its reply is lost. If the catalog has
-    already carried out the first request, it answers the retry with a conflict.
+    Requests to a REST catalog or a SQL catalog are retried if the catalog is busy or its reply is lost. If
+    the catalog has already carried out the first request, it answers the retry with a conflict.
     """
     configured = pyiceberg.catalog._ENV_CONFIG.get_catalog_config(name) or {}
     merged = merge_config(configured, cast(RecursiveDict, dict(properties)))
-    if PY_CATALOG_IMPL in properties or not _is_rest(name, merged):
-        catalog = load_catalog(name, **properties)
+    kind = None if PY_CATALOG_IMPL in properties else _catalog_type(name, merged)
+    if kind == CatalogType.REST.value:
+        catalog: Catalog = _RestCatalog(name, **cast(dict[str, str], merged))
+    elif kind == CatalogType.SQL.value:
+        catalog = _retrying_sql(load_catalog)(name, **properties)
+        for method in SQL_METHODS:
+            setattr(catalog, method, _retrying_sql(getattr(catalog, method)))
     else:
-        catalog = _RestCatalog(name, **cast(dict[str, str], merged))
+        catalog = load_catalog(name, **properties)
     session = getattr(catalog, "_session", None)
     if isinstance(session, requests.Session):
         _add_retries(session)
@@ -162,11 +172,28 @@ def _backoff_seconds(retries: int) -> float:
     return random.uniform(maximum / 2, maximum)
 
 
-def _is_rest(name: str, properties: RecursiveDict) -> bool:
+def _catalog_type(name: str, properties: RecursiveDict) -> str | None:
     kind = properties.get(TYPE)
     if isinstance(kind, str):
-        return kind.lower() == CatalogType.REST.value
-    return infer_catalog_type(name, properties) == CatalogType.REST
+        return kind.lower()
+    inferred = infer_catalog_type(name, properties)
+    return None if inferred is None else inferred.value
+
+
+def _retrying_sql(work: Callable[P, T]) -> Callable[P, T]:
+    """Return a function of a SQL catalog with retries."""
+
+    def retrying(*args: P.args, **kwargs: P.kwargs) -> T:
+        for retries in range(_MAX_RETRIES):
+            try:
+                return work(*args, **kwargs)
+            except Exception as error:
+                if not is_transient_sql_error(error):
+                    raise
+            time.sleep(_backoff_seconds(retries))
+        return work(*args, **kwargs)
+
+    return retrying
 
 
 def _add_retries(session: requests.Session) -> None:

@@ -136,7 +136,19 @@ def failure_of(error: psycopg.Error) -> Failure:
     """Return the kind of failure that an error reports."""
     import psycopg
 
-    state, text = error.sqlstate or "", str(error)
+    # If the connection is lost during a statement, libpq returns a result without an SQLSTATE, for which
+    # psycopg has no special class.
+    is_broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
+        type(error) is psycopg.DatabaseError
+    )
+    return failure_of_message(error.sqlstate or "", str(error), is_broken=is_broken)
+
+
+def failure_of_message(state: str, text: str, *, is_broken: bool) -> Failure:
+    """Return the kind of failure that a SQLSTATE reports, or a message of libpq if there is none.
+
+    ``is_broken`` says whether the driver's error may be about the connection.
+    """
     if state == "55P03":
         return Failure.LOCKED
     if state:
@@ -145,11 +157,6 @@ def failure_of(error: psycopg.Error) -> Failure:
         return Failure.LOGIN
     if _DATABASE_MISSING.search(text):
         return Failure.NO_DATABASE
-    # If the connection is lost during a statement, libpq returns a result without an SQLSTATE, for which
-    # psycopg has no special class.
-    is_broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
-        type(error) is psycopg.DatabaseError
-    )
     return Failure.UNAVAILABLE if is_broken else Failure.OTHER
 
 
