@@ -147,15 +147,23 @@ class DeltaLocation:
     def create(self, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> DeltaTable:
         """Create the table, unless another process creates it at the same time, and load it."""
         deltalake = import_deltalake("deltalake")
+        conflict = import_deltalake("deltalake.exceptions").CommitFailedError
         with self.translating_errors():
             delta_schema = deltalake.Schema.from_arrow(schema)
-            deltalake.DeltaTable.create(
-                self.path,
-                delta_schema,
-                mode="ignore",
-                configuration=properties,
-                storage_options=self.options or None,
-            )
+            try:
+                deltalake.DeltaTable.create(
+                    self.path,
+                    delta_schema,
+                    mode="ignore",
+                    configuration=properties,
+                    storage_options=self.options or None,
+                    # A retry would replace the table that another process has created.
+                    commit_properties=deltalake.CommitProperties(max_commit_retries=0),
+                )
+            except conflict:
+                # If the storage's reply was lost, this process has created it.
+                if not self._exists():
+                    raise
         return self.open()
 
     def find(self) -> DeltaTable | None:

@@ -53,10 +53,8 @@ def changes_writer(
     location: DeltaLocation, events: EventLayout, guarantee: str, checkpoint_location: str, app_id: str | None
 ) -> ChangesWriter:
     """Create or check the table and its applied-events table; return the ``foreachBatch`` function."""
-    table = location.find()
-    if table is None:
-        table = location.create(events.table_schema)
-    elif not events.keeps_history:
+    table = location.find() or location.create(events.table_schema)
+    if not events.keeps_history:
         refuse_history(
             (f.name for f in table.schema().fields),
             location.label,
