@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+import select
 from collections.abc import Iterator
 from enum import Enum, auto
 from types import ModuleType
@@ -18,6 +19,7 @@ from penstock.json_text import Json
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg import pq
 
     from penstock.store.url import StoreUrl
 
@@ -120,16 +122,31 @@ def copy_rows(connection: PgConnection, text: str) -> Iterator[memoryview | byte
     copy_result = server.exec_(text.encode())
     if copy_result.status != pq.ExecStatus.COPY_OUT:
         raise error_from_result(copy_result)
-    size, row = server.get_copy_data(0)
+    size, row = _next_copied_row(server)
     while size > 0:
         yield row
-        size, row = server.get_copy_data(0)
+        size, row = _next_copied_row(server)
     failed_result = None
     # The connection accepts the next command only after all results have been read.
     while (result := server.get_result()) is not None:
         failed_result = failed_result if result.status == pq.ExecStatus.COMMAND_OK else result
     if failed_result is not None:
         raise error_from_result(failed_result)
+
+
+def _next_copied_row(server: pq.abc.PGconn) -> tuple[int, memoryview]:
+    """Return the size of the next row and the row; the size is negative after the last row.
+
+    Waiting in libpq would hold Python's lock, so no other thread would run until the server sends a row.
+    """
+    size, row = server.get_copy_data(1)
+    while size == 0:
+        poller = select.poll()
+        poller.register(server.socket, select.POLLIN)
+        poller.poll()
+        server.consume_input()
+        size, row = server.get_copy_data(1)
+    return size, row
 
 
 def failure_of(error: psycopg.Error) -> Failure:
