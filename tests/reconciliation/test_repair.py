@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deltalake.exceptions import CommitFailedError
+
+from penstock.reconciliation.delta_copy import DeltaCopy
+from tests.support.postgres_proxy import proxied
 from tests.support.reconciled import CopiedTable
 
 
@@ -57,4 +65,32 @@ def test_a_row_that_changed_since_it_was_compared_is_repaired_as_it_is_now(order
         orders.compare(repair=True)
     finally:
         module._Comparison._add_differences = original  # type: ignore[method-assign]
+    assert orders.compare().equal
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_repaired_rows_are_counted_whichever_reply_is_lost(orders: CopiedTable) -> None:
+    with proxied(orders.url) as server:
+        behind_proxy = replace(orders, url=server.url)
+        for _ in server.losing_each_commit():
+            orders.update("item", "'other'", "id = 400")
+            found = behind_proxy.compare(repair=True)
+            assert found.differences == found.repaired == 1
+    assert orders.compare().equal
+
+
+@pytest.mark.parametrize("kind", ["delta"])
+def test_repaired_rows_of_a_delta_table_are_counted_although_the_reply_is_lost(
+    orders: CopiedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = DeltaCopy._merge
+
+    def merge(self: DeltaCopy, *given: Any) -> None:
+        original(self, *given)
+        raise CommitFailedError("the answer to the repetition")
+
+    monkeypatch.setattr(DeltaCopy, "_merge", merge)
+    orders.update("item", "'other'", "id = 400")
+    found = orders.compare(repair=True)
+    assert found.differences == found.repaired == 1
     assert orders.compare().equal

@@ -273,13 +273,13 @@ def test_a_commit_to_a_delta_table_during_a_repair_makes_it_start_over(
     original = DeltaCopy._merge
     raced = 0
 
-    def merge(self: DeltaCopy, table: DeltaTable, rows: pa.Table, wrong: Any) -> None:
+    def merge(self: DeltaCopy, table: DeltaTable, rows: pa.Table, wrong: Any, token: str) -> None:
         nonlocal raced
         raced += 1
         if raced == 1:
             busy.source.run(f"UPDATE {busy.table} SET v = 'newest' WHERE id = 7")
             busy.insert([{"id": 7, "v": "newest", "n": 0}])
-        original(self, table, rows, wrong)
+        original(self, table, rows, wrong, token)
 
     monkeypatch.setattr(DeltaCopy, "_merge", merge)
     found = busy.compare(repair=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,10 @@ from penstock.tables.names import quoted
 _PAGE_BYTES = 16 << 20
 _MAX_KEYS = 10_000
 _ATTEMPTS = 10
+_COMMIT_TOKEN = "penstock.repair"
+"""A part of the information on a repair's commit."""
+_HISTORY = 100
+"""The number of commits among which a repair looks for its own."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +112,24 @@ class DeltaCopy:
 
     def _repair_keys(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
         conflict = import_deltalake("deltalake.exceptions").CommitFailedError
+        token, repaired = uuid.uuid4().hex, 0
         for _ in range(_ATTEMPTS):
             table = self.location.open()
             copied = self._rows_with_keys(table, keys)
             rows = source_rows(keys)
             stale = stale_keys(rows, copied, self.key)
             if not stale:
-                return 0
+                return repaired
             try:
                 with self.location.translating_errors(untranslated=(conflict,)):
-                    self._merge(table, rows, stale)
-                return len(stale)
+                    self._merge(table, rows, stale, token)
+                return repaired + len(stale)
             except conflict:
-                # Another writer committed first, and may have written newer rows.
-                continue
+                # Another writer committed first, and may have written newer rows. Or this repair did, and the
+                # reply of the storage was lost.
+                if self._has_commit(token):
+                    repaired += len(stale)
+                    token = uuid.uuid4().hex
         raise CommitRefusedError(
             f"other writers changed the Delta table {self.label} during all {_ATTEMPTS} attempts to repair "
             "it: try again when they write less",
@@ -128,11 +137,18 @@ class DeltaCopy:
             table=self.label,
         )
 
-    def _merge(self, table: Any, rows: pa.Table, stale: Sequence[Key]) -> None:
+    def _has_commit(self, token: str) -> bool:
+        table = self.location.open()
+        with self.location.translating_errors():
+            return any(commit.get(_COMMIT_TOKEN) == token for commit in table.history(_HISTORY))
+
+    def _merge(self, table: Any, rows: pa.Table, stale: Sequence[Key], token: str) -> None:
         names = [self.names[name] for name in self.schema.names]
         changes = repair_rows(rows, stale, self.key).rename_columns([*names, PRESENT])
         require_partition_values(changes, partition_columns(table), self.label)
-        properties = import_deltalake("deltalake").CommitProperties(max_commit_retries=0)
+        properties = import_deltalake("deltalake").CommitProperties(
+            custom_metadata={_COMMIT_TOKEN: token}, max_commit_retries=0
+        )
         is_write, is_delete = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, changes, [self.names[name] for name in self.key], properties)
         columns = source_columns(names)

@@ -73,14 +73,20 @@ class SqlCopy(ABC):
         """
         parts = [keys[first : first + _MAX_KEYS] for first in range(0, len(keys), _MAX_KEYS)]
 
-        def repair_part(part: Sequence[Key]) -> int:
-            return self.store.database.run(
-                lambda tx: self._repair_keys(tx, part, source_rows), idempotent=True
-            )
+        return sum(self._repair_part(part, source_rows) for part in parts)
 
-        return sum(map(repair_part, parts))
+    def _repair_part(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
+        # If the reply to a commit is lost, the next attempt finds the rows repaired.
+        repaired: set[Key] = set()
 
-    def _repair_keys(self, tx: Transaction, keys: Sequence[Key], source_rows: SourceRows) -> int:
+        def work(tx: Transaction) -> None:
+            repaired.update(self._repair_keys(tx, keys, source_rows))
+
+        self.store.database.run(work, idempotent=True)
+        return len(repaired)
+
+    def _repair_keys(self, tx: Transaction, keys: Sequence[Key], source_rows: SourceRows) -> list[Key]:
+        """Repair rows in a transaction; return the keys of those that differed."""
         self.lock(tx)
         copied = self.read_keys(tx, keys)
         rows = source_rows(keys)
@@ -96,7 +102,7 @@ class SqlCopy(ABC):
             columns = staging.column_definitions(layout)
             upsert.upsert(tx, layout, staging.load_chunks(tx, columns, [_encode(writes, layout)]))
             staging.drop_loaded(tx, columns)
-        return len(stale)
+        return stale
 
 
 def _encode(rows: pa.Table, layout: Layout) -> pa.RecordBatch:
