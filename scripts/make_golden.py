@@ -118,12 +118,12 @@ def kill_continuous(urls: dict[str, str], folders: dict[str, Path], folder: Path
     for copy in copies:
         copy.add()
     child = application.start()
-    application.complete(child)
-    application.end(child)
+    application.wait_until_complete(child)
+    application.stop(child)
     for copy in copies:
         copy.add()
     child = application.start("COMMITTED")
-    application.reached(child)
+    application.wait_until_stopped(child)
     child.kill_tree()
     for copy in copies:
         copy.store.close()

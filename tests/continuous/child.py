@@ -1,7 +1,7 @@
-"""Program: run continuous copies of queues until it is killed, or asked to stop.
+"""Program that runs continuous copies of queues until it is killed or asked to stop.
 
-Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee, and the table that it
-goes to, or null for a queue.
+Arguments: a folder, the Spark master, and one JSON array for each copy: its name, store URL, guarantee, and
+the target table, or null if the target is a queue.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.support.sparks import make_spark
 INTERVAL = os.environ.get("INTERVAL", "20 ms")
 
 
-def main(folder: str, master: str, *texts: str) -> None:
+def main(folder: str, master: str, *copies: str) -> None:
     faulthandler.register(signal.SIGUSR1)
     spark = make_spark(Path(folder), master)
     queries = []
-    for text in texts:
-        name, url, guarantee, table = json.loads(text)
+    for copy in copies:
+        name, url, guarantee, table = json.loads(copy)
         sink = penstock.QueueSink(name, url) if table is None else penstock.TableSink(table, url=url)
         stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(doubled)
         pipeline = stream.write(sink, guarantee=guarantee)

@@ -1,4 +1,4 @@
-"""A copy of a queue, on each kind of store."""
+"""Fixture that copies a queue on each kind of store."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.continuous.copying import Copy
+from tests.continuous.queue_copy import Copy
 
 
 @pytest.fixture
 def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
-    found = Copy(store_url, tmp_path)
-    yield found
-    found.close()
+    copy = Copy(store_url, tmp_path)
+    yield copy
+    copy.close()

@@ -1,4 +1,4 @@
-"""Batches of a task's generator, as Spark's Python worker sends them."""
+"""Record batches of a task are sent by Spark's Python worker in single writes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock.continuous.channel import with_whole_batches
 BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[1], []]}) for n in range(3)]
 
 
-class Stream(io.BytesIO):
-    """Stream that counts the pieces that are written to it."""
+class CountingStream(io.BytesIO):
+    """Stream that counts the writes to it."""
 
     writes = 0
 
     def write(self, data: object, /) -> int:
         self.writes += 1
-        return super().write(data)  # type: ignore[arg-type]  # whatever Arrow writes
+        return super().write(data)  # type: ignore[arg-type]  # any buffer that Arrow writes
 
 
-def send(batches: Iterable[pa.RecordBatch]) -> Stream:
-    """Write batches as Spark's serializer does."""
-    stream, writer = Stream(), None
+def serialize(batches: Iterable[pa.RecordBatch]) -> CountingStream:
+    """Write batches to a stream as Spark's serializer does."""
+    stream, writer = CountingStream(), None
     for batch in batches:
         if writer is None:
             writer = pa.RecordBatchStreamWriter(stream, batch.schema)
@@ -35,20 +35,20 @@ def send(batches: Iterable[pa.RecordBatch]) -> Stream:
 
 
 def test_each_batch_is_one_write_of_the_bytes_that_arrow_would_write() -> None:
-    usual, whole = send(BATCHES), send(with_whole_batches(iter(BATCHES)))
-    assert whole.getvalue() == usual.getvalue()
-    # The schema and the end of the stream as well.
-    assert whole.writes == len(BATCHES) + 2 < usual.writes / 5
+    default_stream, stream = serialize(BATCHES), serialize(with_whole_batches(iter(BATCHES)))
+    assert stream.getvalue() == default_stream.getvalue()
+    # The schema and the end of the stream are one write each.
+    assert stream.writes == len(BATCHES) + 2 < default_stream.writes / 5
 
 
 def test_the_next_sender_in_the_same_process_has_the_default_writer() -> None:
-    usual = pa.RecordBatchStreamWriter
-    sent = with_whole_batches(iter(BATCHES))
-    next(sent)
-    next(sent)
-    assert pa.RecordBatchStreamWriter is usual
+    default_writer = pa.RecordBatchStreamWriter
+    batches = with_whole_batches(iter(BATCHES))
+    next(batches)
+    next(batches)
+    assert pa.RecordBatchStreamWriter is default_writer
     abandoned = with_whole_batches(iter(BATCHES))
     next(abandoned)
     abandoned.close()
-    assert pa.RecordBatchStreamWriter is usual
-    assert send(with_whole_batches(iter([]))).getvalue() == b""
+    assert pa.RecordBatchStreamWriter is default_writer
+    assert serialize(with_whole_batches(iter([]))).getvalue() == b""

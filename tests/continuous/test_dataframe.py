@@ -1,6 +1,4 @@
-"""Operations on a continuous frame: they give the rows of a plain DataFrame, and every marker once and
-in order.
-"""
+"""Operations on a continuous frame return the rows of a plain DataFrame, and every marker once, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from penstock.continuous.channel import EPOCH, KIND
 from penstock.continuous.dataframe import ContinuousFrame, apply_transform, begin_frame
 from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
-from tests.continuous.reading import Output, output_of, run, source_of
+from tests.continuous.finite_reader import Output, collect_output, create_frame, run_transform
 
 STEPS = [
     ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2),
@@ -29,22 +27,22 @@ Transform = Callable[[Any], Any]
 
 @pytest.fixture(scope="module")
 def plain(spark: SparkSession) -> DataFrame:
-    """Four rows with the corner cases of arrays and of division."""
+    """Four rows with corner cases for arrays and for division."""
     rows = [(1, "a", [1, 2], 2), (2, None, [], 0), (3, "c", None, 1), (4, "d", [5], 0)]
     return spark.createDataFrame(rows, "id bigint, s string, a array<int>, z int").coalesce(1).cache()
 
 
 @pytest.fixture
 def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
-    return source_of(spark, plain, STEPS)
+    return create_frame(spark, plain, STEPS)
 
 
 def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Output:
-    """Check rows and schema against the plain DataFrame's, and that no marker or filler is lost or moved."""
+    """Check that rows and schema equal the plain DataFrame's, and that markers and fillers stay in place."""
     expected = transform(plain)
-    made = apply_transform(source_of(spark, plain, STEPS), transform)
-    assert made.schema == expected.schema
-    out = output_of(made)
+    transformed = apply_transform(create_frame(spark, plain, STEPS), transform)
+    assert transformed.schema == expected.schema
+    out = collect_output(transformed)
     assert out.rows == expected.toArrow().to_pylist()
     assert out.markers == [1, 2, 3]
     assert out.fillers == 5
@@ -54,7 +52,7 @@ def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> 
     return out
 
 
-ALIKE: dict[str, Transform] = {
+SUPPORTED: dict[str, Transform] = {
     "select": lambda df: df.select("id", df.s, df["z"] + 1, F.lit(7).alias("seven")),
     "selectExpr": lambda df: df.selectExpr("id * 2 AS twice", "upper(s) s"),
     "where with text": lambda df: df.where("z > 0"),
@@ -66,26 +64,26 @@ ALIKE: dict[str, Transform] = {
         df.withColumnRenamed("s", "t").withColumnsRenamed({"z": "zz"}).toDF("p", "q", "r", "t")
     ),
     "alias": lambda df: df.alias("t").select("t.*", F.col("t.id").alias("same")),
-    "items": lambda df: df[["id", "s"]][df.id > 1],
+    "indexing": lambda df: df[["id", "s"]][df.id > 1],
     "transform": lambda df: df.transform(lambda inner, by: inner.select(F.col("id") * by), 3),
     "na": lambda df: df.na.fill("?").fillna(9).dropna().replace("?", "!"),
-    "a column by a pattern": lambda df: df.select(df.colRegex("`[is]`")),
-    "stars leave the hidden columns out": lambda df: df.selectExpr("*", "hash(*) AS h", "struct(*) AS whole"),
+    "colRegex": lambda df: df.select(df.colRegex("`[is]`")),
+    "a star without the hidden columns": lambda df: df.selectExpr("*", "hash(*) AS h", "struct(*) AS whole"),
     "the star of a frame": lambda df: df.select(df["*"], F.struct("*").alias("whole")),
     "a filter on a column that a select left out": lambda df: df.select("id").where(df.z == 0),
-    "the same name twice": lambda df: df.select("id", "id"),
-    "types of every kind": lambda df: (
+    "duplicate names": lambda df: df.select("id", "id"),
+    "various types": lambda df: (
         df.selectExpr(
             "parse_json(string(id)) v", "map(id, s) m", "date_add('2026-01-01', z) d", "decimal(id) / 3 n"
         ).selectExpr("*", "to_json(v) j").drop("v")
     ),
-    "values that differ from row to row": lambda df: (
+    "nondeterministic values": lambda df: (
         df.selectExpr("id", "monotonically_increasing_id() m").where("rand() < 2 AND m < 9")
     ),
     "names that need quotes": lambda df: (
         df.toDF("a.b`c", "ä ö", "a", "z").withColumn("n", F.col("`a.b``c`") + 1)
     ),
-    "expressions never see the copy of a filtered row": lambda df: (
+    "expressions do not see copies of filtered rows": lambda df: (
         df.where("z != 0").selectExpr("10 / z AS share")
     ),
     "explode": lambda df: df.select("id", F.explode("a").alias("x")),
@@ -102,7 +100,7 @@ ALIKE: dict[str, Transform] = {
 
 
 @pytest.mark.few(12)
-@pytest.mark.parametrize("transform", ALIKE.values(), ids=list(ALIKE))
+@pytest.mark.parametrize("transform", SUPPORTED.values(), ids=list(SUPPORTED))
 def test_rows_equal_those_of_the_plain_dataframe_and_all_markers_are_kept(
     spark: SparkSession, plain: DataFrame, transform: Transform
 ) -> None:
@@ -112,11 +110,11 @@ def test_rows_equal_those_of_the_plain_dataframe_and_all_markers_are_kept(
 def test_markers_and_fillers_keep_their_positions_among_the_rows(
     spark: SparkSession, plain: DataFrame
 ) -> None:
-    out = run(spark, plain, STEPS, lambda df: df.where("id != 3").select("id"))
+    out = run_transform(spark, plain, STEPS, lambda df: df.where("id != 3").select("id"))
     assert out.order == [(0, 1), (1, 1), *[(2, 2)] * 3, (0, 2), (1, 2), (0, 3), *[(2, 3)] * 2, (1, 3)]
 
 
-LINKS: list[Transform] = [
+OPERATIONS: list[Transform] = [
     lambda df: df.where("id % 2 = 0"),
     lambda df: df.withColumn("id", F.col("id") + F.lit(1)),
     lambda df: df.select("*", (F.col("id") / 2).alias("half")).drop("half"),
@@ -128,17 +126,17 @@ LINKS: list[Transform] = [
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(LINKS), min_size=3, max_size=6))
-def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_keeps_markers(
-    spark: SparkSession, plain: DataFrame, links: list[Transform]
+@given(st.lists(st.sampled_from(OPERATIONS), min_size=3, max_size=6))
+def test_any_chain_of_operations_returns_the_plain_dataframes_rows_and_keeps_markers(
+    spark: SparkSession, plain: DataFrame, operations: list[Transform]
 ) -> None:
-    def chain(df: DataFrame) -> DataFrame:
+    def apply_all(df: DataFrame) -> DataFrame:
         df = df.select("id", "s")
-        for link in links:
-            df = link(df)
+        for operation in operations:
+            df = operation(df)
         return df
 
-    assert_same(spark, plain, chain)
+    assert_same(spark, plain, apply_all)
 
 
 def test_the_hidden_columns_are_not_visible(frame: ContinuousFrame, plain: DataFrame) -> None:
@@ -190,7 +188,7 @@ REFUSED: dict[str, tuple[str, Transform]] = {
     "withWatermark": ("EventTimeWatermark", lambda df: df.withWatermark("t", "1 second")),
     "window": ("Window", lambda df: df.withColumn("n", F.expr("row_number() OVER (ORDER BY id)"))),
     "a scalar subquery": ("ScalarSubquery", lambda df: df.selectExpr("(SELECT max(id) FROM range(3)) AS m")),
-    "exists": ("Exists", lambda df: df.where("EXISTS (SELECT 1)")),
+    "an EXISTS subquery": ("Exists", lambda df: df.where("EXISTS (SELECT 1)")),
     "a subquery below another operator": (
         "ScalarSubquery",
         lambda df: (
@@ -199,13 +197,13 @@ REFUSED: dict[str, tuple[str, Transform]] = {
             .transform(lambda inner: inner.selectExpr("(SELECT 1 WHERE 1 < 2) AS m", "id").where("id > 1"))
         ),
     ),
-    "in a query": ("InSubquery", lambda df: df.where("id + 1 IN (SELECT id FROM range(3))")),
+    "an IN subquery": ("InSubquery", lambda df: df.where("id + 1 IN (SELECT id FROM range(3))")),
     "stack": ("Stack", lambda df: df.selectExpr("stack(2, id, id + 1)")),
 }
 
 
 @pytest.mark.parametrize(("operation", "transform"), REFUSED.values(), ids=list(REFUSED))
-def test_other_operations_are_refused_immediately_in_sparks_words(
+def test_other_operations_are_refused_immediately_with_sparks_name_for_them(
     frame: ContinuousFrame, operation: str, transform: Transform
 ) -> None:
     with pytest.raises(ContinuousRefusedError) as refused:
@@ -217,31 +215,33 @@ def test_other_operations_are_refused_immediately_in_sparks_words(
 
 
 @pytest.mark.parametrize(
-    "now",
+    "expression",
     ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()",
      "current_time()", "cast('now' as timestamp)", "date('Today')", "cast(' yesterday' as timestamp_ntz)"],
 )  # fmt: skip
-def test_the_current_time_is_refused_anywhere_in_an_expression(frame: ContinuousFrame, now: str) -> None:
+def test_the_current_time_is_refused_anywhere_in_an_expression(
+    frame: ContinuousFrame, expression: str
+) -> None:
     for transform in (
-        lambda df: df.selectExpr(f"concat(s, string({now}))"),
-        lambda df: df.where(f"s < string({now})"),
-        lambda df: df.select(F.explode(F.array(F.expr(now)))),
+        lambda df: df.selectExpr(f"concat(s, string({expression}))"),
+        lambda df: df.where(f"s < string({expression})"),
+        lambda df: df.select(F.explode(F.array(F.expr(expression)))),
     ):
         with pytest.raises(ContinuousRefusedError, match="does not support current time operations"):
             transform(frame)
 
 
-def test_columns_and_texts_named_like_time_functions_are_accepted(frame: ContinuousFrame) -> None:
-    kept = frame.selectExpr("s as now").selectExpr(
+def test_columns_and_strings_named_like_time_functions_are_accepted(frame: ContinuousFrame) -> None:
+    selected = frame.selectExpr("s as now").selectExpr(
         "cast(now as timestamp) as t", "'cast(now as date)' as text"
     )
-    assert kept.columns == ["t", "text"]
+    assert selected.columns == ["t", "text"]
 
 
 @pytest.mark.parametrize(
     "name", ["collect", "show", "count", "toPandas", "cache", "createTempView", "foreach", "take"]
 )
-def test_actions_are_refused_by_name(frame: ContinuousFrame, name: str) -> None:
+def test_an_action_is_refused_with_its_name(frame: ContinuousFrame, name: str) -> None:
     with pytest.raises(ContinuousRefusedError, match=f"does not support DataFrame.{name}"):
         getattr(frame, name)()
 
@@ -261,12 +261,12 @@ def test_an_unknown_name_raises_the_usual_error_of_a_dataframe(frame: Continuous
 def test_a_transform_must_return_a_frame_derived_from_its_input(
     frame: ContinuousFrame, plain: DataFrame, spark: SparkSession
 ) -> None:
-    for other in (None, plain, source_of(spark, plain, STEPS)):
+    for other in (None, plain, create_frame(spark, plain, STEPS)):
         with pytest.raises(ContinuousRefusedError, match="OTHER_FRAME"):
             apply_transform(frame, lambda _, other=other: other)  # type: ignore[misc]
 
 
-def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFrame) -> None:
+def test_the_plan_of_sql_operations_has_no_python_stage(frame: ContinuousFrame) -> None:
     plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).full_frame)
     assert plan.python_stages == ()
     assert plan.filler_rows == 66
@@ -275,9 +275,9 @@ def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFra
 
 
 def test_a_shuffle_in_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
-    begun = begin_frame(frame.full_frame.repartition(2))
+    repartitioned = begin_frame(frame.full_frame.repartition(2))
     with pytest.raises(ContinuousRefusedError, match="Repartition"):
-        check_plan(begun.full_frame)
+        check_plan(repartitioned.full_frame)
     with pytest.raises(ContinuousRefusedError, match="Join"):
         check_plan(
             begin_frame(frame.full_frame.crossJoin(spark.range(1)).select(frame.full_frame["*"])).full_frame

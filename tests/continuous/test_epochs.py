@@ -1,6 +1,4 @@
-"""The order of epochs under any interleaving of messages: none is committed out of order, twice,
-partly or empty.
-"""
+"""With any interleaving of messages, no epoch is committed out of order, twice, partly or empty."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from penstock.errors import ContinuousFailedError
 
 @dataclass
 class Task:
-    """A reader and a writer with their connections to the driver, and the messages in flight."""
+    """Reader and writer of a task, their connections to the driver, and the messages in flight."""
 
     number: int
     position: int = 0
     rows: int = 0
-    orders: deque[int] = field(default_factory=deque)
-    """Epochs that the reader was asked to end and has not ended yet."""
+    requested_epochs: deque[int] = field(default_factory=deque)
+    """Epochs that the reader has been asked to end but has not ended."""
     stream: deque[tuple[str, int]] = field(default_factory=deque)
     """Rows and markers between the reader and the writer."""
     from_reader: deque[tuple[str, int, int, int]] = field(default_factory=deque)
@@ -39,9 +37,9 @@ class Task:
         self.position += 1
         self.stream.append(("row", self.position))
 
-    def look(self) -> None:
-        if self.orders:
-            number = self.orders.popleft()
+    def end_epoch(self) -> None:
+        if self.requested_epochs:
+            number = self.requested_epochs.popleft()
             self.from_reader.append(("read", number, self.position, self.rows))
             if self.rows:
                 self.stream.append(("marker", number))
@@ -70,7 +68,7 @@ class Task:
             epochs.wrote(self.number, number, {f"attempt {self.number}": rows}, rows)
 
 
-STEPS = ("send", "look", "write", "report", "acknowledge", "begin", "commit")
+STEPS = ("send", "end_epoch", "write", "report", "acknowledge", "begin", "commit")
 
 
 def commit(epochs: Epochs, committed: list[Epoch]) -> None:
@@ -95,8 +93,8 @@ def test_epochs_are_committed_in_order_once_and_whole(
     def step(name: str, task: Task) -> None:
         if name == "begin":
             number = epochs.begin()
-            for each in tasks if number is not None else ():
-                each.orders.append(number)
+            for other in tasks if number is not None else ():
+                other.requested_epochs.append(number)
         elif name == "commit":
             commit(epochs, committed)
         elif name in ("report", "acknowledge"):
@@ -104,13 +102,13 @@ def test_epochs_are_committed_in_order_once_and_whole(
         else:
             getattr(task, name)()
 
-    for name, which in steps:
-        step(name, tasks[which % count])
+    for name, task_index in steps:
+        step(name, tasks[task_index % count])
         assert [epoch.number for epoch in committed] == list(range(first, first + len(committed)))
-    # Everything comes to its end: what was sent is committed, without an epoch that has nothing.
+    # Run every task to its end: all rows that were sent are committed, and no empty epoch.
     for _ in range(10 * (len(steps) + 10)):
         for task in tasks:
-            for name in ("look", "write", "report", "acknowledge", "begin", "commit"):
+            for name in ("end_epoch", "write", "report", "acknowledge", "begin", "commit"):
                 step(name, task)
     assert epochs.idle
     assert all(epoch.rows_in == epoch.rows_out > 0 for epoch in committed)
@@ -120,36 +118,36 @@ def test_epochs_are_committed_in_order_once_and_whole(
     for earlier, later in pairwise(committed):
         moved = sum(later.offsets.values()) - sum(earlier.offsets.values())
         assert moved == later.rows_in, (
-            "the rows of an epoch lie between its offsets and those of the one before"
+            "the rows of an epoch are those between the previous offsets and its own"
         )
 
 
-def begun(tasks: int = 2) -> Epochs:
+def begin_epoch(tasks: int = 2) -> Epochs:
     epochs = Epochs(tasks, 7, 3)
     epochs.sent(0)
     assert epochs.begin() == 7
     return epochs
 
 
-def test_an_epoch_begins_when_there_are_rows_for_it() -> None:
+def test_an_epoch_begins_only_when_rows_were_sent() -> None:
     epochs = Epochs(2, 0, 3)
     assert epochs.begin() is None
     epochs.sent(1)
     assert epochs.begin() == 0
     epochs.sent(1)
-    assert epochs.begin() is None, "nobody has ended the one before yet"
+    assert epochs.begin() is None, "no reader has ended the previous epoch"
 
 
-def test_reports_of_readers_before_their_marker_begin_no_second_epoch() -> None:
-    epochs = begun()
+def test_rows_sent_before_a_readers_marker_begin_no_second_epoch() -> None:
+    epochs = begin_epoch()
     epochs.sent(1)
     epochs.read(0, 7, {0: 5}, 5)
     epochs.read(1, 7, {1: 2}, 2)
     assert epochs.begin() is None
 
 
-def test_a_task_without_rows_has_nothing_to_write() -> None:
-    epochs = begun()
+def test_an_epoch_does_not_wait_for_the_writer_of_a_task_without_rows() -> None:
+    epochs = begin_epoch()
     epochs.read(1, 7, {1: 0}, 0)
     epochs.wrote(0, 7, {"a": 1}, 3)
     assert epochs.next_complete() is None
@@ -158,7 +156,7 @@ def test_a_task_without_rows_has_nothing_to_write() -> None:
 
 
 def test_an_impossible_message_ends_the_run() -> None:
-    wrong = [
+    invalid_messages = [
         lambda epochs: epochs.read(0, 8, {}, 0),
         lambda epochs: epochs.wrote(0, 6, {}, 0),
         lambda epochs: epochs.read(2, 7, {}, 0),
@@ -168,9 +166,9 @@ def test_an_impossible_message_ends_the_run() -> None:
         lambda epochs: (epochs.read(0, 7, {0: 0}, 0), epochs.wrote(0, 7, {}, 0)),
         lambda epochs: epochs.committed(8),
     ]
-    for each in wrong:
+    for send_message in invalid_messages:
         with pytest.raises(ContinuousFailedError) as caught:
-            each(begun())
+            send_message(begin_epoch())
         assert caught.value.condition == "CONTINUOUS_FAILED.PROTOCOL"
 
 

@@ -1,4 +1,4 @@
-"""Continuous queries whose driver or Python workers are killed at every step of an epoch."""
+"""The driver or Python workers of continuous queries are killed at every step of an epoch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-PATIENCE = 120
+TIMEOUT = 120
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("twice", pa.int64())])
 WORKER_STEPS = ("MARKER", "STAGED", "REPORTED")
 DRIVER_STEPS = ("OFFSET", "COMMITTED", "LOGGED")
-IN_SHORT = {("driver", "COMMITTED")}
+FAST_CASES = {("driver", "COMMITTED")}
 
 
 @dataclass
 class Copy:
-    """A queue that a child copies into another one, or into a table."""
+    """Queue that a child copies into another queue or into a table."""
 
     name: str
     url: str
@@ -55,8 +55,8 @@ class Copy:
         self.store.create_consumer(self.name).register(f"{self.name} in")
 
     @property
-    def as_argument(self) -> str:
-        """Return the child's argument for it."""
+    def child_argument(self) -> str:
+        """Argument of the child program that describes the copy."""
         table = named(self.url, self.name) if self.into_table else None
         return json.dumps([self.name, self.url, self.guarantee, table])
 
@@ -70,33 +70,33 @@ class Copy:
             self.queue.append([{"id": i} for i in ids], partition=partition)
         self.rows += count
 
-    def found(self) -> Counter[tuple[Any, ...]]:
+    def copied_rows(self) -> Counter[tuple[Any, ...]]:
         if self.into_table:
             return Counter(rows(self.url, self.name))
         tables = [self.sink.read(part.partition, 0, part.next_index) for part in self.sink.info().partitions]
         return Counter((row["id"], row["twice"]) for table in tables for row in table.to_pylist())
 
-    def expected(self) -> Counter[tuple[Any, ...]]:
+    def expected_rows(self) -> Counter[tuple[Any, ...]]:
         return Counter((i, 2 * i) for i in range(self.rows) if i % 3)
 
-    def complete(self) -> bool:
-        found = self.found()
+    def is_complete(self) -> bool:
+        counts = self.copied_rows()
         if self.guarantee == "exactly_once":
-            assert all(count == 1 for count in found.values()), "a row came twice"
-        return found.keys() == self.expected().keys()
+            assert all(count == 1 for count in counts.values()), "a row was copied more than once"
+        return counts.keys() == self.expected_rows().keys()
 
 
 class Application:
-    """Successive children with the same copies."""
+    """Successive child programs that run the same copies."""
 
     def __init__(self, copies: Sequence[Copy], folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self.copies, self._folder, self._run_child = copies, folder, run_child
-        # Two tasks for each, and a slot to spare.
+        # Two tasks for each copy, and a spare slot.
         self.master = f"local[{2 * len(copies) + 1}]"
         self._count = 0
 
     def start(self, step: str | None = None) -> ChildProcess:
-        """Start a child that stops at a step of an epoch that it has not committed yet."""
+        """Start a child. If a step is given, it stops at that step of its first uncommitted epoch."""
         self._count += 1
         faults = {}
         for copy in self.copies:
@@ -104,7 +104,7 @@ class Application:
             Path(f"{copy.marker}.released").unlink(missing_ok=True)
             if step is not None:
                 faults[copy.name] = {"state": step, "batch": 0, "raises": False, "marker": str(copy.marker)}
-        copies = [copy.as_argument for copy in self.copies]
+        copies = [copy.child_argument for copy in self.copies]
         path = os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]])
         environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path}
         return self._run_child(
@@ -115,34 +115,36 @@ class Application:
             env=environment,
         )
 
-    def reached(self, child: ChildProcess) -> None:
-        def all_there() -> bool:
+    def wait_until_stopped(self, child: ChildProcess) -> None:
+        def all_stopped() -> bool:
             assert child.returncode is None, child.output
             return all(copy.marker.exists() and copy.marker.read_text() for copy in self.copies)
 
-        wait_until(all_there, PATIENCE, "all have stopped")
+        wait_until(all_stopped, TIMEOUT, "all copies have stopped")
 
-    def complete(self, child: ChildProcess) -> None:
-        def through() -> bool:
+    def wait_until_complete(self, child: ChildProcess) -> None:
+        def all_complete() -> bool:
             assert child.returncode is None, child.output
             assert "\nFAILED " not in child.output, child.output
-            return all(copy.complete() for copy in self.copies)
+            return all(copy.is_complete() for copy in self.copies)
 
-        with _telling(child):
-            wait_until(through, PATIENCE, "all rows are through")
+        with _stacks_on_failure(child):
+            wait_until(all_complete, TIMEOUT, "all rows are copied")
 
-    def end(self, child: ChildProcess) -> None:
-        """End it gracefully, and check that consumers and checkpoints agree."""
+    def stop(self, child: ChildProcess) -> None:
+        """Stop a child gracefully, and check that all consumers have caught up."""
         os.kill(child.pid, signal.SIGTERM)
-        assert child.wait(PATIENCE) == 0, child.output
+        assert child.wait(TIMEOUT) == 0, child.output
         for copy in self.copies:
             assert f"ENDED {copy.name}" in child.output, child.output
             assert copy.store.consumer(copy.name).lag(f"{copy.name} in").rows == 0
-            assert copy.complete()
+            assert copy.is_complete()
 
 
 @pytest.fixture
-def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) -> Iterator[Callable[..., Any]]:
+def create_application(
+    tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]
+) -> Iterator[Callable[..., Any]]:
     urls = {"sqlite": f"sqlite:///{tmp_path}/store.db"}
 
     def application(
@@ -162,55 +164,58 @@ def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) ->
         yield application
 
 
-def _steps(who: str, steps: Sequence[str]) -> list[Any]:
+def _step_params(process: str, steps: Sequence[str]) -> list[Any]:
     return [
-        pytest.param(step, marks=() if (who, step) in IN_SHORT else pytest.mark.crash_full) for step in steps
+        pytest.param(step, marks=() if (process, step) in FAST_CASES else pytest.mark.crash_full)
+        for step in steps
     ]
 
 
-@pytest.mark.parametrize("step", _steps("driver", WORKER_STEPS + DRIVER_STEPS))
+@pytest.mark.parametrize("step", _step_params("driver", WORKER_STEPS + DRIVER_STEPS))
 def test_a_driver_killed_at_any_step_of_an_epoch_continues_exactly_once(
-    make: Callable[..., Application], step: str
+    create_application: Callable[..., Application], step: str
 ) -> None:
-    application = make("exactly_once")
+    application = create_application("exactly_once")
     for copy in application.copies:
         copy.add()
     child = application.start(step)
-    application.reached(child)
+    application.wait_until_stopped(child)
     child.kill_tree()
     for copy in application.copies:
         copy.add()
     child = application.start()
-    application.complete(child)
-    application.end(child)
+    application.wait_until_complete(child)
+    application.stop(child)
 
 
-@pytest.mark.parametrize("step", _steps("worker", WORKER_STEPS))
+@pytest.mark.parametrize("step", _step_params("worker", WORKER_STEPS))
 def test_a_worker_killed_at_any_step_of_an_epoch_repeats_the_run(
-    make: Callable[..., Application], step: str
+    create_application: Callable[..., Application], step: str
 ) -> None:
-    application = make("exactly_once")
+    application = create_application("exactly_once")
     for copy in application.copies:
         copy.add()
     child = application.start(step)
-    application.reached(child)
+    application.wait_until_stopped(child)
     for copy in application.copies:
         os.kill(int(copy.marker.read_text()), signal.SIGKILL)
-    application.complete(child)
+    application.wait_until_complete(child)
     for copy in application.copies:
         copy.add()
-    application.complete(child)
-    application.end(child)
+    application.wait_until_complete(child)
+    application.stop(child)
 
 
 @pytest.mark.crash_full
 @pytest.mark.parametrize("kind", ["queue", "table"])
-def test_kills_at_random_moments_lose_and_repeat_nothing(make: Callable[..., Application], kind: str) -> None:
-    """Twenty kills in about two minutes, of the driver's whole process tree or of a Python worker."""
+def test_kills_at_random_moments_lose_and_repeat_nothing(
+    create_application: Callable[..., Application], kind: str
+) -> None:
+    """Kill the driver's whole process tree or a Python worker twenty times in about two minutes."""
     rng = random.Random(kind)
-    application = make("exactly_once", "at_least_once", kinds=[kind])
+    application = create_application("exactly_once", "at_least_once", kinds=[kind])
     child = application.start()
-    child.wait_for_line("STARTED", PATIENCE)
+    child.wait_for_line("STARTED", TIMEOUT)
     for kill in range(20):
         for copy in application.copies:
             copy.add(rng.randint(1, 200))
@@ -218,37 +223,39 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(make: Callable[..., App
         if kill % 5 == 4:
             child.kill_tree()
             child = application.start()
-            child.wait_for_line("STARTED", PATIENCE)
+            child.wait_for_line("STARTED", TIMEOUT)
         else:
             os.kill(rng.choice(workers(child)), signal.SIGKILL)
-            application.complete(child)
-    application.complete(child)
-    application.end(child)
+            application.wait_until_complete(child)
+    application.wait_until_complete(child)
+    application.stop(child)
 
 
 @pytest.mark.crash_full
-def test_a_cluster_that_loses_an_executor_continues(make: Callable[..., Application]) -> None:
-    """Tasks connect to the coordinator from processes other than the driver's."""
-    application = make("exactly_once", "at_least_once", stores=["postgresql"])
+def test_a_cluster_that_loses_an_executor_continues(create_application: Callable[..., Application]) -> None:
+    """Tasks connect to the coordinator from other processes than the driver's."""
+    application = create_application("exactly_once", "at_least_once", stores=["postgresql"])
     application.master = "local-cluster[2,4,1024]"
     child = application.start()
     for _ in range(2):
         for copy in application.copies:
             copy.add()
-        application.complete(child)
+        application.wait_until_complete(child)
         executors = [
-            each for each in child.processes() if any("ExecutorBackend" in word for word in _command(each))
+            process
+            for process in child.processes()
+            if any("ExecutorBackend" in argument for argument in _command(process))
         ]
         os.kill(executors[0].pid, signal.SIGKILL)
     for copy in application.copies:
         copy.add()
-    application.complete(child)
-    application.end(child)
+    application.wait_until_complete(child)
+    application.stop(child)
 
 
 @contextmanager
-def _telling(child: ChildProcess) -> Iterator[None]:
-    """Make a child print the stacks of its threads when something fails."""
+def _stacks_on_failure(child: ChildProcess) -> Iterator[None]:
+    """Print the stacks of a child's threads if the block fails."""
     try:
         yield
     except BaseException:
@@ -259,18 +266,18 @@ def _telling(child: ChildProcess) -> Iterator[None]:
 
 
 def workers(child: ChildProcess) -> list[int]:
-    """Return Spark's Python workers, without the process that forks them."""
+    """Return the process ids of Spark's Python workers, without the daemon that forks them."""
 
-    def found() -> list[int]:
-        # The JVM's command has the module's name too, in a setting.
-        daemons = [each for each in child.processes() if "tests.support.daemon" in _command(each)]
-        names = {each.pid for each in daemons}
-        return [each.pid for each in daemons if each.ppid() in names]
+    def find_workers() -> list[int]:
+        # Compare whole arguments: the JVM's command contains the module's name too, in a setting.
+        processes = [process for process in child.processes() if "tests.support.daemon" in _command(process)]
+        pids = {process.pid for process in processes}
+        return [process.pid for process in processes if process.ppid() in pids]
 
-    with _telling(child):
-        there = wait_until(found, PATIENCE, "there are workers")
-    assert there
-    return there
+    with _stacks_on_failure(child):
+        pids = wait_until(find_workers, TIMEOUT, "Python workers")
+    assert pids
+    return pids
 
 
 def _command(process: psutil.Process) -> list[str]:

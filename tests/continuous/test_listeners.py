@@ -1,4 +1,4 @@
-"""Spark's streaming listeners get events of continuous queries as they do of Spark's own."""
+"""Spark's streaming listeners receive events of continuous queries as they do of Spark's own queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SOON = penstock.Trigger.continuous("50 ms")
-PATIENCE = 60
+TIMEOUT = 60
 
 pytestmark = one_store
 
@@ -29,18 +29,18 @@ class Listener(StreamingQueryListener):
         self.events: list[Any] = []
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        self._hear(event)
+        self._record(event)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        self._hear(event)
+        self._record(event)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        self._hear(event)
+        self._record(event)
 
-    def _hear(self, event: Any) -> None:
+    def _record(self, event: Any) -> None:
         self.events.append(event)
         if self.fails:
-            raise RuntimeError("a listener that fails")
+            raise RuntimeError("the listener failed")
 
     @property
     def progress(self) -> list[Any]:
@@ -53,16 +53,16 @@ class Listener(StreamingQueryListener):
 
 @pytest.fixture
 def listen(spark: SparkSession) -> Iterator[Any]:
-    there: list[Listener] = []
+    listeners: list[Listener] = []
 
-    def listening(**more: object) -> Listener:
-        there.append(Listener(**more))
-        spark.streams.addListener(there[-1])
-        return there[-1]
+    def add_listener(**options: object) -> Listener:
+        listeners.append(Listener(**options))
+        spark.streams.addListener(listeners[-1])
+        return listeners[-1]
 
-    yield listening
-    for each in there:
-        spark.streams.removeListener(each)
+    yield add_listener
+    for listener in listeners:
+        spark.streams.removeListener(listener)
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
     return Feed(spark, store_url, tmp_path, SCHEMA)
 
 
-def _start(feed: Feed, transform: Any = None, **more: object) -> Any:
+def _start(feed: Feed, transform: Any = None, **options: object) -> Any:
     pipeline = feed.pipeline(feed.table("t"), transform)
-    return pipeline.start(name="copy", checkpoint=feed.folder / "ck", **{"trigger": SOON, **more})
+    return pipeline.start(name="copy", checkpoint=feed.folder / "ck", **{"trigger": SOON, **options})
 
 
 def test_a_listener_is_notified_of_the_start_each_epoch_and_the_end(feed: Feed, listen: Any) -> None:
@@ -82,19 +82,23 @@ def test_a_listener_is_notified_of_the_start_each_epoch_and_the_end(feed: Feed, 
         feed.add({"id": 0}, {"id": 1})
         query.processAllAvailable()
     query.stop()
-    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "no event of the end")
+    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, TIMEOUT, "a QueryTerminatedEvent")
     first, *_, last = listener.events
     assert (str(first.id), str(first.runId), first.name) == (query.id, query.runId, "copy")
     assert listener.kinds == ["QueryStartedEvent", *["QueryProgressEvent"] * 3, "QueryTerminatedEvent"]
     assert (str(last.id), last.exception, last.errorClassOnException) == (query.id, None, None)
-    assert [each.batchId for each in listener.progress] == [0, 1, 2]
-    assert [each.numInputRows for each in listener.progress] == [2, 2, 2]
-    assert [each.sink.numOutputRows for each in listener.progress] == [1, 1, 1]
-    reported, kept = listener.progress[-1], query.lastProgress
-    assert (reported.id, reported.runId, reported.durationMs) == (kept.id, kept.runId, kept.durationMs)
+    assert [progress.batchId for progress in listener.progress] == [0, 1, 2]
+    assert [progress.numInputRows for progress in listener.progress] == [2, 2, 2]
+    assert [progress.sink.numOutputRows for progress in listener.progress] == [1, 1, 1]
+    reported, last_progress = listener.progress[-1], query.lastProgress
+    assert (reported.id, reported.runId, reported.durationMs) == (
+        last_progress.id,
+        last_progress.runId,
+        last_progress.durationMs,
+    )
     assert reported.sources[0].description == "queue 'in'"
-    assert float(reported.sink.metrics["latencyMs.p50"]) == kept["latencyMs"]["p50"] > 0
-    assert 0 < reported.batchDuration < PATIENCE * 1000
+    assert float(reported.sink.metrics["latencyMs.p50"]) == last_progress["latencyMs"]["p50"] > 0
+    assert 0 < reported.batchDuration < TIMEOUT * 1000
 
 
 def test_an_error_that_ends_the_query_is_reported(
@@ -107,8 +111,8 @@ def test_an_error_that_ends_the_query_is_reported(
     query = _start(feed, lambda frame: frame.selectExpr("assert_true(id > 5, 'too small') as id"))
     feed.add({"id": 1})
     with pytest.raises(Exception, match="too small"):
-        query.awaitTermination(PATIENCE)
-    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "no event of the end")
+        query.awaitTermination(TIMEOUT)
+    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, TIMEOUT, "a QueryTerminatedEvent")
     assert "too small" in listener.events[-1].exception
 
 
@@ -119,20 +123,22 @@ def test_a_failing_listener_does_not_affect_the_query(feed: Feed, listen: Any) -
     query.processAllAvailable()
     assert query.stop()
     for listener in (broken, other):
-        wait_until(lambda heard=listener: len(heard.events) == 3, PATIENCE, "fewer events than expected")
+        wait_until(lambda heard=listener: len(heard.events) == 3, TIMEOUT, "three events")
 
 
 def test_progress_has_sparks_format(feed: Feed) -> None:
-    forms = []
+    progresses = []
     for trigger in (NOW, SOON):
         feed.add({"id": 1})
         query = _start(feed, trigger=trigger)
         query.awaitTermination() if trigger is NOW else query.processAllAvailable()
-        forms.append(query.lastProgress)
+        progresses.append(query.lastProgress)
     query.stop()
-    sparks, ours = forms
-    assert set(ours) == {*sparks, "latencyMs"}
-    assert {key for key in sparks if type(sparks[key]) is not type(ours[key])} == set()
-    assert set(ours.sources[0]) == set(sparks.sources[0])
-    assert set(ours.sink) == set(sparks.sink)
-    assert ours.batchId == sparks.batchId + 1
+    spark_progress, penstock_progress = progresses
+    assert set(penstock_progress) == {*spark_progress, "latencyMs"}
+    assert {
+        key for key in spark_progress if type(spark_progress[key]) is not type(penstock_progress[key])
+    } == set()
+    assert set(penstock_progress.sources[0]) == set(spark_progress.sources[0])
+    assert set(penstock_progress.sink) == set(spark_progress.sink)
+    assert penstock_progress.batchId == spark_progress.batchId + 1

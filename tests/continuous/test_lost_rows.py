@@ -1,4 +1,4 @@
-"""Rows that are trimmed before a continuous query has read them."""
+"""Rows are trimmed before a continuous query has read them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.driver import execution
 from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.errors import DataLostError
-from tests.continuous.copying import PATIENCE, Copy
+from tests.continuous.queue_copy import TIMEOUT, Copy
 
 consumers = pytest.mark.parametrize("consumer", ["c", None])
 
 
 @pytest.fixture
 def lossy(copy: Copy, caplog: pytest.LogCaptureFixture) -> Copy:
-    """A copy whose queries skip rows that are lost."""
+    """Copy whose queries skip lost rows."""
     caplog.set_level(logging.WARNING, "penstock.spark")
     copy.fail_on_data_loss = False
     return copy
@@ -29,44 +29,41 @@ def lossy(copy: Copy, caplog: pytest.LogCaptureFixture) -> Copy:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Gate that a transformation waits for before its first rows."""
-    opened = threading.Event()
-    yield opened
-    opened.set()
+    """Event that a transformation waits for before it passes on its first rows."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
-def append(copy: Copy, ids: range) -> None:
-    """Append rows to the first partition, as one segment."""
-    copy.queue.append([copy.row(number) for number in ids], partition=0)
+def append_to_first(copy: Copy, ids: range) -> None:
+    """Append rows to the first partition as one segment."""
+    copy.queue.append([copy.make_row(number) for number in ids], partition=0)
 
 
 def append_to_both(copy: Copy, ids: range) -> None:
-    """Append rows to the first partition, and as many with ids that are higher by 100 to the second one."""
-    append(copy, ids)
-    copy.queue.append([copy.row(100 + number) for number in ids], partition=1)
+    """Append rows to the first partition, and rows whose ids are higher by 100 to the second one."""
+    append_to_first(copy, ids)
+    copy.queue.append([copy.make_row(100 + number) for number in ids], partition=1)
 
 
 def losses(caplog: pytest.LogCaptureFixture) -> set[tuple[int, int, int]]:
-    """Return the partition and the rows [start, end) of each loss in the log."""
-    found = set()
+    """Return the partition, the first lost row and the row after the last one, for each loss in the log."""
+    lost = set()
     for record in caplog.records:
         if getattr(record, "action", "") == "data_lost":
             text = record.getMessage()
             match = re.search(r"rows \[(\d+), (\d+)\) of queue 'in', partition (\d+), were trimmed", text)
             assert match, text
             start, end, partition = map(int, match.groups())
-            found.add((partition, start, end))
-    return found
+            lost.add((partition, start, end))
+    return lost
 
 
-def trim_while_down(copy: Copy, before: int) -> None:
-    """Copy the first four rows of both partitions.
-
-    Of the next six, which come when the query is down, trim those before an index.
-    """
+def append_and_trim_while_down(copy: Copy, before: int) -> None:
+    """Copy the first four rows of both partitions, stop the query, append six more, and trim some of them."""
     append_to_both(copy, range(4))
-    query = copy.query()
-    copy.through(query)
+    query = copy.create_query()
+    copy.wait_until_committed(query)
     assert query.stop()
     append_to_both(copy, range(4, 10))
     for partition in range(2):
@@ -74,15 +71,15 @@ def trim_while_down(copy: Copy, before: int) -> None:
 
 
 @consumers
-def test_rows_trimmed_while_a_query_was_down_are_skipped_and_named(
+def test_rows_trimmed_while_a_query_was_down_are_skipped_and_logged(
     lossy: Copy, caplog: pytest.LogCaptureFixture, consumer: str | None
 ) -> None:
     lossy.consumer = consumer
-    trim_while_down(lossy, before=7)
+    append_and_trim_while_down(lossy, before=7)
     for number in range(10, 13):
-        query = lossy.query()
+        query = lossy.create_query()
         append_to_both(lossy, range(number, number + 1))
-        lossy.through(query)
+        lossy.wait_until_committed(query)
         assert query.stop()
     assert lossy.ids() == [*range(4), *range(7, 13), *range(100, 104), *range(107, 113)]
     assert losses(caplog) == {(0, 4, 7), (1, 4, 7)}
@@ -91,40 +88,40 @@ def test_rows_trimmed_while_a_query_was_down_are_skipped_and_named(
 
 
 @consumers
-def test_a_query_becomes_idle_although_the_last_rows_are_lost(
+def test_a_query_becomes_idle_even_if_the_last_rows_are_lost(
     lossy: Copy, caplog: pytest.LogCaptureFixture, consumer: str | None
 ) -> None:
     lossy.consumer = consumer
-    trim_while_down(lossy, before=10)
+    append_and_trim_while_down(lossy, before=10)
     for _ in range(2):
-        query = lossy.query()
-        lossy.through(query)
+        query = lossy.create_query()
+        lossy.wait_until_committed(query)
         assert query.state is State.ACTIVE
         if consumer:
             assert lossy.store.consumer("c").lag("in").rows == 0
         assert query.stop()
     assert losses(caplog) == {(0, 4, 10), (1, 4, 10)}
-    query = lossy.query()
-    lossy.through(query)
+    query = lossy.create_query()
+    lossy.wait_until_committed(query)
     append_to_both(lossy, range(10, 12))
-    lossy.through(query)
+    lossy.wait_until_committed(query)
     assert lossy.ids() == [*range(4), 10, 11, *range(100, 104), 110, 111]
 
 
 def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> ContinuousExecution:
-    """Start a query that has read the first four of ten rows and waits for the gate."""
+    """Start a query that reads the first four of ten rows, and then waits for the gate."""
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 4)
     read = threading.Event()
 
-    def waits(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def wait_for_gate(batch: pa.RecordBatch) -> pa.RecordBatch:
         read.set()
-        assert gate.wait(PATIENCE)
+        assert gate.wait(TIMEOUT)
         return batch
 
-    append(copy, range(4))
-    append(copy, range(4, 10))
-    query = copy.query(transform=waits)
-    assert read.wait(PATIENCE)
+    append_to_first(copy, range(4))
+    append_to_first(copy, range(4, 10))
+    query = copy.create_query(transform=wait_for_gate)
+    assert read.wait(TIMEOUT)
     return query
 
 
@@ -132,7 +129,7 @@ def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.E
 @pytest.mark.parametrize(
     ("before", "lost"), [(7, {(0, 4, 7)}), (8, {(0, 4, 8)}), (10, {(0, 4, 8), (0, 8, 10)})]
 )
-def test_rows_trimmed_while_a_query_lags_are_skipped_and_named(
+def test_rows_trimmed_while_a_query_lags_are_skipped_and_logged(
     lossy: Copy,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -145,24 +142,26 @@ def test_rows_trimmed_while_a_query_lags_are_skipped_and_named(
     query = start_lagging(lossy, monkeypatch, gate)
     lossy.queue.trim(0, before=before)
     gate.set()
-    lossy.through(query)
+    lossy.wait_until_committed(query)
     assert losses(caplog) == lost
-    append(lossy, range(10, 12))
-    lossy.through(query)
+    append_to_first(lossy, range(10, 12))
+    lossy.wait_until_committed(query)
     assert query.stop()
-    append(lossy, range(12, 14))
-    lossy.through(lossy.query())
+    append_to_first(lossy, range(12, 14))
+    lossy.wait_until_committed(lossy.create_query())
     assert lossy.ids() == [*range(4), *range(before, 14)]
     assert losses(caplog) == lost
 
 
 @consumers
-def test_a_query_that_may_not_lose_rows_does_not_start_without_them(copy: Copy, consumer: str | None) -> None:
+def test_a_query_with_fail_on_data_loss_does_not_start_after_rows_were_lost(
+    copy: Copy, consumer: str | None
+) -> None:
     copy.consumer = consumer
-    trim_while_down(copy, before=7)
+    append_and_trim_while_down(copy, before=7)
     before = copy.ids()
-    query = copy.query()
-    assert query.join(PATIENCE)
+    query = copy.create_query()
+    assert query.join(TIMEOUT)
     assert isinstance(query.failure, DataLostError)
     assert query.failure.condition == "DATA_LOST.TRIMMED"
     assert "rows [4, 7) of queue 'in', partition 0" in str(query.failure)
@@ -170,16 +169,16 @@ def test_a_query_that_may_not_lose_rows_does_not_start_without_them(copy: Copy, 
 
 
 @consumers
-def test_a_query_that_may_not_lose_rows_ends_when_they_are_trimmed_while_it_runs(
+def test_a_query_with_fail_on_data_loss_ends_when_unread_rows_are_trimmed(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, consumer: str | None
 ) -> None:
-    # The other task waits for rows until the run is given up.
+    # The other task waits for rows until the run is cancelled.
     monkeypatch.setattr(execution, "_JOB_FAILURE_SECONDS", 0.1)
     copy.consumer = consumer
     query = start_lagging(copy, monkeypatch, gate)
     copy.queue.trim(0, before=7)
     gate.set()
-    assert query.join(PATIENCE)
+    assert query.join(TIMEOUT)
     assert isinstance(query.failure, DataLostError)
     assert "rows [4, 7) of queue 'in', partition 0" in str(query.failure)
     assert set(copy.ids()) <= set(range(4))

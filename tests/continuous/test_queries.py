@@ -1,4 +1,4 @@
-"""Pipelines with the continuous trigger, on Spark."""
+"""Pipelines with the continuous trigger on Spark."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from penstock.errors import (
     InvalidOptionError,
     SchemaMismatchError,
 )
-from tests.continuous.copying import Died, will_die_behind
+from tests.continuous.queue_copy import SimulatedCrash, crash_after
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-SOON, NOW = penstock.Trigger.continuous("50 ms"), penstock.Trigger.available_now()
-PATIENCE = 60
+CONTINUOUS, AVAILABLE_NOW = penstock.Trigger.continuous("50 ms"), penstock.Trigger.available_now()
+TIMEOUT = 60
 
 
 class Copy:
-    """Two queues, and pipelines from one into the other."""
+    """Two queues, and pipelines that copy from one to the other."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
         self.spark, self.url, self.folder = spark, url, folder
@@ -50,16 +50,18 @@ class Copy:
         self.next_id += count
 
     def pipeline(
-        self, *, source: Any = None, sink: Any = None, transform: Any = None, **more: object
+        self, *, source: Any = None, sink: Any = None, transform: Any = None, **options: object
     ) -> penstock.Pipeline:
         stream = penstock.stream(self.spark, source or penstock.QueueSource("in", "c", self.url)).transform(
-            transform or evens
+            transform or select_evens
         )
-        return stream.write(sink or penstock.QueueSink("out", self.url), **more)
+        return stream.write(sink or penstock.QueueSink("out", self.url), **options)
 
-    def start(self, trigger: penstock.Trigger = SOON, *, checkpoint: Any = "ck", **more: object) -> Any:
-        place = None if checkpoint is None else self.folder / checkpoint
-        query = self.pipeline(**more).start(checkpoint=place, name="copy", trigger=trigger)
+    def start(
+        self, trigger: penstock.Trigger = CONTINUOUS, *, checkpoint: Any = "ck", **options: object
+    ) -> Any:
+        folder = None if checkpoint is None else self.folder / checkpoint
+        query = self.pipeline(**options).start(checkpoint=folder, name="copy", trigger=trigger)
         self.running.append(query)
         return query
 
@@ -71,20 +73,20 @@ class Copy:
         return [(i, f"NAME {i}") for i in range(0, self.next_id, 2)]
 
 
-def evens(frame: DataFrame) -> DataFrame:
+def select_evens(frame: DataFrame) -> DataFrame:
     return frame.where("id % 2 = 0").withColumn("name", F.upper("name"))
 
 
 @pytest.fixture
 def copy(spark: SparkSession, store_url: str, tmp_path: Path) -> Iterator[Copy]:
-    found = Copy(spark, store_url, tmp_path)
-    yield found
-    for query in found.running:
+    copy = Copy(spark, store_url, tmp_path)
+    yield copy
+    for query in copy.running:
         query.stop(10)
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_rows_pass_through_a_transformation(copy: Copy, guarantee: str) -> None:
+def test_rows_are_transformed_and_written(copy: Copy, guarantee: str) -> None:
     copy.add()
     query = copy.start(guarantee=guarantee)
     query.processAllAvailable()
@@ -99,42 +101,42 @@ def test_rows_pass_through_a_transformation(copy: Copy, guarantee: str) -> None:
 
 
 @one_store
-def test_a_running_query_keeps_its_columns_from_run_to_run(copy: Copy) -> None:
+def test_a_running_query_keeps_its_columns_across_runs(copy: Copy) -> None:
     copy.add()
     query = copy.start(transform=lambda frame: frame.where("id % 2 = 0").withColumn("name", F.upper("name")))
     query.processAllAvailable()
-    runs = query.lastProgress["runId"]
+    run_id = query.lastProgress["runId"]
     copy.queue.add_columns(pa.field("note", pa.string()))
     copy.add()
     query.processAllAvailable()
-    # More partitions make another run, which is planned anew.
+    # Added partitions start another run, which is planned again.
     copy.queue.add_partitions(1)
     copy.queue.append([{"id": copy.next_id, "name": f"name {copy.next_id}", "note": "new"}], partition=2)
     copy.next_id += 2
     query.processAllAvailable()
     assert copy.rows() == copy.expected()
-    assert (query.exception(), query.lastProgress["runId"]) == (None, runs)
+    assert (query.exception(), query.lastProgress["runId"]) == (None, run_id)
     query.stop()
     copy.queue.append([{"id": copy.next_id, "name": f"name {copy.next_id}", "note": "newer"}])
     copy.next_id += 2
     with pytest.raises(SchemaMismatchError, match="note"):
         copy.start()
     copy.out.add_columns(pa.field("note", pa.string()))
-    again = copy.start()
-    again.processAllAvailable()
+    restarted = copy.start()
+    restarted.processAllAvailable()
     copy.out.refresh()
     assert copy.rows() == copy.expected()
-    found = [row for p in range(2) for row in copy.out.read(p, 0).to_pylist()]
-    assert [row["note"] for row in found if row["note"]] == ["newer"]
+    rows = [row for p in range(2) for row in copy.out.read(p, 0).to_pylist()]
+    assert [row["note"] for row in rows if row["note"]] == ["newer"]
 
 
 def test_either_engine_continues_the_checkpoint_of_the_other(copy: Copy) -> None:
     ids = set()
-    for trigger in (NOW, SOON, NOW, SOON, SOON, NOW):
+    for trigger in (AVAILABLE_NOW, CONTINUOUS, AVAILABLE_NOW, CONTINUOUS, CONTINUOUS, AVAILABLE_NOW):
         copy.add()
         query = copy.start(trigger)
         ids.add(query.id)
-        if trigger is SOON:
+        if trigger is CONTINUOUS:
             query.processAllAvailable()
             query.stop()
         else:
@@ -144,123 +146,123 @@ def test_either_engine_continues_the_checkpoint_of_the_other(copy: Copy) -> None
 
 
 @pytest.mark.parametrize(
-    "first",
+    "is_first",
     [
         pytest.param(True, id="the first epoch"),
-        # As with tables: `test_tables` has it among the fast tests.
+        # `test_tables` runs this case among the fast tests.
         pytest.param(False, id="a later epoch", marks=pytest.mark.soak),
     ],
 )
-def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch, first: bool
+def test_the_micro_batch_engine_recovers_an_epoch_that_only_the_sink_has(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     """The driver of the continuous query dies after the commit to the sink."""
     query = copy.start()
-    if not first:
+    if not is_first:
         copy.add()
         query.processAllAvailable()
-    will_die_behind(monkeypatch, query.execution, query.execution.sink, "commit")
+    crash_after(monkeypatch, query.execution, query.execution.sink, "commit")
     copy.add()
-    assert query.execution.join(PATIENCE)
-    assert isinstance(query.execution.failure, Died)
+    assert query.execution.join(TIMEOUT)
+    assert isinstance(query.execution.failure, SimulatedCrash)
     committed = query.execution.checkpoint.last_commit()
     assert query.execution.sink.newest().number == (0 if committed is None else committed + 1)
     copy.add()
-    again = copy.start(NOW)
-    again.awaitTermination()
+    restarted = copy.start(AVAILABLE_NOW)
+    restarted.awaitTermination()
     assert copy.rows() == copy.expected()
-    assert again.id == query.id
-    # The epoch, and a micro-batch for the rest.
+    assert restarted.id == query.id
+    # The recovered epoch, and a micro-batch with the remaining rows.
     assert query.execution.checkpoint.last_commit() == (1 if committed is None else committed + 2)
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("trigger", [NOW, SOON], ids=["micro-batches", "continuous"])
-@pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first", "the offsets"])
-def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(
+@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, CONTINUOUS], ids=["micro-batches", "continuous"])
+@pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first micro-batch", "the offsets"])
+def test_a_micro_batch_missing_from_the_checkpoint_is_recovered_from_the_sink(
     copy: Copy, trigger: penstock.Trigger, kept: int
 ) -> None:
-    """The machine has lost its power, and Spark does not sync what it writes.
+    """The machine lost power, and Spark does not sync its checkpoint.
 
-    Then rows come that would belong to it.
+    Rows that are appended afterwards must not end up in the lost micro-batch.
     """
     for _ in range(2 if kept else 1):
         copy.add()
-        copy.start(NOW).awaitTermination()
+        copy.start(AVAILABLE_NOW).awaitTermination()
     lost = 1 if kept else 0
     for entry in ("commits",) if kept == 2 else ("commits", "offsets"):
         for name in (f"{lost}", f".{lost}.crc"):
             (copy.folder / "ck" / entry / name).unlink()
     copy.add()
-    again = copy.start(trigger)
-    if trigger is NOW:
-        again.awaitTermination()
+    restarted = copy.start(trigger)
+    if trigger is AVAILABLE_NOW:
+        restarted.awaitTermination()
     else:
-        again.processAllAvailable()
+        restarted.processAllAvailable()
     assert copy.rows() == copy.expected()
-    again.stop()
+    restarted.stop()
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
 @one_store
 def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query.execution.checkpoint.location)
-    assert (place / "metadata").exists()
+    folder = Path(query.execution.checkpoint.location)
+    assert (folder / "metadata").exists()
     copy.add()
     query.processAllAvailable()
     query.stop()
-    assert not place.exists()
+    assert not folder.exists()
     assert copy.rows() == copy.expected()
 
 
 @one_store
-def test_a_user_defined_function_gets_the_rows(copy: Copy, tmp_path: Path) -> None:
+def test_a_function_sink_receives_the_rows(copy: Copy, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
 
-    def tell(batch: pa.RecordBatch) -> None:
+    def write_ids(batch: pa.RecordBatch) -> None:
         (files / f"{time.monotonic_ns()}").write_text(",".join(map(str, batch["id"].to_pylist())))
 
-    query = copy.start(sink=penstock.FunctionSink(tell))
+    query = copy.start(sink=penstock.FunctionSink(write_ids))
     copy.add()
     query.processAllAvailable()
-    found = [int(i) for path in files.iterdir() for i in path.read_text().split(",")]
-    assert sorted(found) == [0, 2, 4, 6, 8]
+    ids = [int(i) for path in files.iterdir() for i in path.read_text().split(",")]
+    assert sorted(ids) == [0, 2, 4, 6, 8]
 
 
 @one_store
 def test_a_rate_source_is_written_to_the_console(
     spark: SparkSession, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in the first example of Spark's own pages on continuous processing."""
+    """The first example of Spark's documentation of continuous processing."""
     pipeline = penstock.stream(spark, penstock.RateSource(20)).write(penstock.ConsoleSink(truncate=False))
-    query: Any = pipeline.start(name="rate", trigger=SOON)
-    said = ""
+    query: Any = pipeline.start(name="rate", trigger=CONTINUOUS)
+    printed = ""
 
     def values() -> list[str]:
-        nonlocal said
-        said += capsys.readouterr().out
-        return [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("|20")]
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return [line.split("|")[2].strip() for line in printed.splitlines() if line.startswith("|20")]
 
     try:
-        wait_until(lambda: len(values()) >= 5, PATIENCE, "five rows")
+        wait_until(lambda: len(values()) >= 5, TIMEOUT, "five rows")
     finally:
         query.stop()
-    assert "Batch: 0\n" in said
-    assert "|timestamp" in said
+    assert "Batch: 0\n" in printed
+    assert "|timestamp" in printed
     assert values()[:5] == ["0", "1", "2", "3", "4"]
 
 
-def _grouped(frame: DataFrame) -> DataFrame:
+def _count_by_name(frame: DataFrame) -> DataFrame:
     return frame.groupBy("name").count()
 
 
 @one_store
 def test_operations_that_do_not_work_row_by_row_are_refused_before_the_query_starts(copy: Copy) -> None:
     with pytest.raises(ContinuousRefusedError, match="does not support Aggregate"):
-        copy.start(transform=_grouped)
+        copy.start(transform=_count_by_name)
     with pytest.raises(ContinuousRefusedError, match="current_timestamp"):
         copy.start(transform=lambda df: df.withColumn("name", F.current_timestamp().cast("string")))
     with pytest.raises(ContinuousRefusedError, match="NOT_PIPELINED"):
@@ -271,7 +273,7 @@ def test_operations_that_do_not_work_row_by_row_are_refused_before_the_query_sta
         copy.start(guarantee="idempotent")
     rate = copy.spark.readStream.format("rate").load()
     with pytest.raises(ContinuousRefusedError, match="data source rate does not support"):
-        penstock.stream(copy.spark, rate).write(penstock.ConsoleSink()).start(trigger=SOON)
+        penstock.stream(copy.spark, rate).write(penstock.ConsoleSink()).start(trigger=CONTINUOUS)
     assert not copy.running
 
 
@@ -283,9 +285,9 @@ def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest
     )
     copy.add()
     with pytest.raises(Exception, match="is not true"):
-        query.awaitTermination(PATIENCE)
+        query.awaitTermination(TIMEOUT)
     assert query.exception() is not None
-    wait_until(lambda: not query.isActive, PATIENCE, "the query has ended")
+    wait_until(lambda: not query.isActive, TIMEOUT, "the query has ended")
     assert copy.rows() == []
 
 
@@ -297,7 +299,7 @@ def test_a_failed_expression_is_reported_without_the_frames_of_the_jvm(
     query = copy.start(transform=lambda df: df.withColumn("id", F.expr("10 div (id - 4)")))
     copy.add()
     with pytest.raises(ContinuousFailedError, match=r"\[DIVIDE_BY_ZERO\] Division by zero") as raised:
-        query.awaitTermination(PATIENCE)
+        query.awaitTermination(TIMEOUT)
     logged = [record.getMessage() for record in caplog.records if record.name == "penstock.continuous"]
     assert any("restarts after epoch -1" in text for text in logged)
     for text in [str(raised.value), *logged]:
@@ -306,10 +308,10 @@ def test_a_failed_expression_is_reported_without_the_frames_of_the_jvm(
 
 
 @one_store
-def test_an_error_of_a_users_sink_function_says_where_it_was_raised(
+def test_an_error_in_a_users_sink_function_shows_where_it_was_raised(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its cause, although that is an error of Penstock, and without frames of Penstock."""
+    """The message has its cause, even if that is an error of Penstock, but no stack frames of Penstock."""
     monkeypatch.setattr(execution, "_MAX_RESTARTS", 0)
 
     def look_up_prices(rows: pa.RecordBatch) -> None:
@@ -321,7 +323,7 @@ def test_an_error_of_a_users_sink_function_says_where_it_was_raised(
     query = copy.start(sink=penstock.FunctionSink(look_up_prices))
     copy.add()
     with pytest.raises(ContinuousFailedError, match=r"failed:\nbuiltins\.KeyError: 'price'\n") as raised:
-        query.awaitTermination(PATIENCE)
+        query.awaitTermination(TIMEOUT)
     lines = str(raised.value).splitlines()
     assert any("test_queries.py" in line and "in look_up_prices" in line for line in lines)
     assert "penstock.errors.SchemaMismatchError: [SCHEMA_MISMATCH] no column price" in lines
@@ -329,7 +331,7 @@ def test_an_error_of_a_users_sink_function_says_where_it_was_raised(
 
 
 @one_store
-def test_rows_that_no_run_can_read_end_the_query_at_once(
+def test_rows_that_no_run_can_read_end_the_query_without_restarts(
     copy: Copy, caplog: pytest.LogCaptureFixture
 ) -> None:
     narrow = copy.store.create_queue("narrow", pa.schema([("id", pa.int32())]))
@@ -339,13 +341,13 @@ def test_rows_that_no_run_can_read_end_the_query_at_once(
     query = (
         penstock.stream(copy.spark, source)
         .write(penstock.QueueSink("wide", copy.url))
-        .start(checkpoint=copy.folder / "ck", trigger=SOON)
+        .start(checkpoint=copy.folder / "ck", trigger=CONTINUOUS)
     )
     copy.running.append(query)
     narrow.widen_columns({"id": pa.int64()})
     narrow.append([{"id": 2**40}])
     with pytest.raises(SchemaMismatchError) as raised:
-        query.awaitTermination(PATIENCE)
+        query.awaitTermination(TIMEOUT)
     assert raised.value.condition == "SCHEMA_MISMATCH.COLUMN_WIDENED"
     assert "restarts" not in caplog.text
 
@@ -368,10 +370,10 @@ def test_secrets_in_an_error_of_a_users_function_are_not_logged(
 ) -> None:
     caplog.set_level(logging.DEBUG, "penstock")
     secret = "QZ7hush9"
-    text = f"no answer of postgresql://me:{secret}@db and https://b.example/o?sig={secret}"
+    text = f"no response from postgresql://me:{secret}@db and https://b.example/o?sig={secret}"
     copy.add()
     query = copy.start(transform=lambda frame: frame.withColumn("name", F.raise_error(F.lit(text))))
-    with pytest.raises(Exception, match="no answer of"):
+    with pytest.raises(Exception, match="no response from"):
         query.processAllAvailable()
-    assert "no answer of postgresql://me:***@db" in caplog.text
+    assert "no response from postgresql://me:***@db" in caplog.text
     assert secret not in caplog.text

@@ -1,4 +1,4 @@
-"""What a task of a continuous query says of the rows that it has read from a queue."""
+"""Offsets and times that a task of a continuous query reports for the rows that it has read from a queue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 6])
-def test_the_time_of_the_last_row_is_its_own(
+def test_the_time_of_the_last_row_is_its_own_append_time(
     store: Store, store_url: str, compacted: bool, rows: int
 ) -> None:
-    """Not that of its segment, which may have rows from before and after it."""
+    """It is not the time of its segment, which may also have earlier and later rows."""
     queue = make_queue(store, partitions=1)
     fill(queue, range(6), each=2)
     if compacted:
@@ -38,7 +38,7 @@ def test_the_time_of_the_last_row_is_its_own(
 def test_an_epoch_whose_first_rows_were_replaced_before_its_last_were_read_is_refused(
     store: Store, store_url: str
 ) -> None:
-    """The store was restored in between. The commit checks the last row alone, which is there."""
+    """The store was restored in between. The commit checks only the last row, which exists."""
     queue = make_queue(store, partitions=1)
     fill(queue, range(3))
     reader = QueueReaderFactory(store_url, queue.record, SCHEMA).open({0: 0})
@@ -46,7 +46,7 @@ def test_an_epoch_whose_first_rows_were_replaced_before_its_last_were_read_is_re
         wait_until(lambda: reader.read(10) is not None, 10, "the first rows")
         backdate(store, 1)
         fill(queue, range(3, 6))
-        wait_until(lambda: reader.read(10) is not None, 10, "the other rows")
+        wait_until(lambda: reader.read(10) is not None, 10, "the remaining rows")
         with pytest.raises(CheckpointMismatchError, match="partition 0, up to 3"):
             reader.offsets()
     finally:
@@ -61,20 +61,20 @@ def test_large_rows_are_read_a_few_at_a_time(store: Store, store_url: str) -> No
         rows = [{"id": number, "text": f"{number:04}" * 500_000} for number in range(start, start + 20)]
         queue.append(rows, partition=start // 20 % 2)
     reader = QueueReaderFactory(store_url, queue.record, schema).open({0: 0, 1: 0})
-    before, found, largest, most = pa.total_allocated_bytes(), [], 0, 0
+    before, ids, largest, peak = pa.total_allocated_bytes(), [], 0, 0
     try:
         while (rows := reader.read(10_000)) is not None:
-            found += rows.column("id").to_pylist()
+            ids += rows.column("id").to_pylist()
             largest = max(largest, rows.nbytes)
-            most = max(most, pa.total_allocated_bytes() - before)
+            peak = max(peak, pa.total_allocated_bytes() - before)
             del rows
-        assert sorted(found) == list(range(80))
+        assert sorted(ids) == list(range(80))
         assert reader.offsets() == {0: 40, 1: 40}
     finally:
         reader.close()
     assert largest < 20 << 20
-    # Of 160 MB.
-    assert most < 120 << 20
+    # The rows have 160 MB.
+    assert peak < 120 << 20
 
 
 def test_an_epoch_whose_rows_were_replaced_between_two_parts_of_a_page_is_refused(

@@ -1,4 +1,4 @@
-"""What a continuous query without a consumer logs of the rows before its offsets, to know them again."""
+"""Append times that a continuous query without a consumer logs, to recognize the rows before its offsets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.spark_queues import fill, make_queue
 
 @pytest.fixture
 def queue(store: Store) -> Queue:
-    """Of two partitions with three rows each."""
+    """Queue of two partitions with three rows each."""
     queue = make_queue(store, partitions=2)
     for partition in range(2):
         fill(queue, range(3), partition=partition)
@@ -28,41 +28,41 @@ def queue(store: Store) -> Queue:
 
 @pytest.fixture
 def source(store_url: str, queue: Queue) -> Iterator[QueueSourceDriver]:
-    """Of a query that has begun at the end of the queue."""
+    """Source of a query that starts at the end of the queue."""
     source = QueueSourceDriver(SourceOptions(store_url, "orders", starting_offsets="latest"))
     assert source.start(None) == {0: 3, 1: 3}
     yield source
     source.release(None)
 
 
-def time(store: Store, queue: Queue, partition: int, row: int) -> int:
+def append_time(store: Store, queue: Queue, partition: int, row: int) -> int:
     return store.database.run(lambda tx: append_time_of(tx, queue.record, partition, row), write=False)
 
 
-def test_a_partition_that_was_not_read_keeps_the_time_of_its_last_row(
+def test_a_partition_that_was_not_read_keeps_the_append_time_of_its_last_row(
     store: Store, queue: Queue, source: QueueSourceDriver
 ) -> None:
     fill(queue, [3])
-    read = time(store, queue, 0, 3)
+    read = append_time(store, queue, 0, 3)
     offset = QueueOffset.of(source.plan({0: 3, 1: 3}, {0: 4, 1: 3}, {0: read}))
     assert offset is not None
-    assert offset.times == (read, time(store, queue, 1, 2))
+    assert offset.times == (read, append_time(store, queue, 1, 2))
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_rows_that_were_replaced_before_an_offset_are_refused_whichever_epoch_has_read_them(
+def test_replaced_rows_before_an_offset_are_refused_whichever_epoch_has_read_them(
     store: Store, queue: Queue, source: QueueSourceDriver, epochs: int
 ) -> None:
-    at = {0: 3, 1: 3}
+    offsets = {0: 3, 1: 3}
     for _ in range(epochs):
-        source.plan(at, at, {})
+        source.plan(offsets, offsets, {})
     backdate(store, 1)
     with pytest.raises(CheckpointMismatchError) as caught:
-        source.plan(at, at, {})
+        source.plan(offsets, offsets, {})
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
 
 
-def test_an_epoch_that_has_skipped_lost_rows_says_that_they_are_gone(
+def test_an_epoch_that_skipped_lost_rows_logs_them_as_trimmed(
     store: Store, queue: Queue, source: QueueSourceDriver
 ) -> None:
     fill(queue, [3, 4])

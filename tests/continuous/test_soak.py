@@ -1,7 +1,6 @@
-"""Continuous queries over a long time: their resource usage does not grow, and every row is written once.
+"""Long runs of continuous queries: resource usage does not grow, and every row is written once.
 
-Idle ones cost next to nothing. PENSTOCK_SOAK_SECONDS says how long the long one takes (`make test-soak`), an
-hour by default.
+PENSTOCK_SOAK_SECONDS is the duration of the long test of `make test-soak`, an hour by default.
 """
 
 from __future__ import annotations
@@ -20,30 +19,38 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from tests.continuous.usage import MEGABYTE, PARTS, Sample, growth_an_hour, load, rise, sample, slope
+from tests.continuous.resource_usage import (
+    MEGABYTE,
+    PARTS,
+    Sample,
+    growth_per_hour,
+    increase,
+    load,
+    sample,
+    slope,
+)
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
-PATIENCE = 120
+TIMEOUT = 120
 SECONDS = int(os.environ.get("PENSTOCK_SOAK_SECONDS", "3600"))
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("twice", pa.int64())])
-ROWS, EACH_SECONDS = 3, 0.01
-"""Rows appended to each queue at a time, and how often: 300 a second."""
-LEAK_AN_HOUR = 20.0
-"""Megabytes from which growth is a leak, however much memory wanders."""
-WANDERS_SHORT, WANDERS_LONG = 12.0, 30.0
-"""Megabytes by which the memory of each part may differ for no reason that lasts: merging takes more as
-segments grow, up to their full size after tens of thousands of rows, and allocators give back what it took
-at some other time."""
+APPENDED_ROWS, APPEND_SECONDS = 3, 0.01
+"""Rows of one append to each queue, and the seconds between two: 300 rows a second."""
+LEAK_PER_HOUR = 20.0
+"""Growth in megabytes per hour that is a leak, beyond all fluctuation."""
+FLUCTUATION_SHORT, FLUCTUATION_LONG = 12.0, 30.0
+"""Megabytes by which the memory of each part may fluctuate. Compaction needs more as segments grow, up to
+their full size after tens of thousands of rows, and allocators return memory late."""
 FILES_SHORT, FILES_LONG = 12, 2
-"""So many more may be open: each of four writers opens another connection, of three files, when maintenance
-and its task first meet, which may be late in a short test."""
-RESTING = 0.05
+"""Number of additional open files that is allowed. When maintenance and a task first run at once, each of
+four writers opens another connection with three files. In a short test, that may be late."""
+MAX_IDLE_LOAD = 0.05
 
 
 @dataclass
-class Copied:
-    """A queue, and the one that a query copies it to."""
+class SoakedCopy:
+    """Queue, and the queue that a query copies it to."""
 
     store: penstock.Store
     guarantee: str
@@ -55,18 +62,18 @@ class Copied:
         self.store.create_consumer(self.guarantee).register(f"{self.guarantee} in")
 
     def add(self) -> None:
-        ids = range(self.rows, self.rows + ROWS)
-        self.queue.append([{"id": i} for i in ids], partition=self.rows // ROWS % 2)
-        self.rows += ROWS
+        ids = range(self.rows, self.rows + APPENDED_ROWS)
+        self.queue.append([{"id": i} for i in ids], partition=self.rows // APPENDED_ROWS % 2)
+        self.rows += APPENDED_ROWS
 
     def expected(self) -> np.ndarray:
         ids = np.arange(self.rows)
         return ids[ids % 3 != 0]
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return sum(part.next_index for part in self.sink.info().partitions) >= len(self.expected())
 
-    def found(self) -> pa.Table:
+    def read_sink(self) -> pa.Table:
         return pa.concat_tables([self.sink.read(partition, 0) for partition in range(2)]).sort_by("id")
 
 
@@ -76,18 +83,18 @@ class Usage:
 
     parts: dict[str, list[Sample]]
     heap: list[tuple[float, float]]
-    """The time in seconds, and the megabytes of the JVM's live heap."""
+    """Times in seconds, with the megabytes of the JVM's live heap."""
 
-    def growths(self) -> dict[str, float]:
-        """Return the growth in megabytes an hour."""
-        found = {part: growth_an_hour(self.parts[part], lambda each: each.megabytes) for part in PARTS}
-        return found | {"heap": slope(*zip(*self.heap, strict=True)) * 3600}
+    def memory_growth(self) -> dict[str, float]:
+        """Return the memory growth of each part in megabytes per hour."""
+        growth = {part: growth_per_hour(self.parts[part], lambda sample: sample.megabytes) for part in PARTS}
+        return growth | {"heap": slope(*zip(*self.heap, strict=True)) * 3600}
 
-    def rises(self) -> dict[str, float]:
+    def resource_increases(self) -> dict[str, float]:
         return {
-            f"{what} of {part}": rise([getattr(each, what) for each in self.parts[part]])
+            f"{resource} of {part}": increase([getattr(sample, resource) for sample in self.parts[part]])
             for part in PARTS
-            for what in ("files", "processes", "threads")
+            for resource in ("files", "processes", "threads")
         }
 
     @property
@@ -98,40 +105,43 @@ class Usage:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[penstock.Store]:
-    with penstock.connect(f"sqlite:///{tmp_path}/store.db") as opened:
-        yield opened
+    with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
+        yield store
 
 
-def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
-    """Add rows for some seconds; return the usage after a warm-up of a third of it, ten minutes at most."""
-    began = time.monotonic()
-    warm, ended = began + min(seconds / 3, 600), began + seconds
-    each = max(0.5, seconds / 400)
-    sampled, next_at = [], warm
+def append_and_sample(child: ChildProcess, copies: list[SoakedCopy], seconds: float) -> Usage:
+    """Append rows for some seconds, and return the usage after a warm-up.
+
+    The warm-up takes a third of the time, but at most ten minutes.
+    """
+    start = time.monotonic()
+    warm_end, end = start + min(seconds / 3, 600), start + seconds
+    interval = max(0.5, seconds / 400)
+    samples, next_at = [], warm_end
     for number in range(10**9):
         now = time.monotonic()
-        if now >= ended:
+        if now >= end:
             break
         if now >= next_at:
-            sampled.append(sample(child))
-            next_at += each
+            samples.append(sample(child))
+            next_at += interval
         for copy in copies:
             copy.add()
-        time.sleep(max(0.0, began + (number + 1) * EACH_SECONDS - time.monotonic()))
-    reported = [line.split() for line in child.output.splitlines() if line.startswith("HEAP ")]
-    heap = [(float(at), int(used) / MEGABYTE) for _, at, used in reported if warm <= float(at) <= ended]
-    return Usage({part: [found[part] for found in sampled] for part in PARTS}, heap)
+        time.sleep(max(0.0, start + (number + 1) * APPEND_SECONDS - time.monotonic()))
+    reports = [line.split() for line in child.output.splitlines() if line.startswith("HEAP ")]
+    heap = [(float(at), int(used) / MEGABYTE) for _, at, used in reports if warm_end <= float(at) <= end]
+    return Usage({part: [usage[part] for usage in samples] for part in PARTS}, heap)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wanders", "files"),
+    ("seconds", "fluctuation", "files"),
     [
         pytest.param(
-            20, WANDERS_SHORT, FILES_SHORT, id="short", marks=[pytest.mark.soak, pytest.mark.timeout(400)]
+            20, FLUCTUATION_SHORT, FILES_SHORT, id="short", marks=[pytest.mark.soak, pytest.mark.timeout(400)]
         ),
         pytest.param(
             SECONDS,
-            WANDERS_LONG,
+            FLUCTUATION_LONG,
             FILES_LONG,
             id="long",
             marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS + 900)],
@@ -143,64 +153,72 @@ def test_resource_usage_does_not_grow_and_every_row_is_written_once(
     tmp_path: Path,
     run_child: Callable[..., ChildProcess],
     seconds: int,
-    wanders: float,
+    fluctuation: float,
     files: int,
 ) -> None:
-    copies = [Copied(store, guarantee) for guarantee in ("exactly_once", "at_least_once")]
-    texts = [json.dumps([copy.guarantee, store.url, copy.guarantee, None]) for copy in copies]
+    copies = [SoakedCopy(store, guarantee) for guarantee in ("exactly_once", "at_least_once")]
+    arguments = [json.dumps([copy.guarantee, store.url, copy.guarantee, None]) for copy in copies]
     heap_seconds = 2 if seconds < 600 else 10
-    # A heap that is there as a whole from the start leaves the JVM's memory to what is beside it; what is
-    # alive in it is distinguished.
+    # If the whole heap is allocated at the start, growth of the JVM's memory is growth outside the heap. The
+    # live heap is measured separately.
     options = {"SPARK_SUBMIT_OPTS": "-Xms1g -XX:+AlwaysPreTouch", "INTERVAL": "100 ms"}
     child = run_child(
-        "tests.continuous.soaking", heap_seconds, tmp_path / "spark", "local[5]", *texts, env=options
+        "tests.continuous.soak_child", heap_seconds, tmp_path / "spark", "local[5]", *arguments, env=options
     )
-    child.wait_for_line("STARTED", PATIENCE)
-    usage = soaked(child, copies, seconds)
+    child.wait_for_line("STARTED", TIMEOUT)
+    usage = append_and_sample(child, copies, seconds)
     assert child.returncode is None, child.output
-    wait_until(lambda: all(copy.complete() for copy in copies), PATIENCE, "all rows are through")
+    wait_until(lambda: all(copy.is_complete() for copy in copies), TIMEOUT, "all rows are copied")
     os.kill(child.pid, signal.SIGTERM)
-    assert child.wait(PATIENCE) == 0, child.output
-    growths, rises = usage.growths(), usage.rises()
+    assert child.wait(TIMEOUT) == 0, child.output
+    memory_growth, resource_increases = usage.memory_growth(), usage.resource_increases()
     last = {part: samples[-1] for part, samples in usage.parts.items()}
-    print(f"\n{copies[0].rows:,} rows each; megabytes an hour: {growths}; rises: {rises}; last: {last}")
+    print(
+        f"\n{copies[0].rows:,} rows each; megabytes per hour: {memory_growth}; "
+        f"increases: {resource_increases}; last: {last}"
+    )
     for copy in copies:
-        found = copy.found()
-        assert np.array_equal(found["id"].to_numpy(), copy.expected())
-        assert np.array_equal(found["twice"].to_numpy(), 2 * copy.expected())
-    allowed = LEAK_AN_HOUR + wanders / usage.hours
-    assert {name: value for name, value in growths.items() if value > allowed} == {}, allowed
-    assert {name: value for name, value in rises.items() if value > files} == {}
+        table = copy.read_sink()
+        assert np.array_equal(table["id"].to_numpy(), copy.expected())
+        assert np.array_equal(table["twice"].to_numpy(), 2 * copy.expected())
+    allowed = LEAK_PER_HOUR + fluctuation / usage.hours
+    assert {name: value for name, value in memory_growth.items() if value > allowed} == {}, allowed
+    assert {name: value for name, value in resource_increases.items() if value > files} == {}
 
 
 @pytest.mark.soak
 def test_an_idle_query_uses_almost_no_resources(
     store: penstock.Store, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
-    copy = Copied(store, "exactly_once")
-    text = json.dumps([copy.guarantee, store.url, copy.guarantee, None])
+    copy = SoakedCopy(store, "exactly_once")
+    argument = json.dumps([copy.guarantee, store.url, copy.guarantee, None])
     child = run_child(
-        "tests.continuous.soaking", "rest", tmp_path / "spark", "local[3]", text, env={"INTERVAL": "100 ms"}
+        "tests.continuous.soak_child",
+        "idle",
+        tmp_path / "spark",
+        "local[3]",
+        argument,
+        env={"INTERVAL": "100 ms"},
     )
-    child.wait_for_line("READY", PATIENCE)
-    without = at_rest(child)
+    child.wait_for_line("READY", TIMEOUT)
+    baseline = idle_load(child)
     os.kill(child.pid, signal.SIGUSR1)
-    child.wait_for_line("STARTED", PATIENCE)
+    child.wait_for_line("STARTED", TIMEOUT)
     copy.add()
-    wait_until(copy.complete, PATIENCE, "the first rows are through")
-    cost = at_rest(child) - without
-    print(f"\nof one core: {without:.4f} without the query, {cost:.4f} more with it")
+    wait_until(copy.is_complete, TIMEOUT, "the first rows are copied")
+    cost = idle_load(child) - baseline
+    print(f"\nof one core: {baseline:.4f} without the query, {cost:.4f} more with it")
     assert child.returncode is None, child.output
-    assert cost < RESTING
+    assert cost < MAX_IDLE_LOAD
 
 
-def at_rest(child: ChildProcess) -> float:
-    """Return the processor time of some seconds: that of the middle third, as work may still be ending."""
+def idle_load(child: ChildProcess) -> float:
+    """Return the median load of three periods, because work may still be ending in the first one."""
     return statistics.median(load(child, 3.0) for _ in range(3))
 
 
 def test_a_slope_is_not_affected_by_outliers() -> None:
-    at = list(range(100))
-    values = [50 + 0.5 * x for x in at]
+    times = list(range(100))
+    values = [50 + 0.5 * x for x in times]
     values[3], values[60], values[99] = 900.0, 0.0, 1234.0
-    assert slope(at, values) == pytest.approx(0.5)
+    assert slope(times, values) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Runs whose tasks are threads of this process, with real connections to the coordinator, without Spark."""
+"""Engine whose tasks are threads of this process with real connections to the coordinator, without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass
 class LocalEngine:
-    """Engine with as many tasks as partitions, unless there are fewer slots."""
+    """Engine with one task for each partition, up to the number of slots."""
 
     source: SourceDriver
     transform: Transform = lambda batch: batch
@@ -51,28 +51,28 @@ class LocalEngine:
 
 
 class LocalJob(ABC):
-    """A job of tasks in threads."""
+    """Job whose tasks run in threads."""
 
     catches_up = False
 
     def __init__(self, engine: LocalEngine, groups: Sequence[Positions], sink: WriterFactory) -> None:
         self._engine, self._sink = engine, sink
         self.groups = list(groups)
-        """What each task reads."""
+        """The partitions and positions that each task reads."""
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         source, sink = self._engine.source.reader_factory(), self._sink
         for task in range(len(self.groups)):
-            thread = threading.Thread(target=self._task, args=[source, sink, task], daemon=True)
+            thread = threading.Thread(target=self._run_task, args=[source, sink, task], daemon=True)
             self._threads.append(thread)
             thread.start()
 
     @abstractmethod
-    def _task(self, source: Any, sink: Any, task: int) -> None: ...
+    def _run_task(self, source: Any, sink: Any, task: int) -> None: ...
 
-    def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _transform(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(self._engine.transform, batches)
 
     def alive(self) -> bool:
@@ -83,15 +83,15 @@ class LocalJob(ABC):
             thread.join(timeout)
         return not self.alive()
 
-    def cancel(self) -> None:  # noqa: B027 - there is nothing to do
-        """Do nothing: the coordinator closes the connections, and a job that catches up ends."""
+    def cancel(self) -> None:  # noqa: B027 - intentionally does nothing
+        """Do nothing: the coordinator closes the connections, and a catch-up job ends by itself."""
 
     def failure(self) -> Exception | None:
         return self._failure
 
 
 class RunJob(LocalJob):
-    """The job of a run."""
+    """Job of a run, which lasts until the query stops."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RunJob(LocalJob):
         super().__init__(engine, [{}] * tasks, sink)
         self._limited, self._address = limited, coordinator.address
 
-    def _task(self, source: Any, sink: Any, task: int) -> None:
+    def _run_task(self, source: Any, sink: Any, task: int) -> None:
         try:
             reader, writer = self._address.open(READER, task), self._address.open(WRITER, task)
         except Exception as error:
@@ -115,7 +115,7 @@ class RunJob(LocalJob):
             with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
                 reading = ReadLoop(rows, reader, epoch, 2)
                 WriteLoop(writes, writer, limited=self._limited).write_all(
-                    [batch] for batch in self._transformed(reading.batches())
+                    [batch] for batch in self._transform(reading.batches())
                 )
             writer.send("done")
         except Exception as error:
@@ -126,7 +126,7 @@ class RunJob(LocalJob):
 
 
 class LocalCatchUp(LocalJob):
-    """A job that reads a backlog as one epoch."""
+    """Job that reads a backlog as one epoch and ends."""
 
     catches_up = True
 
@@ -137,13 +137,13 @@ class LocalCatchUp(LocalJob):
         self._backlogs, self._epoch = backlogs, epoch
         self._parts: list[TaskPart] = []
 
-    def _task(self, source: Any, sink: Any, task: int) -> None:
+    def _run_task(self, source: Any, sink: Any, task: int) -> None:
         backlog = self._backlogs[task]
         try:
             with closing(source.open(backlog.positions)) as rows, closing(sink.open(task)) as writes:
                 reader = BacklogReader(rows, backlog.rows, 60.0)
                 written = write_backlog(
-                    writes, self._epoch, ([batch] for batch in self._transformed(reader.batches()))
+                    writes, self._epoch, ([batch] for batch in self._transform(reader.batches()))
                 )
                 self._parts.append(TaskPart.from_reports(reader.report(), written))
         except Exception as error:

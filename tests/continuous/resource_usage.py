@@ -1,4 +1,4 @@
-"""Resources of an application over time: memory, files, threads and processor time by kind of process."""
+"""Resource usage of an application over time: memory, files, threads and CPU time, by kind of process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("driver", "jvm", "workers")
 
 @dataclass(frozen=True)
 class Sample:
-    """Resources of all processes of one kind at a time in seconds."""
+    """Resource usage of all processes of one kind, at a time in seconds."""
 
     at: float
     megabytes: float
@@ -25,18 +25,18 @@ class Sample:
     files: int
     processes: int
     threads: int
-    """The largest of all processes: a sum would grow with their number."""
+    """The largest number of any process. A sum would grow with the number of processes."""
 
 
 def part_of(process: psutil.Process, driver: int) -> str:
-    """Whether it is the driver's Python, a JVM, or a Python worker, those that make workers included."""
+    """Return whether a process is the driver, a JVM, or a Python worker or its daemon."""
     if process.pid == driver:
         return "driver"
     return "jvm" if process.name() == "java" else "workers"
 
 
 def sample(child: ChildProcess) -> dict[str, Sample]:
-    """Return what each kind of process uses now."""
+    """Return the current usage of each kind of process."""
     used = {part: np.zeros(3) for part in PARTS}
     threads = dict.fromkeys(PARTS, 0)
     for process in child.processes():
@@ -55,39 +55,39 @@ def sample(child: ChildProcess) -> dict[str, Sample]:
     }
 
 
-def processor_seconds(child: ChildProcess) -> dict[int, float]:
-    """Return the processor time so far, by process."""
-    found = {}
+def cpu_seconds(child: ChildProcess) -> dict[int, float]:
+    """Return the CPU time of each process so far."""
+    seconds = {}
     for process in child.processes():
         try:
             times = process.cpu_times()
         except psutil.Error:
             continue
-        found[process.pid] = times.user + times.system
-    return found
+        seconds[process.pid] = times.user + times.system
+    return seconds
 
 
 def load(child: ChildProcess, seconds: float) -> float:
-    """Return the share of one core that all processes take over some seconds."""
-    before, began = processor_seconds(child), time.monotonic()
+    """Return the share of one core that all processes use during some seconds."""
+    before, start = cpu_seconds(child), time.monotonic()
     time.sleep(seconds)
-    after, ended = processor_seconds(child), time.monotonic()
-    return sum(used - before.get(pid, 0.0) for pid, used in after.items()) / (ended - began)
+    after, end = cpu_seconds(child), time.monotonic()
+    return sum(used - before.get(pid, 0.0) for pid, used in after.items()) / (end - start)
 
 
-def slope(at: Sequence[float], values: Sequence[float]) -> float:
-    """Return the growth per unit of time: the median over all pairs (Theil and Sen)."""
-    x, y = np.asarray(at, dtype=float), np.asarray(values, dtype=float)
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Return the growth per unit of time, as the median over all pairs (Theil-Sen estimator)."""
+    x, y = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
     first, second = np.triu_indices(len(x), k=1)
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
-def rise(values: Sequence[float]) -> float:
-    """How much more the last third usually is than the first one."""
+def increase(values: Sequence[float]) -> float:
+    """Return the difference between the medians of the last and the first third."""
     third = max(len(values) // 3, 1)
     return float(np.median(values[-third:]) - np.median(values[:third]))
 
 
-def growth_an_hour(samples: Sequence[Sample], of: Callable[[Sample], float]) -> float:
-    """Return the slope of a sampled value."""
-    return slope([each.at for each in samples], [of(each) for each in samples]) * 3600
+def growth_per_hour(samples: Sequence[Sample], value_of: Callable[[Sample], float]) -> float:
+    """Return the slope of a sampled value per hour."""
+    return slope([sample.at for sample in samples], [value_of(sample) for sample in samples]) * 3600

@@ -1,8 +1,7 @@
-"""Program: run continuous copies as ``tests.continuous.child`` does, and print the JVM's live heap at
-intervals.
+"""Program that runs continuous copies like ``tests.continuous.child``, and prints the JVM's live heap.
 
-Arguments: seconds between two measurements of the heap, then those of the other one. With ``rest`` before
-them it prints READY first, and starts its queries when it gets SIGUSR1.
+Arguments: the seconds between two measurements of the heap, and then those of ``tests.continuous.child``.
+With ``idle`` instead of the seconds, it measures nothing, prints READY, and starts its queries on SIGUSR1.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from tests.continuous import child
 from tests.support.sparks import make_spark
 
 
-def main(seconds: str, *others: str) -> None:
-    if seconds == "rest":
-        rest(*others)
+def main(seconds: str, *arguments: str) -> None:
+    if seconds == "idle":
+        start_on_signal(*arguments)
     else:
-        threading.Thread(target=tell_heap, args=[float(seconds)], daemon=True).start()
-        child.main(*others)
+        threading.Thread(target=print_heap, args=[float(seconds)], daemon=True).start()
+        child.main(*arguments)
 
 
-def rest(folder: str, master: str, *texts: str) -> None:
+def start_on_signal(folder: str, master: str, *copies: str) -> None:
     spark = make_spark(Path(folder), master)
-    # With everything that a job brings with it, Python workers included.
+    # Run a job first, so that the measurement includes all that jobs start, such as Python workers.
     spark.range(2).mapInArrow(lambda batches: batches, "id bigint").collect()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print("READY", flush=True)
     signal.sigwait({signal.SIGUSR1})
-    child.main(folder, master, *texts)
+    child.main(folder, master, *copies)
 
 
-def tell_heap(seconds: float) -> None:
+def print_heap(seconds: float) -> None:
     while True:
         time.sleep(seconds)
         jvm = SparkContext._jvm

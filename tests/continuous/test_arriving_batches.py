@@ -1,4 +1,4 @@
-"""The batches of a task are taken while the ones before them are written."""
+"""A task takes batches while it writes the ones before them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from penstock.continuous.arriving import ArrivingBatches
 from tests.support.waiting import wait_until
 
-PATIENCE = 30
+TIMEOUT = 30
 
 
 def batch(*ids: int) -> pa.RecordBatch:
@@ -19,11 +19,11 @@ def batch(*ids: int) -> pa.RecordBatch:
 
 
 def ids(group: list[pa.RecordBatch]) -> list[int]:
-    return [number for each in group for number in each.column(0).to_pylist()]
+    return [number for batch in group for number in batch.column(0).to_pylist()]
 
 
 class Source:
-    """Iterator that counts what was taken of it, and ends, or fails, when the test allows it."""
+    """Iterator that counts the batches that were taken, and ends or fails when the test allows it."""
 
     def __init__(self, batches: list[pa.RecordBatch], failure: Exception | None = None) -> None:
         self._batches, self._failure = batches, failure
@@ -31,25 +31,25 @@ class Source:
         self.may_end = threading.Event()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for each in self._batches:
+        for batch in self._batches:
             self.taken += 1
-            yield each
-        assert self.may_end.wait(PATIENCE)
+            yield batch
+        assert self.may_end.wait(TIMEOUT)
         if self._failure is not None:
             raise self._failure
 
 
-def test_batches_that_come_during_a_write_are_one_group() -> None:
+def test_batches_that_arrive_during_a_write_are_one_group() -> None:
     source = Source([batch(1), batch(2), batch(3)])
     arriving = ArrivingBatches(iter(source), 1 << 20)
     wait_until(lambda: source.taken == 3)
     source.may_end.set()
     groups = list(arriving)
     assert [number for group in groups for number in ids(group)] == [1, 2, 3]
-    assert len(groups) <= 2, "the last one may just have been on its way"
+    assert len(groups) <= 2, "the last batch may have arrived separately"
 
 
-def test_no_more_is_taken_than_may_wait() -> None:
+def test_no_more_batches_are_taken_than_may_wait() -> None:
     source = Source([batch(*range(100)) for _ in range(10)])
     arriving = ArrivingBatches(iter(source), 2 * batch(*range(100)).nbytes)
     wait_until(lambda: source.taken == 3)
@@ -58,19 +58,19 @@ def test_no_more_is_taken_than_may_wait() -> None:
     assert sum(len(group) for group in arriving) == 8
 
 
-def test_a_failure_comes_after_the_batches_before_it() -> None:
-    source = Source([batch(1)], ValueError("the JVM has gone"))
+def test_a_failure_is_raised_after_the_batches_before_it() -> None:
+    source = Source([batch(1)], ValueError("the JVM exited"))
     source.may_end.set()
     arriving = ArrivingBatches(iter(source), 1 << 20)
     assert ids(next(arriving)) == [1]
-    with pytest.raises(ValueError, match="the JVM has gone"):
+    with pytest.raises(ValueError, match="the JVM exited"):
         next(arriving)
 
 
-def test_after_the_end_of_a_task_nothing_more_is_taken() -> None:
-    source = Source([batch(each) for each in range(10)])
+def test_no_batch_is_taken_after_the_end_of_a_task() -> None:
+    source = Source([batch(number) for number in range(10)])
     arriving = ArrivingBatches(iter(source), 1)
     wait_until(lambda: source.taken == 2)
     arriving.close()
-    wait_until(lambda: not any(each.name == "arriving batches" for each in threading.enumerate()))
+    wait_until(lambda: not any(thread.name == "arriving batches" for thread in threading.enumerate()))
     assert source.taken == 2
