@@ -1,6 +1,6 @@
-"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, and write bench/report.md.
+"""``python -m bench [NAME …]``: run benchmarks, print their ratios, and write bench/report.md.
 
-The report has all that was ever found.
+The report has the latest result of every benchmark.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from penstock.testing.stores import drop_schema, with_schema
 from tests.support.postgres import start_postgres
 
 SQLITE = "sqlite:///{folder}/store.db"
-_QUICK = SQLITE + "?synchronous=normal"
-_NAME = "SQLite (WAL, synchronous=normal)"
+_SQLITE_NORMAL = SQLITE + "?synchronous=normal"
+_SQLITE_NORMAL_NAME = "SQLite (WAL, synchronous=normal)"
 
 
 def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]:
@@ -57,8 +57,8 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "append-postgres": lambda: append.postgres(pg_url),
         "read-sqlite": lambda: read.aggregate(SQLITE, "SQLite"),
         "read-postgres": lambda: read.aggregate(shared, "PostgreSQL"),
-        "merged-sqlite": lambda: _merged(SQLITE + "?synchronous=normal", "SQLite"),
-        "merged-postgres": lambda: _merged(shared, "PostgreSQL"),
+        "merged-sqlite": lambda: _compacted(SQLITE + "?synchronous=normal", "SQLite"),
+        "merged-postgres": lambda: _compacted(shared, "PostgreSQL"),
         "stream-small-sqlite": lambda: streaming.small(SQLITE, "SQLite"),
         "stream-floor-sqlite": lambda: streaming.over_floor(SQLITE, "SQLite"),
         "stream-floor-postgres": lambda: streaming.over_floor(shared, "PostgreSQL"),
@@ -102,21 +102,25 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "modes-check": modes.check,
         "limit-stop": limits.stop,
         "limit-per-key": limits.per_key,
-        "latency-sqlite": lambda: latency.at_least_once(_QUICK, _NAME, p50=2.6, p99=11.5),
-        "latency-sqlite-exactly": lambda: latency.exactly_once(_QUICK, _NAME),
+        "latency-sqlite": lambda: latency.at_least_once(
+            _SQLITE_NORMAL, _SQLITE_NORMAL_NAME, p50=2.6, p99=11.5
+        ),
+        "latency-sqlite-exactly": lambda: latency.exactly_once(_SQLITE_NORMAL, _SQLITE_NORMAL_NAME),
         "latency-postgres": lambda: latency.at_least_once(shared, "PostgreSQL", p50=6.0, p99=20.0),
         "latency-postgres-exactly": lambda: latency.exactly_once(shared, "PostgreSQL"),
-        "latency-rates": lambda: latency.rates({_NAME: _QUICK, "PostgreSQL": shared}),
-        "latency-intervals": lambda: latency.intervals({_NAME: _QUICK, "PostgreSQL": shared}),
-        "rest-sqlite": lambda: latency.at_rest(_QUICK, _NAME),
-        "rest-postgres": lambda: latency.at_rest(shared, "PostgreSQL"),
-        "latency-backlog": lambda: latency.backlog(_QUICK, "SQLite"),
+        "latency-rates": lambda: latency.rates({_SQLITE_NORMAL_NAME: _SQLITE_NORMAL, "PostgreSQL": shared}),
+        "latency-intervals": lambda: latency.intervals(
+            {_SQLITE_NORMAL_NAME: _SQLITE_NORMAL, "PostgreSQL": shared}
+        ),
+        "rest-sqlite": lambda: latency.idle(_SQLITE_NORMAL, _SQLITE_NORMAL_NAME),
+        "rest-postgres": lambda: latency.idle(shared, "PostgreSQL"),
+        "latency-backlog": lambda: latency.backlog(_SQLITE_NORMAL, "SQLite"),
     }
 
 
-def _merged(url: str, name: str) -> Result:
-    result, merging = read.merged(url, name)
-    return Result(**{**vars(result), "note": f"merge took {merging:.2f} s"})
+def _compacted(url: str, name: str) -> Result:
+    result, seconds = read.compacted(url, name)
+    return Result(**{**vars(result), "note": f"merge took {seconds:.2f} s"})
 
 
 def _memory() -> Result:
@@ -128,9 +132,9 @@ def _memory() -> Result:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    given = os.environ.get("PENSTOCK_TEST_PG_URL")
-    if given:
-        yield given
+    url = os.environ.get("PENSTOCK_TEST_PG_URL")
+    if url:
+        yield url
         return
     server = start_postgres(fsync=True)
     try:
@@ -145,27 +149,30 @@ def _version(pg_url: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    met = True
+    all_met = True
     with _server() as pg_url:
         findings = report.Findings.read(Path("bench/report.json"), report.machine(_version(pg_url)))
-        known = cases(pg_url)
-        if unknown := set(names) - known.keys():
-            print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        benchmarks = cases(pg_url)
+        if unknown := set(names) - benchmarks.keys():
+            print(
+                f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(benchmarks)}",
+                file=sys.stderr,
+            )
             return 2
-        for name in names or known:
-            found = known[name]()
-            if isinstance(found, Result):
-                found = [found]
-            findings.add(name, found)
-            if isinstance(found, Curve):
-                print(found.text(), flush=True)
+        for name in names or benchmarks:
+            results = benchmarks[name]()
+            if isinstance(results, Result):
+                results = [results]
+            findings.add(name, results)
+            if isinstance(results, Curve):
+                print(results.text(), flush=True)
                 continue
-            for result in found:
-                met = met and result.met
+            for result in results:
+                all_met = all_met and result.met
                 print(result.line(), flush=True)
         drop_schema(pg_url, "bench")
     report.write(findings, Path("bench"))
-    return 0 if met else 1
+    return 0 if all_met else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Appending, against an Arrow IPC file (SQLite) and a raw binary COPY (PostgreSQL).
+"""Appends to queues, compared with an Arrow IPC file (SQLite) and a raw binary COPY (PostgreSQL).
 
-Both take the same compressed batches.
+The peers write the same compressed batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.arrow.segments import encode
 from penstock.store.log.segmenting import SEGMENT_ROWS
 from penstock.testing.stores import drop_schema, with_schema
 
-# A commit in WAL mode is one sync of the log; the checkpoint syncs the log once more, then the database.
+# A commit in WAL mode syncs the log once. The checkpoint syncs the log again, and then the database.
 FSYNCS = 3
 
 
@@ -28,32 +28,32 @@ def sqlite() -> Result:
     with scratch() as folder:
         return speed(
             "append 2M rows, SQLite / Arrow IPC file",
-            lambda: _sqlite(folder),
-            lambda: _ipc(folder),
+            lambda: _append_to_sqlite(folder),
+            lambda: _write_ipc_file(folder),
             least=0.5,
         )
 
 
-def _sqlite(folder: Path) -> float:
+def _append_to_sqlite(folder: Path) -> float:
     for file in folder.glob("store.db*"):
         file.unlink() if file.is_file() else None
     store = penstock.connect(f"sqlite:///{folder}/store.db")
     queue = store.create_queue("bench", SCHEMA)
     table = rows()
 
-    def work() -> None:
+    def append() -> None:
         queue.append(table)
-        store.close()  # the last connection to close checkpoints the log
+        store.close()  # closing the last connection checkpoints the log
 
-    return timed(work)
+    return timed(append)
 
 
-def _ipc(folder: Path) -> float:
+def _write_ipc_file(folder: Path) -> float:
     table = rows()
     path = folder / "peer.arrow"
     path.unlink(missing_ok=True)
 
-    def work() -> None:
+    def write() -> None:
         with path.open("wb") as file:
             with pa.ipc.new_file(
                 file,
@@ -66,7 +66,7 @@ def _ipc(folder: Path) -> float:
             for _ in range(FSYNCS):
                 os.fsync(file.fileno())
 
-    return timed(work)
+    return timed(write)
 
 
 def postgres(url: str) -> Result:
@@ -80,8 +80,8 @@ def postgres(url: str) -> Result:
     try:
         return speed(
             "append 2M rows, PostgreSQL / binary COPY",
-            lambda: _postgres(store, table),
-            lambda: _copy(connection, f"{schema}.peer", payloads),
+            lambda: _append_to_postgres(store, table),
+            lambda: _copy_payloads(connection, f"{schema}.peer", payloads),
             least=0.6,
         )
     finally:
@@ -90,22 +90,22 @@ def postgres(url: str) -> Result:
         drop_schema(url, schema)
 
 
-def _postgres(store: penstock.Store, table: pa.Table) -> float:
+def _append_to_postgres(store: penstock.Store, table: pa.Table) -> float:
     queue = store.create_queue("bench", SCHEMA)
-    taken = timed(lambda: queue.append(table))
+    seconds = timed(lambda: queue.append(table))
     store.drop_queue("bench")
-    return taken
+    return seconds
 
 
-def _copy(connection: psycopg.Connection, target: str, payloads: Sequence[bytes]) -> float:
-    """A raw COPY of payloads that are compressed already: nothing is encoded while it is timed."""
+def _copy_payloads(connection: psycopg.Connection, target: str, payloads: Sequence[bytes]) -> float:
+    """Time a raw COPY of payloads that are already compressed, so nothing is encoded meanwhile."""
     connection.execute(f"truncate {target}")
 
-    def work() -> None:
+    def copy_all() -> None:
         with connection.cursor() as cursor, cursor.copy(f"copy {target} from stdin (format binary)") as copy:
             copy.write(b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0))
             for number, payload in enumerate(payloads):
                 copy.write(struct.pack("!hiqii", 3, 8, number, -1, len(payload)) + payload)
             copy.write(struct.pack("!h", -1))
 
-    return timed(work)
+    return timed(copy_all)

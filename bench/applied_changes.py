@@ -1,4 +1,4 @@
-"""A query that applies changes of keys from everywhere to a table of a lake, whatever its size."""
+"""Query that applies changes of random keys to Delta and Iceberg tables of different sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEP = 500_000
 
 
 class AppliedChanges:
-    """A query that reads a queue of changes, for a table that has so many keys."""
+    """Query that applies changes from a queue to a table with a number of keys."""
 
     def __init__(self, folder: Path, keys: int, sink: penstock.TableSink) -> None:
         self.folder, self.keys, self.sink = folder, keys, sink
@@ -40,10 +40,10 @@ class AppliedChanges:
         self.store.create_consumer("bench").register("changes")
         self.version = 0
 
-    def apply(self, *parts: np.ndarray) -> float:
-        """Give keys new values, by default some from everywhere; return what Spark says that it took."""
+    def apply(self, *id_arrays: np.ndarray) -> float:
+        """Change the values of keys, by default random ones, and return the seconds that Spark reports."""
         self.version += 1
-        for ids in parts or [self.chosen()]:
+        for ids in id_arrays or [self.random_ids()]:
             rows = self.rows(ids)
             kinds = [pa.array(["insert"] * len(ids)), pa.array(np.full(len(ids), self.version))]
             self.queue.append(pa.table([*rows.columns, *kinds], schema=_CHANGES))
@@ -56,12 +56,12 @@ class AppliedChanges:
         query.awaitTermination()
         return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
 
-    def chosen(self) -> np.ndarray:
+    def random_ids(self) -> np.ndarray:
         return np.sort(self.random.choice(self.keys, CHANGES, replace=False))
 
-    def steps(self) -> Iterator[np.ndarray]:
-        """All keys, in parts."""
-        return (np.arange(at, min(self.keys, at + _STEP)) for at in range(0, self.keys, _STEP))
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        """Return all keys in chunks."""
+        return (np.arange(start, min(self.keys, start + _STEP)) for start in range(0, self.keys, _STEP))
 
     def rows(self, ids: np.ndarray) -> pa.Table:
         count = len(ids)
@@ -75,6 +75,6 @@ class AppliedChanges:
         return pa.table(columns, schema=ROWS)
 
 
-def grown(times: list[float], kind: str = "") -> Result:
-    """How much longer the changes take in the larger table."""
+def growth_result(times: list[float], kind: str = "") -> Result:
+    """Compare the time of the changes in the larger table with that in the smaller one."""
     return bounded(f"the same, {kind}{MANY:,} keys, in times of {FEW:,}", times[1] / times[0], 2, "x")

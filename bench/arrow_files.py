@@ -1,4 +1,4 @@
-"""The peer of reads: a bare Python data source over Arrow files, one task a file, nothing else."""
+"""Peer of reads: a minimal Python data source over Arrow files, with one task for each file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row-level change feeds against Spark's own shape, the rewrite of 4.3 in DataFrame operations."""
+"""Post-processing of row-level change feeds, compared with Spark 4.3's rewrite in DataFrame operations."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def contract() -> penstock.ChangeContract:
 
 
 def write_feed(folder: Path, changed: float) -> int:
-    """A copy-on-write feed: each commit rewrites the same keys, and a share of them has really changed.
+    """Write a copy-on-write feed, and return its number of rows.
 
-    The rows it has are returned.
+    Each commit rewrites the same keys, and changes a share of them.
     """
     folder.mkdir()
     keys = np.arange(ROWS // 2, dtype=np.int64)
     random = np.random.default_rng(7)
-    version_of = np.zeros(len(keys), np.int64)
+    versions = np.zeros(len(keys), np.int64)
     for commit in range(1, COMMITS + 1):
-        touched = random.random(len(keys)) < changed
-        after = np.where(touched, commit, version_of)
+        is_changed = random.random(len(keys)) < changed
+        new_versions = np.where(is_changed, commit, versions)
         table = pa.concat_tables(
-            [_rows(keys, version_of, "delete", commit), _rows(keys, after, "insert", commit)]
+            [_rows(keys, versions, "delete", commit), _rows(keys, new_versions, "insert", commit)]
         )
         for part in range(PARTITIONS):
             path = folder / f"{commit:03}-{part}.parquet"
             pq.write_table(table.filter(pc.equal(pc.bit_wise_and(table["id"], 1), part)), path)
             os.utime(path, (1_700_000_000 + commit, 1_700_000_000 + commit))
-        version_of = after
+        versions = new_versions
     return COMMITS * len(keys) * 2
 
 
@@ -83,7 +83,7 @@ def _rows(keys: np.ndarray, rv: np.ndarray, kind: str, commit: int) -> pa.Table:
 
 
 def spark_stream(df: DataFrame) -> DataFrame:
-    """The streaming rewrite of Spark 4.3: watermark, collect, filter, inline, relabel."""
+    """Apply the streaming rewrite of Spark 4.3: watermark, collect, filter, inline, relabel."""
     columns = df.columns
     events = F.collect_list(F.struct(*columns)).alias("events")
     grouped = (
@@ -98,15 +98,15 @@ def spark_stream(df: DataFrame) -> DataFrame:
             F.max("rv").alias("high"),
         )
     )
-    kept = grouped.where(
+    filtered = grouped.where(
         ~((F.col("d") == 1) & (F.col("i") == 1) & (F.col("n") == 2) & (F.col("low") == F.col("high")))
     )
-    rows = kept.select("d", "i", F.inline("events"))
-    return rows.withColumn("_change_type", _relabelled()).select(*columns)
+    rows = filtered.select("d", "i", F.inline("events"))
+    return rows.withColumn("_change_type", _relabeled_type()).select(*columns)
 
 
 def spark_batch(df: DataFrame) -> DataFrame:
-    """The batch rewrite of Spark 4.3: the same by a window."""
+    """Apply the batch rewrite of Spark 4.3, which uses a window."""
     columns = df.columns
     window = Window.partitionBy("id", "_commit_version")
     counted = df.select(
@@ -117,13 +117,13 @@ def spark_batch(df: DataFrame) -> DataFrame:
         F.min("rv").over(window).alias("low"),
         F.max("rv").over(window).alias("high"),
     )
-    kept = counted.where(
+    filtered = counted.where(
         ~((F.col("d") == 1) & (F.col("i") == 1) & (F.col("n") == 2) & (F.col("low") == F.col("high")))
     )
-    return kept.withColumn("_change_type", _relabelled()).select(*columns)
+    return filtered.withColumn("_change_type", _relabeled_type()).select(*columns)
 
 
-def _relabelled() -> Column:
+def _relabeled_type() -> Column:
     pair = (F.col("d") == 1) & (F.col("i") == 1)
     kind = F.col("_change_type")
     return (
@@ -133,14 +133,14 @@ def _relabelled() -> Column:
     )
 
 
-def ours(df: DataFrame) -> DataFrame:
+def penstock_process(df: DataFrame) -> DataFrame:
     return penstock.changes.post_process(df, contract(), compute_updates=True)
 
 
 def stream(changed: float, least: float, *, commits: int = 5) -> Result:
-    """Seconds for the whole feed.
+    """Measure the seconds for the whole feed.
 
-    Each micro-batch has so many commits, each commit has a file for each partition.
+    Each micro-batch has `commits` commits, and each commit has a file for each partition.
     """
     with scratch() as folder:
         rows = write_feed(folder / "feed", changed)
@@ -148,11 +148,11 @@ def stream(changed: float, least: float, *, commits: int = 5) -> Result:
         def run(process: Process, provider: str) -> float:
             return _run(folder, process, provider, commits)
 
-        # A first run is the JVM's warming up, and would speak for the provider that comes second.
+        # The first runs warm up the JVM. Without them, the second provider would look faster.
         for provider in PROVIDERS:
-            run(ours, provider), run(spark_stream, provider)
+            run(penstock_process, provider), run(spark_stream, provider)
         best = min(PROVIDERS, key=lambda name: run(spark_stream, name))
-        mine, peer = pairs(lambda: run(ours, best), lambda: run(spark_stream, best), 3)
+        mine, peer = pairs(lambda: run(penstock_process, best), lambda: run(spark_stream, best), 3)
         ratio = peer / mine
         note = f"{rows / mine:,.0f} rows/s, peer {rows / peer:,.0f} with {best}"
         name = f"change feed, stream, {changed:.0%} changed, {commits} commits a trigger"
@@ -170,28 +170,28 @@ def _run(folder: Path, process: Process, provider: str, commits: int) -> float:
 
 
 def batch(changed: float, least: float) -> Result:
-    """Seconds for the whole feed at once."""
+    """Measure the seconds for the whole feed in one batch."""
     with scratch() as folder:
         write_feed(folder / "feed", changed)
         frame = spark().read.parquet(str(folder / "feed"))
 
         def run(process: Process) -> float:
-            done = process(frame)
-            return timed(lambda: done.write.format("noop").mode("overwrite").save())
+            processed = process(frame)
+            return timed(lambda: processed.write.format("noop").mode("overwrite").save())
 
         name = f"change feed, batch, {changed:.0%} changed"
-        return speed(name, lambda: run(ours), lambda: run(spark_batch), least=least, rounds=3)
+        return speed(name, lambda: run(penstock_process), lambda: run(spark_batch), least=least, rounds=3)
 
 
-def memory(rows: int) -> int:
-    """The peak memory in bytes of a worker that has all rows of one micro-batch."""
-    program = f"from bench.changes import fill; fill({rows})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+def measure_memory(rows: int) -> int:
+    """Return the peak memory in bytes of a worker that processes all rows of one micro-batch."""
+    program = f"from bench.changes import process_in_worker; process_in_worker({rows})"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return int(result.stdout)
 
 
-def fill(rows: int) -> None:
-    """What a worker does with one micro-batch in which every row changed; prints the peak in bytes."""
+def process_in_worker(rows: int) -> None:
+    """Process a micro-batch in which every row changed, as a worker does, and print the peak memory."""
     from penstock.changes.options import ChangeOptions
     from penstock.changes.passes.passes import Passes
     from penstock.changes.passes.rows import Layout
@@ -205,17 +205,17 @@ def fill(rows: int) -> None:
     batches = table.to_batches(max_chunksize=10_000)
     count = 0
     first = FirstPass(layout, passes, packing=Packing(layout.row_id, shuffle_keys(2)))
-    for done in AllPasses(layout, passes, packed=True)(first(iter(batches))):
-        count += done.num_rows
+    for processed in AllPasses(layout, passes, packed=True)(first(iter(batches))):
+        count += processed.num_rows
     assert count == rows
     print(peak_memory())
 
 
 def worker_memory() -> Result:
-    """Megabytes for 2 million rows, and how they grow from 1 to 2 million."""
-    half, whole = memory(1_000_000) / 2**20, memory(2_000_000) / 2**20
+    """Measure the memory for 2 million rows, and its growth from 1 million."""
+    half, whole = measure_memory(1_000_000) / 2**20, measure_memory(2_000_000) / 2**20
     note = f"{whole:.0f} MiB at 2 million rows, {half:.0f} at 1 million"
-    most = 1.5e9 / 2**20
+    max_mib = 1.5e9 / 2**20
     return Result(
-        "change feed, worker memory", whole, None, None, f"<= {most:.0f} MiB", whole < most, note, "MiB"
+        "change feed, worker memory", whole, None, None, f"<= {max_mib:.0f} MiB", whole < max_mib, note, "MiB"
     )

@@ -1,4 +1,4 @@
-"""The rows that the benchmarks move: bigint, double, string."""
+"""Rows of the benchmarks: bigint, double, string."""
 
 from __future__ import annotations
 

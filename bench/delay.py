@@ -1,7 +1,7 @@
-"""A proxy that delays what a client sends, as a network does: ``python -m bench.delay HOST PORT SECONDS``.
+"""Proxy that delays what a client sends, like a network: ``python -m bench.delay HOST PORT SECONDS``.
 
-It is a process of its own, prints its port, and ends when its standard input does. A long message is delayed
-once, and not for each of its packets.
+It runs in a separate process, prints its port, and exits when its standard input is closed. A long message is
+delayed once, not for each of its packets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK = 1 << 16
 
 @contextmanager
 def delayed(url: str, seconds: float) -> Iterator[str]:
-    """The URL of a PostgreSQL server whose round trips take so much longer."""
+    """Yield the URL of a PostgreSQL server whose round trips take longer by some seconds."""
     parts = urlsplit(url)
     command = [
         sys.executable,
@@ -41,24 +41,24 @@ def delayed(url: str, seconds: float) -> Iterator[str]:
 
 
 async def _serve(host: str, port: int, seconds: float) -> None:
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, port)
         await asyncio.gather(_forward(reader, server_writer, seconds), _forward(server_reader, writer, 0.0))
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(forward_connection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    # Its connections end with it.
+    # Exiting closes the connections.
     os._exit(0)
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
     clock = asyncio.get_running_loop().time
-    coming: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+    pending: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def send() -> None:
         while True:
-            due, data = await coming.get()
+            due, data = await pending.get()
             if not data:
                 break
             await asyncio.sleep(max(due - clock(), 0.0))
@@ -66,13 +66,13 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, s
             await writer.drain()
         writer.close()
 
-    sending = asyncio.create_task(send())
+    sender = asyncio.create_task(send())
     while True:
         data = await reader.read(_CHUNK)
-        coming.put_nowait((clock() + seconds, data))
+        pending.put_nowait((clock() + seconds, data))
         if not data:
             break
-    await sending
+    await sender
 
 
 if __name__ == "__main__":

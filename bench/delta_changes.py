@@ -1,7 +1,7 @@
-"""Changes of keys from everywhere in a Delta table: rows deleted by deletion vectors, against a MERGE of the
-same rows by deltalake, in tables of several sizes.
+"""Changes of random keys in Delta tables of several sizes, compared with a MERGE of deltalake.
 
-``python -m bench.delta_changes 100000000`` measures a table of that size alone, without the peer.
+Penstock deletes rows with deletion vectors. ``python -m bench.delta_changes 100000000`` measures only a table
+of that size, without the peer.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import penstock
-from bench.applied_changes import CHANGES, FEW, MANY, ROUNDS, ROWS, AppliedChanges, grown
+from bench.applied_changes import CHANGES, FEW, MANY, ROUNDS, ROWS, AppliedChanges, growth_result
 from bench.harness import Result, bounded, pairs, peak_memory, scratch, timed, worker_peaks
 
 _FILE_BYTES = 64 << 20
-_RECORD = pa.schema(
+_APPLIED_SCHEMA = pa.schema(
     [("id", pa.int64()), ("_penstock_sequence", pa.int64()), ("_penstock_present", pa.int32())]
 )
 
 
 def growth(rounds: int = ROUNDS) -> list[Result]:
-    """So many changes into tables of a million and of ten million keys, without and with history."""
+    """Measure changes in tables of one million and ten million keys, without and with history."""
     results = []
     for scd_type in (1, 2):
-        times = []
+        seconds = []
         for keys in (FEW, MANY):
             with scratch() as folder:
                 bench = _Bench(folder, keys, scd_type)
@@ -39,13 +39,13 @@ def growth(rounds: int = ROUNDS) -> list[Result]:
                 else:
                     ours, _ = pairs(bench.apply, float, rounds)
                     results.append(bounded(name, ours, None, "s"))
-                times.append(ours)
-        results.append(grown(times, f"type {scd_type}, "))
+                seconds.append(ours)
+        results.append(growth_result(seconds, f"type {scd_type}, "))
     return results
 
 
 class _Bench(AppliedChanges):
-    """A table that has so many keys, which the peer has too."""
+    """Table with a number of keys, and an equal one for the peer."""
 
     def __init__(self, folder: Path, keys: int, scd_type: int, *, peer: bool = True) -> None:
         self.table, self.peer = folder / "tables" / "t", folder / "peer"
@@ -56,59 +56,66 @@ class _Bench(AppliedChanges):
         DeltaTable(str(self.table)).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
         self._fill(self.table, pa.schema(DeltaTable(str(self.table)).schema().to_arrow()))
         if scd_type == 1:
-            self._record()
+            self._record_applied()
             if peer:
                 self._fill(self.peer, ROWS)
 
     def merge(self) -> float:
-        rows = self.rows(self.chosen())
+        rows = self.rows(self.random_ids())
         table = DeltaTable(str(self.peer))
         merge = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
         return timed(merge.when_matched_update_all().when_not_matched_insert_all().execute)
 
     def _fill(self, path: Path, schema: pa.Schema) -> None:
         def batches() -> Iterator[pa.RecordBatch]:
-            for ids in self.steps():
+            for ids in self.id_chunks():
                 rows = self.rows(ids)
                 for name in schema.names[len(ROWS) :]:
-                    begun, open_ended = np.zeros(rows.num_rows, np.int64), pa.nulls(rows.num_rows, pa.int64())
-                    rows = rows.append_column(name, pa.array(begun) if "from" in name else open_ended)
+                    starts, open_ended = (
+                        np.zeros(rows.num_rows, np.int64),
+                        pa.nulls(rows.num_rows, pa.int64()),
+                    )
+                    rows = rows.append_column(name, pa.array(starts) if "from" in name else open_ended)
                 yield from rows.cast(schema).to_batches()
 
         reader = pa.RecordBatchReader.from_batches(schema, batches())
         write_deltalake(str(path), reader, mode="append", target_file_size=_FILE_BYTES)
 
-    def _record(self) -> None:
+    def _record_applied(self) -> None:
         """Record the events of all keys, as if a query had applied them."""
         (path,) = self.table.glob("_penstock/applied-*")
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for ids in self.steps():
+            for ids in self.id_chunks():
                 ones = pa.array(np.ones(len(ids), np.int32))
                 columns = [pa.array(ids), pa.array(np.zeros(len(ids), np.int64)), ones]
-                yield pa.record_batch(columns, schema=_RECORD)
+                yield pa.record_batch(columns, schema=_APPLIED_SCHEMA)
 
-        reader = pa.RecordBatchReader.from_batches(_RECORD, batches())
+        reader = pa.RecordBatchReader.from_batches(_APPLIED_SCHEMA, batches())
         write_deltalake(str(path), reader, mode="append", target_file_size=_FILE_BYTES)
         table = DeltaTable(str(self.table))
-        named = Transaction(f"penstock:{path.name}", DeltaTable(str(path)).version())
-        nothing = pa.schema(table.schema().to_arrow()).empty_table()
+        app_transaction = Transaction(f"penstock:{path.name}", DeltaTable(str(path)).version())
+        empty = pa.schema(table.schema().to_arrow()).empty_table()
         write_deltalake(
-            table, nothing, mode="append", commit_properties=CommitProperties(app_transactions=[named])
+            table,
+            empty,
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[app_transaction]),
         )
 
 
 def main(keys: int, scd_type: int = 1) -> None:
     with scratch() as folder:
         bench = _Bench(folder, keys, scd_type, peer=False)
-        filled = peak_memory()
+        memory_after_fill = peak_memory()
         for _ in range(ROUNDS + 1):
             print(f"{keys:,} keys, type {scd_type}: {bench.apply():.2f} s", flush=True)
-        worker = max(worker_peaks().values(), default=0)
+        worker_memory = max(worker_peaks().values(), default=0)
         print(
-            f"peak: driver {filled >> 20} MiB after the table was made, {peak_memory() >> 20} MiB at the end"
+            f"peak: driver {memory_after_fill >> 20} MiB after the table was created, "
+            f"{peak_memory() >> 20} MiB at the end"
         )
-        print(f"peak: worker {worker >> 20} MiB")
+        print(f"peak: worker {worker_memory >> 20} MiB")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Delta table's change data feed through Spark, against deltalake's own reader in a bare data source."""
+"""Change data feed of a Delta table in Spark, compared with deltalake's reader in a minimal data source."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PLAIN = pa.schema(
 
 
 def write_table(path: Path) -> int:
-    """Appends, and updates of half of the rows: its change rows."""
+    """Write appends and updates of half of the rows, and return the number of change rows."""
     random = np.random.default_rng(7)
     for commit in range(COMMITS // 2):
         ids = np.arange(commit * ROWS, (commit + 1) * ROWS, dtype=np.int64)
-        names = pa.array([f"name-{each % 5000}-{each}" for each in ids.tolist()])
+        names = pa.array([f"name-{number % 5000}-{number}" for number in ids.tolist()])
         rows = pa.table({"id": ids, "amount": random.random(ROWS), "name": names})
         write_deltalake(path, rows, mode="append", configuration={"delta.enableChangeDataFeed": "true"})
         DeltaTable(path).update(predicate=f"id % 2 = {commit % 2}", updates={"amount": "amount + 1"})
@@ -45,7 +45,7 @@ def write_table(path: Path) -> int:
 
 
 class Versions(InputPartition):
-    """A range of versions."""
+    """Range of versions."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(None)
@@ -53,7 +53,7 @@ class Versions(InputPartition):
 
 
 class PlainReader(DataSourceReader):
-    """``load_cdf``, as it comes."""
+    """Reader that returns the batches of ``load_cdf``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -64,15 +64,15 @@ class PlainReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Versions)
         table = DeltaTable(self._path)
-        found = pa.RecordBatchReader.from_stream(
+        reader = pa.RecordBatchReader.from_stream(
             table.load_cdf(starting_version=partition.first, ending_version=partition.last)
         )
-        # Spark takes no other types than those of the schema.
-        yield from (batch.cast(PLAIN) for batch in found)
+        # Spark accepts only the types of the schema.
+        yield from (batch.cast(PLAIN) for batch in reader)
 
 
 class PlainDelta(DataSource):
-    """A data source that adds nothing to deltalake's reader."""
+    """Data source that adds nothing to deltalake's reader."""
 
     @classmethod
     def name(cls) -> str:
@@ -86,7 +86,7 @@ class PlainDelta(DataSource):
 
 
 def feed() -> Result:
-    """Seconds for the whole feed into nothing."""
+    """Measure the seconds to read the whole feed and discard the rows."""
     with scratch() as folder:
         path = folder / "table"
         rows = write_table(path)

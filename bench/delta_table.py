@@ -1,8 +1,8 @@
-"""Rows into a Delta table, whose files tasks write, against the same rows passed through the driver to
-deltalake, as tables with features that ask for it still are.
+"""Writes to a Delta table by Spark's tasks, compared with writes by deltalake on the driver.
 
-The sink cannot be faster than Spark reads the rows and hands them to Python. How long both take without a
-sink is measured too, and so is Spark's own writer of Parquet, which would need no Python.
+Tables with features that require it are still written on the driver. The sink cannot be faster than Spark
+reads the rows and passes them to Python. So the time of both without a sink is measured, too, and that of
+Spark's Parquet writer, which needs no Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEMA = "id bigint, name string, value double"
 
 
 def append(rows: int = ROWS, batches: int = 1, rounds: int = ROUNDS) -> Result:
-    """So many rows in one micro-batch, or in ten."""
+    """Measure a number of rows in one micro-batch or in ten."""
     with scratch() as folder:
         bench = _Bench(folder, rows, batches)
         name = f"Delta, {rows:,} rows in {batches} / through the driver"
@@ -44,19 +44,23 @@ def append(rows: int = ROWS, batches: int = 1, rounds: int = ROUNDS) -> Result:
 
 
 def bounds(rows: int = ROWS, rounds: int = ROUNDS) -> list[Result]:
-    """What part of the sink's way takes alone, against the whole way through the driver."""
-    parts = {"read by Spark": _read, "handed to Python": _hand_over, "written by Spark as Parquet": _write}
+    """Measure single steps of the sink, compared with the whole write through the driver."""
+    steps = {
+        "read by Spark": _read_rows,
+        "handed to Python": _pass_to_python,
+        "written by Spark as Parquet": _write_parquet,
+    }
     with scratch() as folder:
         bench = _Bench(folder, rows, 1)
         return [
             bounded(f"{rows:,} rows {name} / through the driver", ours, None, "s", peer=peer)
-            for name, part in parts.items()
-            for ours, peer in [pairs(partial(bench.without_sink, part), bench.by_driver, rounds)]
+            for name, step in steps.items()
+            for ours, peer in [pairs(partial(bench.without_sink, step), bench.by_driver, rounds)]
         ]
 
 
 def driver_memory() -> list[Result]:
-    """The peak of the driver's Python, which must not grow with the rows."""
+    """Measure the peak memory of the driver's Python process, which must not grow with the rows."""
     few, many = (_peak_of(rows) / 2**20 for rows in (ROWS // 5, ROWS))
     return [
         bounded("Delta, driver's peak, 1M rows", few, None, "MiB"),
@@ -66,8 +70,8 @@ def driver_memory() -> list[Result]:
 
 def _peak_of(rows: int) -> int:
     command = [sys.executable, "-m", "bench.delta_table", str(rows)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(result.stdout.splitlines()[-1])["peak"])
 
 
 class _Bench:
@@ -88,7 +92,7 @@ class _Bench:
             return self.run()
 
     def run(self) -> float:
-        """What Spark says that the micro-batches took."""
+        """Write the rows, and return the seconds of the micro-batches that Spark reports."""
         self.runs += 1
         table = f"t{self.runs}"
         stream = penstock.stream(spark(), self._rows())
@@ -99,39 +103,39 @@ class _Bench:
         written = DeltaTable(str(self.folder / "tables" / table))
         assert written.to_pyarrow_dataset().count_rows() == self.rows
         assert written.version() == self.batches
-        return _taken(query)
+        return _add_batch_seconds(query)
 
-    def without_sink(self, part: Callable[[DataFrame, str], None]) -> float:
-        """The same for a function of the micro-batch and a folder of its own."""
+    def without_sink(self, step: Callable[[DataFrame, str], None]) -> float:
+        """Call a function with each micro-batch and a folder, and return the seconds that Spark reports."""
         self.runs += 1
         folder = str(self.folder / f"part{self.runs}")
-        writer = self._rows().writeStream.foreachBatch(lambda frame, _: part(frame, folder))
+        writer = self._rows().writeStream.foreachBatch(lambda frame, _: step(frame, folder))
         query = writer.option("checkpointLocation", f"{folder}-ck").trigger(availableNow=True).start()
         query.awaitTermination()
-        return _taken(query)
+        return _add_batch_seconds(query)
 
     def _rows(self) -> DataFrame:
         read = spark().readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES // self.batches)
         return read.parquet(str(self.folder / "source"))
 
 
-def _taken(query: StreamingQuery | penstock.Query) -> float:
+def _add_batch_seconds(query: StreamingQuery | penstock.Query) -> float:
     return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
 
 
-def _read(frame: DataFrame, _: str) -> None:
+def _read_rows(frame: DataFrame, _: str) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _hand_over(frame: DataFrame, _: str) -> None:
-    numbered_columns(frame).mapInArrow(_counted, "rows bigint").collect()
+def _pass_to_python(frame: DataFrame, _: str) -> None:
+    numbered_columns(frame).mapInArrow(_count_rows, "rows bigint").collect()
 
 
-def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _count_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch([pa.array([sum(batch.num_rows for batch in batches)])], names=["rows"])
 
 
-def _write(frame: DataFrame, folder: str) -> None:
+def _write_parquet(frame: DataFrame, folder: str) -> None:
     frame.write.option("compression", "zstd").parquet(folder)
 
 

@@ -1,4 +1,4 @@
-"""Timing in pairs: ours and the peer in turn, the median of each, and the ratio of the medians."""
+"""Measures Penstock and a peer in turn, and reports the median of each and the ratio of the medians."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison, or a figure without a peer.
+    """Comparison with a peer, or a figure without a peer.
 
-    What is measured are medians; the ratio is peer / ours: more than 1 is faster than the peer.
+    The values are medians. The ratio is peer / ours, so Penstock is faster if it is above 1.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Result:
     peer: float | None
     ratio: float | None
     bar: str
-    """Of the ratio; of ours where it has a unit."""
+    """The bar for the ratio, or for our own value if the bar has a unit."""
     met: bool
     note: str = ""
     unit: str = "s"
@@ -35,14 +35,14 @@ class Result:
         verdict = "met" if self.met else "MISSED"
         ratio = "" if self.ratio is None else f"ratio {self.ratio:>5.2f} "
         return (
-            f"{self.name:<44} ours {shown(self.ours, self.unit):>10}   "
-            f"peer {shown(self.peer, self.unit):>10}   "
+            f"{self.name:<44} ours {format_value(self.ours, self.unit):>10}   "
+            f"peer {format_value(self.peer, self.unit):>10}   "
             f"{ratio}(bar {self.bar}: {verdict}) {self.note}"
         )
 
 
-def shown(value: float | None, unit: str) -> str:
-    """A figure with its unit."""
+def format_value(value: float | None, unit: str) -> str:
+    """Format a value with its unit."""
     if value is None:
         return "-"
     if unit == "s":
@@ -53,25 +53,32 @@ def shown(value: float | None, unit: str) -> str:
 def speed(
     name: str, ours: Callable[[], float], peer: Callable[[], float], *, least: float, rounds: int = ROUNDS
 ) -> Result:
-    """Ours must reach ``least`` times the peer's speed."""
-    mine, other = pairs(ours, peer, rounds)
-    return Result(name, mine, other, other / mine, f">= {least}", other / mine >= least)
+    """Compare speeds. Ours must be at least ``least`` times the peer's."""
+    our_seconds, peer_seconds = pairs(ours, peer, rounds)
+    return Result(
+        name,
+        our_seconds,
+        peer_seconds,
+        peer_seconds / our_seconds,
+        f">= {least}",
+        peer_seconds / our_seconds >= least,
+    )
 
 
 def bounded(
     name: str, ours: float, most: float | None, unit: str, *, peer: float | None = None, note: str = ""
 ) -> Result:
-    """Ours must be at most ``most``, unless there is no bar; a peer is only compared with it."""
+    """Report a value that must be at most ``most``, unless that is None. A peer has no bar."""
     ratio = None if peer is None else peer / ours
     bar = "none" if most is None else f"<= {most:g} {unit}"
     return Result(name, ours, peer, ratio, bar, most is None or ours <= most, note, unit)
 
 
 def pairs(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """The medians of both, run in turn after one warm-up; each call returns the seconds that count."""
+    """Run both in turn after a warm-up, and return their medians. Each call returns its seconds."""
     ours(), peer()
-    taken = [(ours(), peer()) for _ in range(rounds)]
-    return statistics.median(t[0] for t in taken), statistics.median(t[1] for t in taken)
+    seconds = [(ours(), peer()) for _ in range(rounds)]
+    return statistics.median(pair[0] for pair in seconds), statistics.median(pair[1] for pair in seconds)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -81,30 +88,30 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has had in memory.
+    """Return the peak memory of this process in bytes.
 
-    ``ru_maxrss`` would count those of its parent from before ``exec``.
+    ``ru_maxrss`` would include the memory of the parent process before ``exec``.
     """
-    return _peak(Path("/proc/self"))
+    return _peak_of(Path("/proc/self"))
 
 
-def _peak(process: Path) -> int:
+def _peak_of(process: Path) -> int:
     return int((process / "status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def worker_peaks() -> dict[int, int]:
-    """The most bytes that each Python worker of this machine's Spark has had in memory, by process id."""
+    """Return the peak memory of each Python worker of Spark on this machine in bytes, by process id."""
     peaks = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
-                peaks[int(folder.name)] = _peak(folder)
+                peaks[int(folder.name)] = _peak_of(folder)
     return peaks
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """Create a temporary folder, and delete it in the end."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         yield folder

@@ -1,6 +1,4 @@
-"""Changes of keys from everywhere in an Iceberg table: rows deleted by position, against copies of the data
-files, in tables of two sizes.
-"""
+"""Changes of random keys in Iceberg tables of two sizes: position deletes, compared with copy-on-write."""
 
 from __future__ import annotations
 
@@ -10,27 +8,27 @@ from pathlib import Path
 from pyiceberg.catalog.sql import SqlCatalog
 
 import penstock
-from bench.applied_changes import CHANGES, FEW, MANY, ROUNDS, AppliedChanges, grown
+from bench.applied_changes import CHANGES, FEW, MANY, ROUNDS, AppliedChanges, growth_result
 from bench.harness import Result, bounded, pairs, scratch
 
 
 def growth(rounds: int = ROUNDS) -> list[Result]:
-    """So many changes into tables of a million and of ten million keys."""
-    results, times = [], []
+    """Measure changes in tables of one million and ten million keys."""
+    results, seconds = [], []
     for keys in (FEW, MANY):
         with scratch() as folder:
             bench = _Bench(folder, keys)
             ours, peer = pairs(
                 partial(bench.by_mode, "merge-on-read"), partial(bench.by_mode, "copy-on-write"), rounds
             )
-            times.append(ours)
+            seconds.append(ours)
             name = f"{CHANGES:,} changes into Iceberg, {keys:,} keys / copies of files"
             results.append(bounded(name, ours, None, "s", peer=peer))
-    return [*results, grown(times)]
+    return [*results, growth_result(seconds)]
 
 
 class _Bench(AppliedChanges):
-    """A table that has so many keys, which the query has written."""
+    """Table with a number of keys, which the query has written."""
 
     def __init__(self, folder: Path, keys: int) -> None:
         self.properties = {
@@ -44,7 +42,7 @@ class _Bench(AppliedChanges):
             keys,
             penstock.TableSink("shop.t", ["id"], f"iceberg:lake?{properties}", apply_changes=True),
         )
-        self.apply(*self.steps())
+        self.apply(*self.id_chunks())
 
     def by_mode(self, mode: str) -> float:
         table = SqlCatalog("lake", **self.properties).load_table(("shop", "t"))

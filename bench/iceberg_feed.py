@@ -1,4 +1,4 @@
-"""An Iceberg table's change rows through Spark, against a bare data source with pyiceberg's own batches."""
+"""Change rows of an Iceberg table in Spark, compared with a minimal data source of pyiceberg's batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Files(InputPartition):
 
 
 class IcebergFiles(DataSource):
-    """The files of a table's snapshots, as pyiceberg scans them."""
+    """Data source of the files of a table's snapshots, as pyiceberg scans them."""
 
     @classmethod
     def name(cls) -> str:
@@ -44,21 +44,23 @@ class IcebergFiles(DataSource):
         return "id bigint, amount double, name string"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        snapshots = [int(each) for each in self.options["snapshots"].split(",")]
+        snapshots = [int(snapshot) for snapshot in self.options["snapshots"].split(",")]
         return _FilesReader(self.options["uri"], self.options["warehouse"], snapshots)
 
 
 class _FilesReader(DataSourceReader):
     def __init__(self, uri: str, warehouse: str, snapshots: Sequence[int]) -> None:
         self._snapshots = snapshots
-        self._given = {"type": "sql", "uri": uri, "warehouse": warehouse}
+        self._catalog_properties = {"type": "sql", "uri": uri, "warehouse": warehouse}
 
     def partitions(self) -> Sequence[InputPartition]:
         from pyiceberg.catalog import load_catalog
 
-        table = load_catalog("default", **self._given).load_table("bench.orders")
-        files = [file for each in self._snapshots for file in table.scan(snapshot_id=each).plan_files()]
-        parts = [files[place::TASKS] for place in range(TASKS)]
+        table = load_catalog("default", **self._catalog_properties).load_table("bench.orders")
+        files = [
+            file for snapshot in self._snapshots for file in table.scan(snapshot_id=snapshot).plan_files()
+        ]
+        parts = [files[task::TASKS] for task in range(TASKS)]
         return [_Files(pickle.dumps((table.metadata, table.io, part))) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -70,72 +72,76 @@ class _FilesReader(DataSourceReader):
         return ArrowScan(metadata, io, metadata.schema(), AlwaysTrue()).to_record_batches(files)
 
 
-def _aggregated(frame: DataFrame) -> float:
+def _time_aggregate(frame: DataFrame) -> float:
     totals = frame.agg(F.sum("id"), F.sum("amount"), F.max("name"))
     return timed(lambda: totals.collect())
 
 
 @contextmanager
 def _orders() -> Iterator[tuple[dict[str, str], Table, pa.Table]]:
-    """A catalog's properties, its table of appends, and the rows in it."""
+    """Yield a catalog's properties, its table, and the rows that were appended to it."""
     from pyiceberg.catalog import load_catalog
 
     with scratch() as folder:
-        given = {
+        properties = {
             "type": "sql",
             "uri": f"sqlite:///{folder}/catalog.db",
             "warehouse": f"file://{folder}/lake",
         }
-        catalog = load_catalog("default", **given)
+        catalog = load_catalog("default", **properties)
         catalog.create_namespace("bench")
-        whole = rows(ROWS)
-        table = catalog.create_table("bench.orders", whole.schema)
+        all_rows = rows(ROWS)
+        table = catalog.create_table("bench.orders", all_rows.schema)
         for number in range(COMMITS):
-            table.append(whole.slice(number * (ROWS // COMMITS), ROWS // COMMITS))
-        yield given, table, whole
+            table.append(all_rows.slice(number * (ROWS // COMMITS), ROWS // COMMITS))
+        yield properties, table, all_rows
 
 
-def _against_pyiceberg(given: dict[str, str], what: str, snapshots: Sequence[int], **options: Any) -> Result:
-    """The feed against pyiceberg's batches of the same files, which some snapshots have."""
-    feed = IcebergFeed("bench.orders", properties=given, row_id="id")
+def _compare_with_pyiceberg(
+    properties: dict[str, str], name: str, snapshots: Sequence[int], **options: Any
+) -> Result:
+    """Compare the feed with pyiceberg's batches of the same files, which belong to some snapshots."""
+    feed = IcebergFeed("bench.orders", properties=properties, row_id="id")
     rows_per_task = {"rowsPerTask": ROWS // TASKS}
     ours = penstock.changes.read(spark(), feed, deduplication_mode="none", options=rows_per_task, **options)
     spark().dataSource.register(IcebergFiles)
-    catalog = {"uri": given["uri"], "warehouse": given["warehouse"]}
-    held = ",".join(map(str, snapshots))
-    peer = spark().read.format("bench_iceberg_files").options(**catalog, snapshots=held).load()
-    return speed(what, lambda: _aggregated(ours), lambda: _aggregated(peer), least=0.8)
+    catalog = {"uri": properties["uri"], "warehouse": properties["warehouse"]}
+    snapshot_ids = ",".join(map(str, snapshots))
+    peer = spark().read.format("bench_iceberg_files").options(**catalog, snapshots=snapshot_ids).load()
+    return speed(name, lambda: _time_aggregate(ours), lambda: _time_aggregate(peer), least=0.8)
 
 
 def appends() -> Result:
-    """Appends of 2 million rows in all, two tasks on either side; ours has three columns more."""
-    with _orders() as (given, table, _):
-        return _against_pyiceberg(given, "Iceberg changes / pyiceberg's batches", [_newest(table)])
+    """Measure appends of 2 million rows, with two tasks each. Ours has three more columns."""
+    with _orders() as (properties, table, _):
+        return _compare_with_pyiceberg(
+            properties, "Iceberg changes / pyiceberg's batches", [_current_snapshot(table)]
+        )
 
 
 def copy_on_write() -> Result:
-    """A commit that deletes one row of each file: all files are removed, and added without the row.
+    """Measure a commit that deletes a row of each file, which replaces all files.
 
-    Both sides read the removed and the added files.
+    Both read the removed and the added files.
     """
-    with _orders() as (given, table, whole):
-        before = _newest(table)
-        places = range(0, ROWS, ROWS // COMMITS)
-        table.delete(f"id in ({', '.join(str(whole['id'][place]) for place in places)})")
-        return _against_pyiceberg(
-            given,
+    with _orders() as (properties, table, all_rows):
+        before = _current_snapshot(table)
+        positions = range(0, ROWS, ROWS // COMMITS)
+        table.delete(f"id in ({', '.join(str(all_rows['id'][position]) for position in positions)})")
+        return _compare_with_pyiceberg(
+            properties,
             "Iceberg changes of a rewrite / pyiceberg's batches",
-            [before, _newest(table)],
+            [before, _current_snapshot(table)],
             starting_version=COMMITS + 1,
         )
 
 
-def _newest(table: Table) -> int:
-    found = table.current_snapshot()
-    assert found is not None
-    return found.snapshot_id
+def _current_snapshot(table: Table) -> int:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return snapshot.snapshot_id
 
 
 if __name__ == "__main__":
-    for measured in (appends, copy_on_write):
-        print(measured().line())
+    for benchmark in (appends, copy_on_write):
+        print(benchmark().line())

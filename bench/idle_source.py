@@ -1,4 +1,4 @@
-"""A Python data source that does nothing but hand over rows, and a sink that drops them."""
+"""Python data source that only generates rows, and a sink that discards them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TASKS = 2
 
 
 def frame(spark: SparkSession, rows: int) -> DataFrame:
-    """A stream with so many rows in each micro-batch, in two tasks."""
+    """Return a stream with a number of rows in each micro-batch, in two tasks."""
     spark.dataSource.register(_Idle)
     return spark.readStream.format(NAME).option("rows", rows).load()
 

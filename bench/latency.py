@@ -1,8 +1,7 @@
-"""Continuous queries, against micro-batches as fast as they go.
+"""Continuous queries, compared with micro-batches without a pause between them.
 
-What is measured is the time from before a row's append to its being visible in the output queue. The rows
-come from a process of their own and are looked for in another one, so that neither shares the driver's
-interpreter.
+The latency of a row is the time from just before its append until it is visible in the output queue. One
+process appends the rows and another one observes the output, so that neither shares the driver's interpreter.
 """
 
 from __future__ import annotations
@@ -39,45 +38,52 @@ INTERVALS_PLOT = Path("bench/plots/latency-intervals.png")
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("sent", pa.float64())]
 )
-CONTINUOUS, QUICK = penstock.Trigger.continuous("100 ms"), penstock.Trigger.continuous("10 ms")
+CONTINUOUS, CONTINUOUS_10_MS = penstock.Trigger.continuous("100 ms"), penstock.Trigger.continuous("10 ms")
 MICRO_BATCH = penstock.Trigger.processing_time()
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p99: float
     rows: int
 
 
-def work(frame: DataFrame) -> DataFrame:
-    """A filter and two expressions."""
-    kept = frame.where("id % 10 != 3")
-    return kept.withColumns({"name": F.upper("name"), "amount": F.col("amount") * 2})
+def transform(frame: DataFrame) -> DataFrame:
+    """Apply a filter and two expressions."""
+    filtered = frame.where("id % 10 != 3")
+    return filtered.withColumns({"name": F.upper("name"), "amount": F.col("amount") * 2})
 
 
 def at_least_once(url: str, name: str, *, p50: float, p99: float) -> list[Result]:
-    """Visible when written; goals in milliseconds."""
-    return _compare(url, name, "at_least_once", CONTINUOUS, p50=p50, p99=p99, faster=10.0)
+    """Compare latencies with at_least_once, where rows are visible when written. Bars are in milliseconds."""
+    return _compare(url, name, "at_least_once", CONTINUOUS, p50=p50, p99=p99, min_ratio=10.0)
 
 
 def exactly_once(url: str, name: str) -> list[Result]:
-    """Visible when the epoch of 10 ms commits."""
-    return _compare(url, name, "exactly_once", QUICK, p50=15.0, p99=50.0, faster=4.0)
+    """Compare latencies with exactly_once, where rows are visible when their epoch of 10 ms commits."""
+    return _compare(url, name, "exactly_once", CONTINUOUS_10_MS, p50=15.0, p99=50.0, min_ratio=4.0)
 
 
 def _compare(
-    url: str, name: str, guarantee: str, trigger: penstock.Trigger, *, p50: float, p99: float, faster: float
+    url: str,
+    name: str,
+    guarantee: str,
+    trigger: penstock.Trigger,
+    *,
+    p50: float,
+    p99: float,
+    min_ratio: float,
 ) -> list[Result]:
-    ours, peer = measured(url, guarantee, trigger), measured(url, guarantee, MICRO_BATCH)
-    what, note = f"{guarantee}, {RATE} appends/s, {name}", f"{ours.rows} rows"
+    ours, peer = measure_latency(url, guarantee, trigger), measure_latency(url, guarantee, MICRO_BATCH)
+    setup, note = f"{guarantee}, {RATE} appends/s, {name}", f"{ours.rows} rows"
     ratio = peer.p50 / ours.p50
     return [
-        Result(f"p50 {what}", ours.p50 / 1e3, peer.p50 / 1e3, ratio, f"<= {p50} ms", ours.p50 <= p50, note),
+        Result(f"p50 {setup}", ours.p50 / 1e3, peer.p50 / 1e3, ratio, f"<= {p50} ms", ours.p50 <= p50, note),
         Result(
-            f"p99 {what}",
+            f"p99 {setup}",
             ours.p99 / 1e3,
             peer.p99 / 1e3,
             peer.p99 / ours.p99,
@@ -85,59 +91,61 @@ def _compare(
             ours.p99 <= p99,
         ),
         Result(
-            f"p50 against micro-batches, {what}",
+            f"p50 against micro-batches, {setup}",
             ours.p50 / 1e3,
             peer.p50 / 1e3,
             ratio,
-            f">= {faster}",
-            ratio >= faster,
+            f">= {min_ratio}",
+            ratio >= min_ratio,
         ),
     ]
 
 
-def at_rest(url: str, name: str) -> Result:
-    """The share of a core that a query takes which has nothing to do, with all processes of its Spark."""
-    with _queues(url) as (where, source, out, folder):
-        query = _query(where, "exactly_once", QUICK, folder)
+def idle(url: str, name: str) -> Result:
+    """Measure the share of a core that an idle query uses, with all processes of its Spark application."""
+    with _queues(url) as (store_url, source, out, folder):
+        query = _query(store_url, "exactly_once", CONTINUOUS_10_MS, folder)
         try:
             source.append(_rows(0, 1000))
-            _await(out, 900)
+            _await_rows(out, 900)
             time.sleep(WARM_UP)
-            before, began = _processor_seconds(), time.perf_counter()
+            before, start = _cpu_seconds(), time.perf_counter()
             time.sleep(SECONDS)
-            share = (_processor_seconds() - before) / (time.perf_counter() - began) * 100
+            share = (_cpu_seconds() - before) / (time.perf_counter() - start) * 100
         finally:
             query.stop()
     what = f"continuous query at rest, epochs of 10 ms, {name}"
     return Result(what, share, None, None, "<= 2 % of a core", share <= 2, unit="%")
 
 
-def _processor_seconds() -> float:
+def _cpu_seconds() -> float:
     own = psutil.Process()
-    taken = 0.0
+    seconds = 0.0
     for process in [own, *own.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            taken += times.user + times.system
-    return taken
+            seconds += times.user + times.system
+    return seconds
 
 
 def rates(stores: Mapping[str, str]) -> list[Result]:
-    """Against the rate that is offered, with both triggers, in stores by name.
+    """Measure latencies by the rate of appended rows, with both triggers, in several stores.
 
-    Above 2,000 rows a second they come in 200 appends a second.
+    Above 2,000 rows a second, there are 200 appends a second of several rows.
     """
     results: list[Result] = []
     lines: dict[str, list[Latency]] = {}
     for name, url in stores.items():
-        found: dict[str, list[Latency]] = {"continuous": [], "micro-batches": []}
+        latencies_by_kind: dict[str, list[Latency]] = {"continuous": [], "micro-batches": []}
         for rate in RATES:
-            rows_each = 1 if rate <= 2_000 else rate // 200
-            for what, trigger in (("continuous", CONTINUOUS), ("micro-batches", MICRO_BATCH)):
-                found[what].append(
-                    measured(url, "at_least_once", trigger, rate=rate, rows_each=rows_each, seconds=10)
+            rows_per_append = 1 if rate <= 2_000 else rate // 200
+            for kind, trigger in (("continuous", CONTINUOUS), ("micro-batches", MICRO_BATCH)):
+                latencies_by_kind[kind].append(
+                    measure_latency(
+                        url, "at_least_once", trigger, rate=rate, rows_per_append=rows_per_append, seconds=10
+                    )
                 )
-        lines |= {f"{what}, {name}": latencies for what, latencies in found.items()}
+        lines |= {f"{kind}, {name}": latencies for kind, latencies in latencies_by_kind.items()}
         results += [
             Result(
                 f"p50 at {rate:,} rows/s, {name}",
@@ -148,25 +156,27 @@ def rates(stores: Mapping[str, str]) -> list[Result]:
                 met=True,
                 note=f"p99 {ours.p99:.1f} ms against {peer.p99:.1f} ms",
             )
-            for rate, ours, peer in zip(RATES, found["continuous"], found["micro-batches"], strict=True)
+            for rate, ours, peer in zip(
+                RATES, latencies_by_kind["continuous"], latencies_by_kind["micro-batches"], strict=True
+            )
         ]
     _draw(RATES, lines, "rows offered a second", RATES_PLOT)
     return results
 
 
 def intervals(stores: Mapping[str, str]) -> list[Result]:
-    """Exactly once, against the interval of epochs, in stores by name."""
+    """Measure latencies with exactly_once by the interval of epochs, in several stores."""
     results: list[Result] = []
     lines: dict[str, list[Latency]] = {}
     for name, url in stores.items():
-        found = [
-            measured(url, "exactly_once", penstock.Trigger.continuous(f"{each} ms"), seconds=15)
-            for each in INTERVALS
+        latencies = [
+            measure_latency(url, "exactly_once", penstock.Trigger.continuous(f"{interval} ms"), seconds=15)
+            for interval in INTERVALS
         ]
-        lines[name] = found
+        lines[name] = latencies
         results += [
             Result(
-                f"p50 exactly_once, epochs of {each} ms, {name}",
+                f"p50 exactly_once, epochs of {interval} ms, {name}",
                 latency.p50 / 1e3,
                 None,
                 None,
@@ -174,14 +184,16 @@ def intervals(stores: Mapping[str, str]) -> list[Result]:
                 met=True,
                 note=f"p99 {latency.p99:.1f} ms",
             )
-            for each, latency in zip(INTERVALS, found, strict=True)
+            for interval, latency in zip(INTERVALS, latencies, strict=True)
         ]
     _draw(INTERVALS, lines, "milliseconds between epochs", INTERVALS_PLOT)
     return results
 
 
-def _draw(against: Sequence[float], lines: Mapping[str, Sequence[Latency]], what: str, plot: Path) -> None:
-    """Into one of the report's plots."""
+def _draw(
+    x_values: Sequence[float], lines: Mapping[str, Sequence[Latency]], x_label: str, plot: Path
+) -> None:
+    """Draw a plot of the report."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -189,11 +201,17 @@ def _draw(against: Sequence[float], lines: Mapping[str, Sequence[Latency]], what
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, latencies in lines.items():
-        (line,) = axes.loglog(against, [each.p50 for each in latencies], marker="o", label=f"{name}, p50")
-        axes.loglog(
-            against, [each.p99 for each in latencies], ls="--", color=line.get_color(), label=f"{name}, p99"
+        (line,) = axes.loglog(
+            x_values, [latency.p50 for latency in latencies], marker="o", label=f"{name}, p50"
         )
-    axes.set(xlabel=what, ylabel="append to visible, ms")
+        axes.loglog(
+            x_values,
+            [latency.p99 for latency in latencies],
+            ls="--",
+            color=line.get_color(),
+            label=f"{name}, p99",
+        )
+    axes.set(xlabel=x_label, ylabel="append to visible, ms")
     axes.grid(alpha=0.3)
     axes.legend()
     plot.parent.mkdir(parents=True, exist_ok=True)
@@ -201,26 +219,26 @@ def _draw(against: Sequence[float], lines: Mapping[str, Sequence[Latency]], what
     plt.close(figure)
 
 
-def measured(
+def measure_latency(
     url: str,
     guarantee: str,
     trigger: penstock.Trigger,
     *,
     rate: int = RATE,
-    rows_each: int = 1,
+    rows_per_append: int = 1,
     seconds: int = SECONDS,
     partitions: int = 2,
 ) -> Latency:
-    """One query, at a rate of rows a second in appends of some rows each; what it takes after the warm-up."""
+    """Run a query at a rate of rows a second, and return its latency after the warm-up."""
     with scratch() as folder:
-        where = url.format(folder=folder)
-        with penstock.connect(where) as store:
+        store_url = url.format(folder=folder)
+        with penstock.connect(store_url) as store:
             for queue in ("in", "out"):
                 store.create_queue(queue, SCHEMA, partitions=partitions)
             store.create_consumer("bench").register("in")
-            query = _query(where, guarantee, trigger, folder)
+            query = _query(store_url, guarantee, trigger, folder)
             try:
-                return _watched(where, rate, rows_each, seconds)
+                return _observe_query(store_url, rate, rows_per_append, seconds)
             finally:
                 query.stop()
                 for queue in ("in", "out"):
@@ -231,40 +249,40 @@ def measured(
 def _query(url: str, guarantee: str, trigger: penstock.Trigger, folder: Path) -> penstock.Query:
     stream = penstock.stream(
         spark(pipelined=True), penstock.QueueSource("in", consumer="bench", url=url)
-    ).transform(work)
+    ).transform(transform)
     pipeline = stream.write(penstock.QueueSink("out", url=url), guarantee=guarantee)
     return pipeline.start(checkpoint=folder / "checkpoint", trigger=trigger)
 
 
-def _watched(url: str, rate: int, rows_each: int, seconds: int) -> Latency:
+def _observe_query(url: str, rate: int, rows_per_append: int, seconds: int) -> Latency:
     total = rate * (seconds + WARM_UP)
-    observer = _process("observe", url, total)
-    producer = _process("produce", url, rate, rows_each, total)
+    observer = _start_process("observe", url, total)
+    producer = _start_process("produce", url, rate, rows_per_append, total)
     producer.communicate()
     try:
         out, _ = observer.communicate(timeout=120)
     finally:
         observer.kill()
-    taken = json.loads(out)
-    # Of the same rows in each query.
-    later = sorted(taken[len(taken) * WARM_UP // (seconds + WARM_UP) :])
-    return Latency(statistics.median(later), later[int(len(later) * 0.99)], len(later))
+    latencies = json.loads(out)
+    # Skip the same rows in each query.
+    measured = sorted(latencies[len(latencies) * WARM_UP // (seconds + WARM_UP) :])
+    return Latency(statistics.median(measured), measured[int(len(measured) * 0.99)], len(measured))
 
 
-def _process(*arguments: object) -> subprocess.Popen[str]:
+def _start_process(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bench.latency", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def produce(url: str, rate: int, rows_each: int, total: int) -> None:
-    """Appends on time, whatever an append takes."""
+def produce(url: str, rate: int, rows_per_append: int, total: int) -> None:
+    """Append rows on schedule, however long an append takes."""
     queue = penstock.connect(url).queue("in")
-    began = time.time()
-    for first in range(0, total, rows_each):
-        due = began + first / rate
+    start = time.time()
+    for first in range(0, total, rows_per_append):
+        due = start + first / rate
         if (early := due - time.time()) > 0:
             time.sleep(early)
-        queue.append(_rows(first, rows_each), partition=first // rows_each % queue.partitions)
+        queue.append(_rows(first, rows_per_append), partition=first // rows_per_append % queue.partitions)
 
 
 def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
@@ -276,105 +294,105 @@ def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
 
 
 def observe(url: str, total: int) -> None:
-    """The milliseconds of each row, in the order in which they were seen."""
+    """Print the latency of each row in milliseconds, in the order in which the rows were seen."""
     queue = penstock.connect(url).queue("out")
     positions, seen = dict.fromkeys(range(queue.partitions), 0), []
     missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
-        while missing > 0:  # rows may come twice
+        while missing > 0:  # rows may be repeated
             ends = watch.wait(positions, 1.0).ends
             now = time.time()
             for partition, end in ends.items():
                 seen.append((now, partition, positions[partition], end))
                 missing -= end - positions[partition]
             positions |= ends
-    # Only now: while the query runs an observer has to cost little.
+    # Read the rows only now, because the observer must use little CPU while the query runs.
     sent = {part: queue.read(part, 0, end)["sent"].to_numpy() for part, end in positions.items()}
-    taken = [(now - sent[partition][start:end]) * 1000 for now, partition, start, end in seen]
-    print(json.dumps(np.concatenate(taken).round(3).tolist()))
+    latencies = [(now - sent[partition][start:end]) * 1000 for now, partition, start, end in seen]
+    print(json.dumps(np.concatenate(latencies).round(3).tolist()))
 
 
 def backlog(url: str, name: str) -> list[Result]:
-    """Rows a second, the other way round, of five million rows.
+    """Measure the seconds to process five million rows.
 
-    They are there when one query starts, and come all at once for one that runs.
+    The rows exist when the query starts, or are appended at once while it runs.
     """
     numbers = pa.array(np.arange(BACKLOG))
     amounts = numbers.cast(pa.float64())
     rows = pa.table([numbers, numbers.cast(pa.string()), amounts, amounts], schema=SCHEMA)
     return [
         speed(
-            f"backlog of {BACKLOG:,} rows / micro-batches, {name}, {when}",
-            partial(drained, url, CONTINUOUS, rows),
-            partial(drained, url, MICRO_BATCH, rows),
+            f"backlog of {BACKLOG:,} rows / micro-batches, {name}, {case}",
+            partial(drain, url, CONTINUOUS, rows),
+            partial(drain, url, MICRO_BATCH, rows),
             least=1.0,
             rounds=3,
         )
-        for when, drained in (
-            ("for a query that starts", _drained),
-            ("for one that runs", _drained_meanwhile),
+        for case, drain in (
+            ("for a query that starts", _drain_at_start),
+            ("for one that runs", _drain_while_running),
         )
     ]
 
 
-def _drained(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
-    """From the start of the query to the last row."""
-    with _queues(url) as (where, source, out, folder):
+def _drain_at_start(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
+    """Return the seconds from the start of the query to the last row."""
+    with _queues(url) as (store_url, source, out, folder):
         source.append(rows)
-        began = time.perf_counter()
-        query = _query(where, "at_least_once", trigger, folder)
+        start = time.perf_counter()
+        query = _query(store_url, "at_least_once", trigger, folder)
         try:
-            _await(out, _kept(rows))
-            return time.perf_counter() - began
+            _await_rows(out, _output_rows(rows))
+            return time.perf_counter() - start
         finally:
             query.stop()
 
 
-def _drained_meanwhile(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
-    """From the append to the last row."""
-    with _queues(url) as (where, source, out, folder):
-        query = _query(where, "at_least_once", trigger, folder)
+def _drain_while_running(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
+    """Return the seconds from the append to the last row."""
+    with _queues(url) as (store_url, source, out, folder):
+        query = _query(store_url, "at_least_once", trigger, folder)
         try:
-            # Not for the start of Spark's workers, nor for their first steps.
-            for warm in range(1, 11):
+            # Exclude the start and the warm-up of Spark's workers.
+            for number in range(1, 11):
                 source.append(rows.slice(0, 1000))
-                _await(out, warm * 900)
+                _await_rows(out, number * 900)
             source.append(rows)
-            began = time.perf_counter()
-            _await(out, 9000 + _kept(rows))
-            return time.perf_counter() - began
+            start = time.perf_counter()
+            _await_rows(out, 9000 + _output_rows(rows))
+            return time.perf_counter() - start
         finally:
             query.stop()
 
 
 @contextmanager
 def _queues(url: str) -> Iterator[tuple[str, penstock.Queue, penstock.Queue, Path]]:
-    """The source, whose rows have keys and so lie in both of its partitions, and the sink."""
+    """Create the source and the sink. The source has a key, so its rows are in both partitions."""
     with scratch() as folder:
-        where = url.format(folder=folder)
-        with penstock.connect(where) as store:
+        store_url = url.format(folder=folder)
+        with penstock.connect(store_url) as store:
             source = store.create_queue("in", SCHEMA, partitions=2, key=["id"])
             out = store.create_queue("out", SCHEMA, partitions=2)
             store.create_consumer("bench").register("in")
             try:
-                yield where, source, out, folder
+                yield store_url, source, out, folder
             finally:
                 for queue in ("in", "out"):
                     store.drop_queue(queue, force=True)
                 store.drop_consumer("bench")
 
 
-def _kept(rows: pa.Table) -> int:
-    """What the transformation lets through."""
+def _output_rows(rows: pa.Table) -> int:
+    """Return the number of rows that pass the transformation."""
     return int(rows.num_rows - rows.num_rows // 10)
 
 
-def _await(queue: penstock.Queue, rows: int) -> None:
+def _await_rows(queue: penstock.Queue, rows: int) -> None:
     while sum(part.next_index for part in queue.info().partitions) < rows:
         time.sleep(0.005)
 
 
 if __name__ == "__main__":
-    kind, *given = sys.argv[1:]
+    kind, *arguments = sys.argv[1:]
     commands: dict[str, Callable[..., object]] = {"produce": produce, "observe": observe}
-    commands[kind](given[0], *map(int, given[1:]))
+    commands[kind](arguments[0], *map(int, arguments[1:]))

@@ -1,7 +1,7 @@
-"""Limits, against what one would do by hand.
+"""Limits, compared with handwritten code.
 
-A query that stops with its rows, against Spark's limit stopped by hand; the first rows of each key, against
-the plain way.
+A query that stops at its limit is compared with Spark's limit and a query that is stopped by hand. The first
+rows of each key are compared with `applyInPandasWithState`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _METRIC = "rows"
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of one query, from its start to its end."""
+    """Cost of a query from its start to its end."""
 
     rows: int
-    """Read."""
+    """Rows that were read."""
     cpu: float
-    """Seconds of all processes together."""
+    """CPU seconds of all processes."""
     seconds: float
 
 
 def stop() -> Result:
-    """The first 1,000 rows of 5 million, in triggers of 100,000.
+    """Measure a query for the first 1,000 of 5 million rows, with micro-batches of 100,000 rows.
 
-    The time runs until the result is complete and the query has ended.
+    The time ends when the result is complete and the query has ended.
     """
     with scratch() as folder:
-        bench = _Stopping(f"sqlite:///{folder}/store.db?synchronous=normal", folder)
+        bench = _StopBenchmark(f"sqlite:///{folder}/store.db?synchronous=normal", folder)
         costs: dict[str, list[_Cost]] = {"ours": [], "peer": []}
 
-        def run(which: str) -> float:
-            costs[which].append(getattr(bench, which)())
-            return costs[which][-1].seconds
+        def run(side: str) -> float:
+            costs[side].append(getattr(bench, side)())
+            return costs[side][-1].seconds
 
         try:
             ours, peer = pairs(lambda: run("ours"), lambda: run("peer"), STOP_ROUNDS)
@@ -67,10 +67,10 @@ def stop() -> Result:
             bench.store.close()
     read, cpu = (
         {
-            which: statistics.median(getattr(cost, what) for cost in found[1:])
-            for which, found in costs.items()
+            side: statistics.median(getattr(cost, attribute) for cost in side_costs[1:])
+            for side, side_costs in costs.items()
         }
-        for what in ("rows", "cpu")
+        for attribute in ("rows", "cpu")
     )
     return Result(
         f"limit {LIMIT:,} of {ROWS:,}: rows read / Spark's limit",
@@ -84,7 +84,7 @@ def stop() -> Result:
     )
 
 
-class _Stopping:
+class _StopBenchmark:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder, self.runs = url, folder, 0
         self.store = penstock.connect(url, create=True)
@@ -93,7 +93,7 @@ class _Stopping:
             for start in range(0, ROWS // 2, 500_000):
                 queue.append(_rows(start, start + 500_000), partition=partition)
 
-    def _anew(self) -> tuple[str, Path]:
+    def _create_run(self) -> tuple[str, Path]:
         self.runs += 1
         consumer = f"bench-{self.runs}"
         self.store.create_consumer(consumer)
@@ -102,22 +102,22 @@ class _Stopping:
         return consumer, self.folder / f"ck-{self.runs}"
 
     def ours(self) -> _Cost:
-        name, checkpoint = self._anew()
+        name, checkpoint = self._create_run()
         source = penstock.QueueSource(
             "in", consumer=name, url=self.url, options={"maxRowsPerTrigger": TRIGGER_ROWS}
         )
         pipeline = penstock.stream(spark(), source).limit(LIMIT).write(penstock.QueueSink(name, url=self.url))
 
-        def work() -> Any:
+        def run_query() -> Any:
             query = pipeline.start(checkpoint=checkpoint)
             query.awaitTermination()
             return query
 
-        return self._measured(work, name)
+        return self._measure(run_query, name)
 
     def peer(self) -> _Cost:
-        """Spark's limit over the same source into the same sink, and somebody who watches the progress."""
-        name, checkpoint = self._anew()
+        """Run Spark's limit with the same source and sink, and stop the query once it has the rows."""
+        name, checkpoint = self._create_run()
         options = {"url": self.url, "consumer": name, "maxRowsPerTrigger": str(TRIGGER_ROWS)}
         frame = spark().readStream.format("penstock").options(**options).load("in").limit(LIMIT)
         counted = frame.observe(_METRIC, F.count(F.lit(1)).alias("n"))
@@ -125,32 +125,32 @@ class _Stopping:
             url=self.url, checkpointLocation=str(checkpoint)
         )
 
-        def work() -> Any:
+        def run_query() -> Any:
             query = writer.start(name)
-            while _passed(query) < LIMIT:
+            while _output_rows(query) < LIMIT:
                 time.sleep(0.01)
             query.stop()
             return query
 
-        return self._measured(work, name)
+        return self._measure(run_query, name)
 
-    def _measured(self, work: Any, name: str) -> _Cost:
+    def _measure(self, run_query: Any, name: str) -> _Cost:
         cpu, start = _cpu(), time.perf_counter()
-        work()
+        run_query()
         seconds, cpu = time.perf_counter() - start, _cpu() - cpu
-        found = sum(part.rows for part in self.store.queue(name).info().partitions)
-        assert found == LIMIT, f"{found} rows of {LIMIT} are in the sink"
+        sink_rows = sum(part.rows for part in self.store.queue(name).info().partitions)
+        assert sink_rows == LIMIT, f"{sink_rows} rows of {LIMIT} are in the sink"
         read = self.store.consumer(name).offsets("in")
         return _Cost(sum(read.values()), cpu, seconds)
 
 
-def _passed(query: Any) -> int:
+def _output_rows(query: Any) -> int:
     observed = [progress.observedMetrics.get(_METRIC) for progress in query.recentProgress]
     return sum(row["n"] for row in observed if row is not None)
 
 
 def _cpu() -> float:
-    """Of this process, Spark's JVM and all Python workers, those that have ended included."""
+    """Return the CPU seconds of this process, Spark's JVM and all Python workers, including ended ones."""
     own = psutil.Process()
     total = 0.0
     for process in (own, *own.children(recursive=True)):
@@ -162,9 +162,9 @@ def _cpu() -> float:
 
 
 def per_key() -> Result:
-    """The first 3 rows of each of 50,000 keys in 400,000 rows, in two micro-batches."""
+    """Measure the first 3 rows of each of 20,000 keys in 400,000 rows, in two micro-batches."""
     with scratch() as folder:
-        bench = _PerKey(f"sqlite:///{folder}/store.db?synchronous=normal", folder)
+        bench = _PerKeyBenchmark(f"sqlite:///{folder}/store.db?synchronous=normal", folder)
         try:
             name = f"first {PER_KEY} rows of {KEYS:,} keys / applyInPandasWithState"
             return speed(name, bench.ours, bench.peer, least=3, rounds=KEY_ROUNDS)
@@ -172,23 +172,23 @@ def per_key() -> Result:
             bench.store.close()
 
 
-class _PerKey:
+class _PerKeyBenchmark:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder, self.runs = url, folder, 0
         self.store = penstock.connect(url, create=True)
         queue = self.store.create_queue("in", _SCHEMA, partitions=2)
         for partition in range(2):
             first = partition * KEYED_ROWS // 2
-            queue.append(_keyed(first, first + KEYED_ROWS // 2), partition=partition)
+            queue.append(_keyed_rows(first, first + KEYED_ROWS // 2), partition=partition)
 
     def ours(self) -> float:
         return self._run(lambda frame: penstock.limits.first_rows(frame, PER_KEY, per=["name"]))
 
     def peer(self) -> float:
-        return self._run(_plain)
+        return self._run(_first_rows_with_pyspark)
 
     def _run(self, transform: Any) -> float:
-        """What Spark says that the micro-batches took."""
+        """Run a transformation, and return the seconds of the micro-batches that Spark reports."""
         self.runs += 1
         options = {"url": self.url, "maxRowsPerTrigger": str(KEYED_ROWS // 2)}
         frame = transform(spark().readStream.format("penstock").options(**options).load("in"))
@@ -198,13 +198,13 @@ class _PerKey:
         )
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        assert _passed(query) == PER_KEY * KEYS, f"{_passed(query)} rows of {PER_KEY * KEYS}"
+        assert _output_rows(query) == PER_KEY * KEYS, f"{_output_rows(query)} rows of {PER_KEY * KEYS}"
         seconds: float = sum(progress.durationMs["triggerExecution"] for progress in query.recentProgress)
         return seconds / 1000
 
 
-def _plain(frame: DataFrame) -> DataFrame:
-    """As one writes it with PySpark alone."""
+def _first_rows_with_pyspark(frame: DataFrame) -> DataFrame:
+    """Return the first rows of each key with PySpark alone."""
 
     def first(_: Any, groups: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         passed = state.get[0] if state.exists else 0
@@ -224,12 +224,14 @@ def _rows(start: int, end: int) -> pa.Table:
     return _table(np.arange(start, end), np.arange(start, end))
 
 
-def _keyed(start: int, end: int) -> pa.Table:
-    """Each key about equally often, spread over all micro-batches."""
+def _keyed_rows(start: int, end: int) -> pa.Table:
+    """Return rows in which all keys are about equally frequent, in all micro-batches."""
     numbers = np.arange(start, end)
     return _table(numbers, numbers * 7919 % KEYS)
 
 
 def _table(numbers: Any, names: Any) -> pa.Table:
-    texts = pa.array([f"name {number}" for number in names.tolist()])
-    return pa.table([pa.array(numbers, pa.int64()), texts, pa.array(numbers.astype(float))], schema=_SCHEMA)
+    name_column = pa.array([f"name {number}" for number in names.tolist()])
+    return pa.table(
+        [pa.array(numbers, pa.int64()), name_column, pa.array(numbers.astype(float))], schema=_SCHEMA
+    )

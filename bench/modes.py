@@ -1,4 +1,4 @@
-"""The check of output modes, against Spark's own checker alone."""
+"""Check of output modes, compared with Spark's own checker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.modes.checking.report import MODES
 from penstock.spark.internals.query_start import check_output_mode
 
 OPERATORS = 30
-_MOST = 0.05
+_MAX_SECONDS = 0.05
 _ROUNDS = 31
 
 
 def plan() -> DataFrame:
-    """A query of 30 operators: two streams, a join in a range of time, windows, projections and filters."""
+    """Return a query of 30 operators: two streams, a time-range join, windows, projections and filters."""
     session = spark()
 
     def stream(suffix: str) -> DataFrame:
@@ -41,11 +41,11 @@ def plan() -> DataFrame:
 
 
 def check() -> Result:
-    """Seconds for all three modes of a plan of 30 operators, Spark's checker included."""
+    """Measure the check of all three modes for a plan of 30 operators, including Spark's checker."""
     frame = plan()
     nodes = len(str(frame._jdf.queryExecution().analyzed().treeString()).splitlines())
     assert nodes >= OPERATORS, nodes
-    ours, sparks = [], []
+    ours, peers = [], []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
         penstock.modes.check(frame, sink="noop")
@@ -53,8 +53,16 @@ def check() -> Result:
         for mode in MODES:
             check_output_mode(frame, mode)
         ours.append(middle - start)
-        sparks.append(time.perf_counter() - middle)
-    mine, peer = median(ours), median(sparks)
+        peers.append(time.perf_counter() - middle)
+    our_median, peer_median = median(ours), median(peers)
     note = f"{nodes} operators, first {ours[0] * 1000:.0f} ms; peer is Spark's checker alone"
-    bar = f"<= {_MOST * 1000:.0f} ms"
-    return Result("check of output modes", mine, peer, peer / mine, bar, mine <= _MOST, note)
+    bar = f"<= {_MAX_SECONDS * 1000:.0f} ms"
+    return Result(
+        "check of output modes",
+        our_median,
+        peer_median,
+        peer_median / our_median,
+        bar,
+        our_median <= _MAX_SECONDS,
+        note,
+    )

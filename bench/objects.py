@@ -1,7 +1,7 @@
-"""Rows in object storage: Spark's executors against the same tasks that put and get the bytes themselves.
+"""Queues in object storage, compared with tasks that put and get the same bytes themselves.
 
-A cluster of two executors, PostgreSQL, and an S3 server that keeps its objects in memory (moto). The peer's
-tasks receive, or return, the same rows through Spark, and send their bytes in objects of the same size.
+It uses a cluster of two executors, PostgreSQL, and an S3 server that keeps its objects in memory (moto). The
+peer's tasks receive or return the same rows, and put or get their bytes in objects of the same size.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from tests.support.object_store import object_store, settings
 
 TASKS = 2
 ROW_BYTES = 16 << 10
-"""Random ones, which no compression makes fewer."""
+"""Bytes of a row. They are random, so they cannot be compressed."""
 ROWS = (64 << 20) // ROW_BYTES
 SCHEMA = pa.schema([("data", pa.binary())])
 _BUCKET = "rows"
-_LEAST = 0.8
+_MIN_RATIO = 0.8
 
 
 def objects(url: str) -> list[Result]:
-    """Write and read 64 MiB."""
+    """Measure writing and reading 64 MiB."""
     with scratch() as folder, _server(), _cluster(folder) as spark, penstock.connect(url) as store:
-        made = _random_rows(spark)
-        names = _put(made, "peer")
+        rows = _random_rows(spark)
+        names = _put(rows, "peer")
 
         def write() -> float:
             name = uuid.uuid4().hex
             store.create_queue(name, SCHEMA, partitions=TASKS, payloads=f"s3://{_BUCKET}/queues")
-            writer = made.write.format("penstock").option("url", url).mode("append")
+            writer = rows.write.format("penstock").option("url", url).mode("append")
             try:
                 return timed(lambda: writer.save(name))
             finally:
                 queue_id = store.queue(name).record.queue_id
                 store.drop_queue(name)
-                _forget(f"queues/{store.uuid}/{queue_id}/")
+                _delete(f"queues/{store.uuid}/{queue_id}/")
 
         def put() -> float:
             name = uuid.uuid4().hex
             try:
-                return timed(lambda: _put(made, name))
+                return timed(lambda: _put(rows, name))
             finally:
-                _forget(name)
+                _delete(name)
 
         store.create_queue("read", SCHEMA, partitions=TASKS, payloads=f"s3://{_BUCKET}/queues")
-        made.write.format("penstock").option("url", url).mode("append").save("read")
+        rows.write.format("penstock").option("url", url).mode("append").save("read")
         ours = spark.read.format("penstock").options(url=url, rowsPerTask=ROWS // TASKS).load("read")
-        peer = _got(spark, names)
+        peer = _get(spark, names)
         for frame in (ours, peer):
             if _size(frame) != ROWS * ROW_BYTES:
                 raise SystemExit("some rows are missing")
@@ -68,21 +68,21 @@ def objects(url: str) -> list[Result]:
                 "Spark writes 64 MiB to a bucket / the same PUTs",
                 write,
                 put,
-                least=_LEAST,
+                least=_MIN_RATIO,
                 rounds=5,
             ),
             speed(
                 "Spark reads 64 MiB from a bucket / the same GETs",
                 lambda: timed(lambda: _size(ours)),
                 lambda: timed(lambda: _size(peer)),
-                least=_LEAST,
+                least=_MIN_RATIO,
                 rounds=5,
             ),
         ]
 
 
 def _random_rows(spark: SparkSession) -> DataFrame:
-    def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def generate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for start in range(0, batch.num_rows, 256):
                 rows = min(256, batch.num_rows - start)
@@ -91,13 +91,13 @@ def _random_rows(spark: SparkSession) -> DataFrame:
                 )
                 yield pa.RecordBatch.from_arrays([data.cast(pa.binary())], schema=SCHEMA)
 
-    return spark.range(0, ROWS, 1, TASKS).mapInArrow(made, "data binary")
+    return spark.range(0, ROWS, 1, TASKS).mapInArrow(generate, "data binary")
 
 
 def _put(frame: DataFrame, prefix: str) -> list[str]:
     """Write the bytes of the rows into objects; return their names."""
 
-    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def put_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         bucket, names, part = _bucket(), [], bytearray()
 
         def send() -> None:
@@ -108,8 +108,8 @@ def _put(frame: DataFrame, prefix: str) -> list[str]:
         for batch in batches:
             column = batch.column(0)
             offsets = column.buffers()[1]
-            ends = memoryview(offsets).cast("i")
-            first, last = ends[column.offset], ends[column.offset + len(column)]
+            value_offsets = memoryview(offsets).cast("i")
+            first, last = value_offsets[column.offset], value_offsets[column.offset + len(column)]
             part += memoryview(column.buffers()[2])[first:last]
             if len(part) >= OBJECT_BYTES:
                 send()
@@ -117,23 +117,23 @@ def _put(frame: DataFrame, prefix: str) -> list[str]:
             send()
         yield pa.RecordBatch.from_pydict({"name": names})
 
-    return [row.name for row in frame.mapInArrow(put, "name string").collect()]
+    return [row.name for row in frame.mapInArrow(put_rows, "name string").collect()]
 
 
-def _got(spark: SparkSession, names: list[str]) -> DataFrame:
-    """The rows of those objects again."""
+def _get(spark: SparkSession, names: list[str]) -> DataFrame:
+    """Return a DataFrame of the rows in the objects."""
 
-    def got(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def get_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         bucket = _bucket()
         for batch in batches:
             for name in batch.column(0).to_pylist():
                 data = pa.py_buffer(bucket.get(name).bytes())
-                kind = pa.binary(ROW_BYTES)
-                rows = pa.FixedSizeBinaryArray.from_buffers(kind, data.size // ROW_BYTES, [None, data])
+                binary_type = pa.binary(ROW_BYTES)
+                rows = pa.FixedSizeBinaryArray.from_buffers(binary_type, data.size // ROW_BYTES, [None, data])
                 yield pa.RecordBatch.from_arrays([rows.cast(pa.binary())], schema=SCHEMA)
 
-    listed = spark.createDataFrame([(name,) for name in names], "name string").repartition(TASKS)
-    return listed.mapInArrow(got, "data binary")
+    object_names = spark.createDataFrame([(name,) for name in names], "name string").repartition(TASKS)
+    return object_names.mapInArrow(get_rows, "data binary")
 
 
 def _bucket() -> Any:
@@ -148,17 +148,17 @@ def _size(frame: DataFrame) -> int:
 
 @contextmanager
 def _server() -> Iterator[None]:
-    """An S3 server on loopback, which the environment then leads to."""
+    """Run an S3 server on loopback, and set the environment variables for it."""
     with object_store() as server:
         server.bucket(_BUCKET)
         with patch.dict(os.environ, settings(server.endpoint)):
             yield
 
 
-def _forget(prefix: str) -> None:
+def _delete(prefix: str) -> None:
     bucket = _bucket()
     for page in bucket.list(prefix):
-        bucket.delete([each["path"] for each in page])
+        bucket.delete([entry["path"] for entry in page])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A micro-batch over 10,000 partitions in PostgreSQL, half a millisecond away: its plan, and its commit."""
+"""Plan and commit of a micro-batch over 10,000 partitions in PostgreSQL, half a millisecond away."""
 
 from __future__ import annotations
 
@@ -36,25 +36,28 @@ _NAME = "bench_partitions"
 
 
 def commits(pg_url: str) -> list[Result]:
-    """A row of each partition is planned, staged for each partition of another queue, and committed."""
-    with delayed(pg_url, _DELAY) as far, penstock.connect(url := with_schema(far, _NAME)) as store:
-        measured = _Batches(store, url)
-        rounds = [measured.round() for _ in range(_ROUNDS)][2:]
-        planned, committed, logged, appended = (median(each) for each in zip(*rounds, strict=True))
-        floor = median(_plain(far) for _ in range(_ROUNDS))
+    """Plan a row of each partition, stage it for a partition of another queue, and commit it."""
+    with (
+        delayed(pg_url, _DELAY) as delayed_url,
+        penstock.connect(url := with_schema(delayed_url, _NAME)) as store,
+    ):
+        batches = _Batches(store, url)
+        rounds = [batches.round() for _ in range(_ROUNDS)][2:]
+        plan_ms, commit_ms, wal_bytes, append_ms = (median(values) for values in zip(*rounds, strict=True))
+        peer_ms = median(_measure_peer(delayed_url) for _ in range(_ROUNDS))
     drop_schema(pg_url, _NAME)
     count = f"{MAX_PARTITIONS:,} partitions"
-    # The peer is the same rows in PostgreSQL's own set-based statements, without a store.
+    # The peer processes the same rows with set-based statements of PostgreSQL, without a store.
     return [
-        bounded(f"commit over {count}, 0.5 ms away", committed, 150, "ms", peer=floor),
-        bounded(f"WAL of that commit, a partition of {count}", logged, 100, "bytes"),
-        bounded(f"plan of a micro-batch over {count}", planned, 300, "ms"),
-        bounded(f"append to {count}", appended, None, "ms"),
+        bounded(f"commit over {count}, 0.5 ms away", commit_ms, 150, "ms", peer=peer_ms),
+        bounded(f"WAL of that commit, a partition of {count}", wal_bytes, 100, "bytes"),
+        bounded(f"plan of a micro-batch over {count}", plan_ms, 300, "ms"),
+        bounded(f"append to {count}", append_ms, None, "ms"),
     ]
 
 
 class _Batches:
-    """A query that owns a consumer, without Spark."""
+    """Query that owns a consumer, without Spark."""
 
     def __init__(self, store: penstock.Store, url: str) -> None:
         self._options = SourceOptions(url, "in", "c")
@@ -73,7 +76,7 @@ class _Batches:
         self._number = -1
 
     def round(self) -> tuple[float, float, float, float]:
-        """Milliseconds of plan and commit, bytes of WAL of a partition, and milliseconds of an append."""
+        """Return milliseconds of plan and commit, WAL bytes of a partition, and milliseconds of an append."""
         self._number += 1
         database, record, attempt = self._database, self._sink.record, Attempt("app", self._number, 0, "a")
         appended = timed(
@@ -91,9 +94,9 @@ class _Batches:
             sources=[self._logged],
             attempts={"a": len(self._segments)},
         )
-        before = self._position()
+        before = self._wal_position()
         committed = timed(lambda: commit_batch(database, batch))
-        logged = (self._position() - before) / MAX_PARTITIONS
+        logged = (self._wal_position() - before) / MAX_PARTITIONS
         return 1e3 * planned, 1e3 * committed, logged, 1e3 * appended
 
     def _plan(self) -> None:
@@ -102,16 +105,16 @@ class _Batches:
             self._owner.observe(self._logged)
             start = self._logged.end
 
-        def work(tx: Transaction) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        def compute_range(tx: Transaction) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
             partitions = self._partitions(tx)
             end = next_end(tx, self._source.record, partitions, start, self._options, None)
             return end, row_times(tx, self._source.record, partitions, end)
 
-        end, times = self._database.run(work, write=False)
+        end, times = self._database.run(compute_range, write=False)
         offset = QueueOffset(
             self._database.uuid, "in", "c", self._owner.generation, self._owner.epoch, start, end, times=times
         )
-        # As Spark logs it, and passes it on.
+        # Spark logs the offset as JSON, and passes it on.
         self._logged = QueueOffset.of(json.loads(json.dumps(offset.to_dict())))
         assert self._logged is not None
         self._owner.plan(self._logged)
@@ -119,13 +122,13 @@ class _Batches:
     def _partitions(self, tx: Transaction) -> list[catalog.PartitionRecord]:
         return catalog.partitions(tx, self._source.record)
 
-    def _position(self) -> int:
+    def _wal_position(self) -> int:
         with self._database.transaction(write=False) as tx:
             return int(tx.query("select pg_current_wal_lsn() - '0/0'::pg_lsn")[0][0])
 
 
-def _plain(url: str) -> float:
-    """Milliseconds of a transaction that inserts 10,000 rows, deletes as many, and updates twice as many."""
+def _measure_peer(url: str) -> float:
+    """Return the milliseconds of a transaction that inserts and deletes 10,000 rows and updates 20,000."""
     numbers = f"generate_series(1, {MAX_PARTITIONS}) as n"
     with closing(psycopg.connect(url)) as connection, connection.cursor() as cursor:
         for name in ("heads", "offsets", "staged", "segments"):
@@ -136,11 +139,11 @@ def _plain(url: str) -> float:
                 cursor.execute(f"insert into {table} select n, 0, 0, 0 from {numbers}")
         connection.commit()
 
-        def work() -> None:
+        def run_statements() -> None:
             cursor.execute(f"delete from {_NAME}.plain_staged")
             for name in ("heads", "offsets"):
                 cursor.execute(f"update {_NAME}.plain_{name} set a = a + 1, b = b + 1")
             cursor.execute(f"insert into {_NAME}.plain_segments select n, 0, 0, 0 from {numbers}")
             connection.commit()
 
-        return 1e3 * timed(work)
+        return 1e3 * timed(run_statements)

@@ -1,7 +1,4 @@
-"""PostgreSQL's changes into Spark's rows, against pg_recvlogical.
-
-That one writes the same messages to a file.
-"""
+"""Changes of PostgreSQL that are read as rows, compared with pg_recvlogical, which writes them to a file."""
 
 from __future__ import annotations
 
@@ -28,21 +25,21 @@ NAME = "bench_feed"
 
 
 def read(url: str, *, rounds: int = 3) -> Result:
-    """``feed.read`` of a million changes of a table of five columns."""
+    """Measure ``feed.read`` of a million changes of a table with five columns."""
     with changes(url) as feed, scratch() as folder:
         start = feed.oldest()
         upto, schema = feed.newest(start), feed.describe().schema
 
         def ours() -> float:
-            return timed(lambda: _require(sum(_rows(feed, start, upto, schema))))
+            return timed(lambda: _require_all(sum(_rows(feed, start, upto, schema))))
 
         return speed("postgresql feed, read", ours, lambda: receive(url, folder), least=0.4, rounds=rounds)
 
 
 def through_spark(url: str, *, rounds: int = 3) -> Result:
-    """The same in one micro-batch of a streaming query into Spark's noop sink.
+    """Measure the same changes in one micro-batch of a streaming query into Spark's noop sink.
 
-    What starting a query takes is not counted.
+    The start of the query is not included.
     """
     with changes(url), scratch() as folder:
         runs = iter(range(1000))
@@ -53,8 +50,8 @@ def through_spark(url: str, *, rounds: int = 3) -> Result:
             writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
             query = writer.trigger(availableNow=True).start()
             query.awaitTermination()
-            (progress,) = [each for each in query.recentProgress if each.numInputRows]
-            _require(progress.numInputRows)
+            (progress,) = [progress for progress in query.recentProgress if progress.numInputRows]
+            _require_all(progress.numInputRows)
             return progress.durationMs["triggerExecution"] / 1000
 
         def ours() -> float:
@@ -76,14 +73,14 @@ def _rows(feed: OpenPostgresFeed, start: int, upto: int, schema: Any) -> Iterato
             yield batch.num_rows
 
 
-def _require(rows: int) -> None:
+def _require_all(rows: int) -> None:
     if rows != INSERTS + UPDATES:
-        raise AssertionError(f"{rows} change rows came, not {INSERTS + UPDATES}")
+        raise AssertionError(f"{rows} change rows were read, not {INSERTS + UPDATES}")
 
 
 @contextmanager
 def changes(url: str) -> Iterator[OpenPostgresFeed]:
-    """A slot with a million changes behind it."""
+    """Yield a feed whose slot has a million changes."""
     with psycopg.connect(url, autocommit=True) as connection:
         _clean(connection)
         connection.execute(
@@ -117,7 +114,7 @@ def _clean(connection: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def copied_slot(url: str) -> Iterator[str]:
-    """A slot at the same place, for a reader that moves its slot on."""
+    """Copy the slot for a reader that advances it."""
     copy = f"{NAME}_copy"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"SELECT pg_copy_logical_replication_slot('{NAME}', '{copy}')")
@@ -126,7 +123,7 @@ def copied_slot(url: str) -> Iterator[str]:
 
 
 def receive(url: str, folder: Path) -> float:
-    """The seconds of pg_recvlogical."""
+    """Return the seconds of pg_recvlogical."""
     with psycopg.connect(url) as connection, copied_slot(url) as copy:
         end = connection.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert end is not None
@@ -135,9 +132,9 @@ def receive(url: str, folder: Path) -> float:
             "--endpos", end[0], "--file", str(folder / "received"), "--fsync-interval", "0",
             "--option", "proto_version=1", "--option", f"publication_names={NAME}",
         ]  # fmt: skip
-        taken = timed(lambda: subprocess.run(command, check=True, cwd=folder))
+        seconds = timed(lambda: subprocess.run(command, check=True, cwd=folder))
     (folder / "received").unlink()
-    return taken
+    return seconds
 
 
 def main(names: list[str]) -> None:

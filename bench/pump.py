@@ -1,4 +1,4 @@
-"""A pump against pg_recvlogical, and how long a commit takes until a queue has it."""
+"""Throughput of a pump compared with pg_recvlogical, and the latency from a commit to the queue."""
 
 from __future__ import annotations
 
@@ -22,79 +22,79 @@ from penstock.feeds.queue_feed import QueueFeed
 from penstock.testing.stores import drop_schema, with_schema
 
 ROWS = INSERTS + UPDATES
-LEAST_ROWS, LEAST_SPEED = 40_000, 0.8
+MIN_ROWS, MIN_SPEED = 40_000, 0.8
 RATE, SECONDS = 1_000, 20
-MOST_P50, MOST_P99 = 10.0, 50.0
+MAX_P50, MAX_P99 = 10.0, 50.0
 _LATENCY = "bench_pump"
 
 
 def throughput(url: str, store_kind: str, *, rounds: int = 3) -> list[Result]:
-    """A million changes into a queue, in a process of its own."""
+    """Measure a million changes into a queue, by a pump in a separate process."""
     with changes(url), scratch() as folder:
         speeds: list[tuple[float, float]] = []
 
         def ours() -> float:
             with copied_slot(url) as slot, _store(url, folder, store_kind) as store:
-                begun = time.perf_counter()
-                child = _pump(str(PostgresFeed(url, NAME, slot, snapshot="none").url), store)
+                start = time.perf_counter()
+                child = _start_pump(str(PostgresFeed(url, NAME, slot, snapshot="none").url), store)
                 _await_rows(store, NAME, ROWS)
-                taken = time.perf_counter() - begun
-                speeds.append((taken, _end(child)))
-            return taken
+                seconds = time.perf_counter() - start
+                speeds.append((seconds, _stop_pump(child)))
+            return seconds
 
         mine, peer = pairs(ours, lambda: receive(url, folder), rounds)
         speed = ROWS / mine
-        cpu = min(each for _, each in speeds)
+        cpu = min(cpu_seconds for _, cpu_seconds in speeds)
         return [
             Result(
                 f"pump into {store_kind}, 1,000,000 changes",
                 mine,
                 peer,
                 peer / mine,
-                f">= {LEAST_SPEED}",
-                peer / mine >= LEAST_SPEED,
+                f">= {MIN_SPEED}",
+                peer / mine >= MIN_SPEED,
                 f"{speed:,.0f} rows/s, {cpu:.1f} s of CPU in the pump's process, with its start",
             )
         ]
 
 
 def latency(url: str, store_kind: str) -> list[Result]:
-    """From a commit at the source until a reader of the queue can see it."""
+    """Measure the time from a commit at the source until a reader of the queue can see it."""
     with scratch() as folder, _store(url, folder, store_kind) as store, _table(url):
-        child = _pump(PostgresFeed(url, _LATENCY, _LATENCY).url, store)
+        child = _start_pump(PostgresFeed(url, _LATENCY, _LATENCY).url, store)
         try:
             _await_commits(store)
             writer = subprocess.Popen([sys.executable, "-m", "bench.pump", url])
-            seen = _watched(store, writer)
+            latencies = _observe_latencies(store, writer)
         finally:
-            _end(child)
-        milliseconds = np.array(seen) * 1000
+            _stop_pump(child)
+        milliseconds = np.array(latencies) * 1000
         p50, p99 = np.percentile(milliseconds, 50), np.percentile(milliseconds, 99)
-        note = f"{len(seen):,} commits at {RATE:,} a second"
+        note = f"{len(latencies):,} commits at {RATE:,} a second"
         name = f"pump into {store_kind}, commit to queue"
         return [
-            bounded(f"{name}, p50", float(p50), MOST_P50, "ms", note=note),
-            bounded(f"{name}, p99", float(p99), MOST_P99, "ms"),
+            bounded(f"{name}, p50", float(p50), MAX_P50, "ms", note=note),
+            bounded(f"{name}, p99", float(p99), MAX_P99, "ms"),
         ]
 
 
-def _watched(store: str, writer: subprocess.Popen[bytes]) -> list[float]:
-    """The seconds from each row's clock until its commit was there, as a reader that watches sees it."""
-    found: list[float] = []
-    with penstock.connect(store) as opened:
-        queue = opened.queue(_LATENCY)
+def _observe_latencies(store: str, writer: subprocess.Popen[bytes]) -> list[float]:
+    """Return the seconds from each row's timestamp until a reader that watches the queue has read it."""
+    latencies: list[float] = []
+    with penstock.connect(store) as connected:
+        queue = connected.queue(_LATENCY)
         row = 0
         with queue.watch() as watch:
-            while len(found) < RATE * SECONDS:
+            while len(latencies) < RATE * SECONDS:
                 rows = queue.read(0, row)
                 now = time.time()
                 row += rows.num_rows
-                found += [now - each for each in rows["at"].to_pylist()]
+                latencies += [now - written_at for written_at in rows["at"].to_pylist()]
                 if not rows.num_rows:
                     watch.wait({0: row}, 0.2)
     writer.wait()
-    # The first ones find everything cold.
-    return found[len(found) // 10 :]
+    # The first rows are a warm-up.
+    return latencies[len(latencies) // 10 :]
 
 
 def _write(url: str) -> None:
@@ -129,23 +129,23 @@ def _table(url: str) -> Iterator[None]:
 @contextmanager
 def _store(url: str, folder: Path, kind: str) -> Iterator[str]:
     if kind == "SQLite":
-        made = f"sqlite:///{folder}/{time.monotonic_ns()}.db"
-        with penstock.connect(made):
-            yield made
+        store_url = f"sqlite:///{folder}/{time.monotonic_ns()}.db"
+        with penstock.connect(store_url):
+            yield store_url
         return
-    made = with_schema(url, "bench")
+    store_url = with_schema(url, "bench")
     drop_schema(url, "bench")
-    with penstock.connect(made):
-        yield made
+    with penstock.connect(store_url):
+        yield store_url
     drop_schema(url, "bench")
 
 
-def _pump(feed: str, store: str) -> subprocess.Popen[bytes]:
+def _start_pump(feed: str, store: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "penstock", "pump", "run", feed, "--url", store])
 
 
-def _end(child: subprocess.Popen[bytes]) -> float:
-    """Stop a pump; return the seconds of CPU that it has used."""
+def _stop_pump(child: subprocess.Popen[bytes]) -> float:
+    """Stop a pump, and return the CPU seconds that it has used."""
     child.terminate()
     _, _, used = os.wait4(child.pid, 0)
     return used.ru_utime + used.ru_stime
@@ -155,7 +155,7 @@ def _await_rows(store: str, queue: str, rows: int) -> None:
     feed: Any = QueueFeed(queue, store).open()
     while True:
         try:
-            if sum(each.rows for each in feed.commits(-1, 2**62)) >= rows:
+            if sum(commit.rows for commit in feed.commits(-1, 2**62)) >= rows:
                 return
         except penstock.PenstockError:
             pass
@@ -163,7 +163,7 @@ def _await_rows(store: str, queue: str, rows: int) -> None:
 
 
 def _await_commits(store: str) -> None:
-    """Wait until the pump follows: its queue is there."""
+    """Wait until the pump runs and its queue exists."""
     while True:
         try:
             QueueFeed(_LATENCY, store).open().oldest()

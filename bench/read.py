@@ -1,4 +1,4 @@
-"""Reading: Spark over a queue against a bare Python data source over Arrow files of the same rows."""
+"""Reads of a queue in Spark, compared with a minimal Python data source over Arrow files of the same rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL_APPENDS = 100_000
 
 
 def aggregate(url: str, name: str) -> Result:
-    """2 million rows in two partitions, two tasks on either side."""
+    """Measure 2 million rows in two partitions, with two tasks each."""
     with scratch() as folder:
         table = rows()
         with penstock.connect(url.format(folder=folder)) as store:
@@ -31,24 +31,24 @@ def aggregate(url: str, name: str) -> Result:
             try:
                 return speed(
                     f"Spark read + aggregate, {name} / Arrow files",
-                    lambda: _aggregated(ours),
-                    lambda: _aggregated(peer),
+                    lambda: _time_aggregate(ours),
+                    lambda: _time_aggregate(peer),
                     least=0.8,
                 )
             finally:
                 store.drop_queue("bench_read")
 
 
-def _aggregated(frame: DataFrame) -> float:
+def _time_aggregate(frame: DataFrame) -> float:
     totals = frame.agg(F.sum("id"), F.sum("amount"), F.max("name"))
     return timed(lambda: totals.collect())
 
 
-def merged(url: str, name: str) -> tuple[Result, float]:
-    """One-row appends, merged, then read, against the same rows appended at once.
+def compacted(url: str, name: str) -> tuple[Result, float]:
+    """Measure reads of one-row appends after compaction, compared with the same rows in one append.
 
-    The second figure is the seconds that the merge took. Maintenance during the appends is switched off, so
-    that all of the merging is in those seconds.
+    Return the seconds of the compaction, too. Maintenance is off during the appends, so that all compaction
+    is in those seconds.
     """
     with scratch() as folder:
         store = penstock.connect(url.format(folder=folder))
@@ -56,8 +56,8 @@ def merged(url: str, name: str) -> tuple[Result, float]:
         one, many = store.create_queue("one", SCHEMA), store.create_queue("many", SCHEMA)
         one.append(table)
         store.maintainer.close()
-        _one_by_one(many)
-        merging = timed(many.compact)
+        _append_one_by_one(many)
+        compaction_seconds = timed(many.compact)
         result = speed(
             f"full read of {SMALL_APPENDS:,} one-row appends, merged, {name}",
             lambda: timed(lambda: many.read(0, 0)),
@@ -68,17 +68,17 @@ def merged(url: str, name: str) -> tuple[Result, float]:
         for queue in ("one", "many"):
             store.drop_queue(queue)
         store.close()
-        return result, merging
+        return result, compaction_seconds
 
 
-def _one_by_one(queue: penstock.Queue) -> None:
+def _append_one_by_one(queue: penstock.Queue) -> None:
     table = rows(SMALL_APPENDS)
     for number in range(table.num_rows):
         queue.append(table.slice(number, 1))
 
 
 def worker_memory(count: int = 10_000_000) -> int:
-    """The peak resident bytes of the Python worker that reads a partition of ``count`` rows in one task."""
+    """Return the peak memory in bytes of the Python worker that reads ``count`` rows in one task."""
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
         with penstock.connect(url) as store:

@@ -1,4 +1,4 @@
-"""A comparison of a table with its copy, against reading both tables whole into pandas."""
+"""Reconciliation of a table with its copy, compared with reading both tables into pandas."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from penstock.testing.stores import drop_schema, with_schema
 ROWS = 1_000_000
 _TABLE, _COPY = "bench_reconcile", "bench_reconcile_copy"
 _COLUMNS = "id bigint PRIMARY KEY, customer text, item text, price numeric(12, 2), at timestamptz, n int"
-LEAST_POSTGRES, LEAST_DELTA = 1.5, 0.8
+MIN_RATIO_POSTGRES, MIN_RATIO_DELTA = 1.5, 0.8
 
 
 def postgres(url: str, *, rounds: int = 3) -> list[Result]:
-    """A copy in PostgreSQL: both databases compute checksums."""
+    """Measure a copy in PostgreSQL, where both databases compute checksums."""
     with _tables(url) as (feed, store):
 
         def peer() -> float:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             _require_equal(_read(url, _TABLE), _read(url, _COPY))
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
         sink = penstock.TableSink(f"public.{_COPY}", url=store)
-        return [_result("PostgreSQL", pairs(lambda: _ours(feed, sink), peer, rounds), LEAST_POSTGRES)]
+        return [_result("PostgreSQL", pairs(lambda: _ours(feed, sink), peer, rounds), MIN_RATIO_POSTGRES)]
 
 
 def delta(url: str, *, rounds: int = 3) -> list[Result]:
-    """A copy in a Delta table."""
+    """Measure a copy in a Delta table."""
     with _tables(url) as (feed, _), scratch() as folder:
         import pyarrow as pa
         from deltalake import write_deltalake
@@ -53,20 +53,20 @@ def delta(url: str, *, rounds: int = 3) -> list[Result]:
         write_deltalake(f"{folder}/copy", pa.Table.from_pandas(_read(url, _TABLE), schema))
 
         def peer() -> float:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             _require_equal(_read(url, _TABLE), DeltaTable(f"{folder}/copy").to_pandas())
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
         sink = penstock.TableSink("copy", url=f"delta://{folder}")
-        return [_result("Delta", pairs(lambda: _ours(feed, sink), peer, rounds), LEAST_DELTA)]
+        return [_result("Delta", pairs(lambda: _ours(feed, sink), peer, rounds), MIN_RATIO_DELTA)]
 
 
 def _ours(feed: penstock.PostgresFeed, sink: penstock.TableSink) -> float:
-    begun = time.perf_counter()
-    found = reconcile(feed, sink)
-    assert found.equal
-    assert found.rows == ROWS
-    return time.perf_counter() - begun
+    start = time.perf_counter()
+    report = reconcile(feed, sink)
+    assert report.equal
+    assert report.rows == ROWS
+    return time.perf_counter() - start
 
 
 def _result(kind: str, times: tuple[float, float], least: float) -> Result:
@@ -85,17 +85,17 @@ def _result(kind: str, times: tuple[float, float], least: float) -> Result:
 def _read(url: str, table: str) -> pd.DataFrame:
     with psycopg.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT * FROM {table}".encode())
-        return pd.DataFrame(cursor.fetchall(), columns=[each.name for each in cursor.description or ()])
+        return pd.DataFrame(cursor.fetchall(), columns=[column.name for column in cursor.description or ()])
 
 
-def _require_equal(mine: pd.DataFrame, other: pd.DataFrame) -> None:
-    first, second = (rows.sort_values("id").reset_index(drop=True) for rows in (mine, other))
+def _require_equal(expected: pd.DataFrame, actual: pd.DataFrame) -> None:
+    first, second = (rows.sort_values("id").reset_index(drop=True) for rows in (expected, actual))
     assert all((first[name] == second[name]).all() for name in first.columns)
 
 
 @contextmanager
 def _tables(url: str) -> Iterator[tuple[penstock.PostgresFeed, str]]:
-    """A published table and an equal one, and a store."""
+    """Create a published table, an equal copy and a store."""
     store = with_schema(url, "bench")
     drop_schema(url, "bench")
     penstock.connect(store).close()

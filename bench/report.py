@@ -1,4 +1,4 @@
-"""What the benchmarks found, kept over runs of some of them, and told in bench/report.md."""
+"""Results of the benchmarks, which are kept in bench/report.json and shown in bench/report.md."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Result, shown
+from bench.harness import Result, format_value
 from bench.scaling import Curve, draw
 
 _HEAD = """# Benchmarks
 
-Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds
-takes the place of what was here. Each that has a peer is measured beside it, in turn, in the same run: read
-the ratios. Absolute figures are those of the machine of that day. A ratio is the peer's figure divided by
-ours: above 1 Penstock is faster. A bar with a unit is for our own figure. `make bench` ends with exit code 1
-if a bar is missed.
+`make bench` writes this page. `make bench ARGS="latency-sqlite scaling-reads"` runs only some benchmarks and
+replaces their results. Penstock and its peer are measured in turn in the same run, so compare the ratios.
+Absolute figures depend on the machine. A ratio is the peer's figure divided by ours, so Penstock is faster if
+it is above 1. A bar with a unit is for our own figure. `make bench` exits with code 1 if a bar is missed.
 """
 
 
 @dataclass
 class Findings:
-    """The findings of all benchmarks, by name, as JSON has them."""
+    """Results of all benchmarks by name, in the form of the JSON file."""
 
     file: Path
     machine: str = ""
@@ -40,10 +39,12 @@ class Findings:
     def read(cls, file: Path, machine: str) -> Findings:
         return cls(file, machine, json.loads(file.read_text()) if file.exists() else {})
 
-    def add(self, name: str, found: list[Result] | Curve) -> None:
-        """Take note, at once: a run may be ended in the middle."""
+    def add(self, name: str, results: list[Result] | Curve) -> None:
+        """Store results immediately, because a run may be interrupted."""
         kind = (
-            {"curve": asdict(found)} if isinstance(found, Curve) else {"results": [asdict(x) for x in found]}
+            {"curve": asdict(results)}
+            if isinstance(results, Curve)
+            else {"results": [asdict(result) for result in results]}
         )
         self.cases[name] = {"at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": self.machine} | kind
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ class Findings:
 
 
 def machine(postgres: str) -> str:
-    """What the figures depend on, the server's version of PostgreSQL among it."""
+    """Describe the machine and the versions that the figures depend on, including PostgreSQL's."""
     names = ("penstock-spark", "pyspark", "pyarrow", "psycopg", "deltalake", "pyiceberg")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -63,14 +64,14 @@ def machine(postgres: str) -> str:
 
 
 def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else "unknown processor"
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1] if match else "unknown processor"
 
 
 def _java() -> str:
     program = Path(os.environ["JAVA_HOME"]) / "bin/java" if "JAVA_HOME" in os.environ else "java"
-    said = subprocess.run([program, "-version"], capture_output=True, text=True, check=True).stderr
-    return said.split('"')[1]
+    output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True).stderr
+    return output.split('"')[1]
 
 
 def write(findings: Findings, folder: Path) -> None:
@@ -84,27 +85,27 @@ def _tables(findings: Findings) -> Iterator[str]:
     yield "## Against peers\n"
     yield "| benchmark | what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|---|"
     for name, case in findings.cases.items():
-        for found in case.get("results", ()):
-            yield _row(name, Result(**found))
+        for fields in case.get("results", ()):
+            yield _row(name, Result(**fields))
     yield ""
     machines: dict[str, list[str]] = {}
     for name, case in findings.cases.items():
         machines.setdefault(f"{case['machine']} ({case['at'][:10]})", []).append(f"`{name}`")
     yield "## Where\n"
-    yield from (f"- {where}: {', '.join(names)}" for where, names in machines.items())
+    yield from (f"- {machine_and_day}: {', '.join(names)}" for machine_and_day, names in machines.items())
     yield ""
 
 
-def _row(name: str, found: Result) -> str:
-    verdict = "" if found.bar == "none" else "met" if found.met else "**missed**"
-    note = f"; {found.note}" if found.note else ""
-    ratio = "-" if found.ratio is None else f"{found.ratio:,.2f}"
-    figures = (shown(found.ours, found.unit), shown(found.peer, found.unit), ratio)
-    cells = (f"`{name}`", f"{found.name}{note}", *figures)
-    return f"| {' | '.join((*cells, found.bar.replace('none', ''), verdict))} |"
+def _row(name: str, result: Result) -> str:
+    verdict = "" if result.bar == "none" else "met" if result.met else "**missed**"
+    note = f"; {result.note}" if result.note else ""
+    ratio = "-" if result.ratio is None else f"{result.ratio:,.2f}"
+    figures = (format_value(result.ours, result.unit), format_value(result.peer, result.unit), ratio)
+    cells = (f"`{name}`", f"{result.name}{note}", *figures)
+    return f"| {' | '.join((*cells, result.bar.replace('none', ''), verdict))} |"
 
 
-LATENCIES = {
+LATENCY_PLOTS = {
     "latency-rates": "Latency of both triggers, against the rate that is offered",
     "latency-intervals": "Latency of exactly once, against the interval of epochs",
 }
@@ -119,7 +120,7 @@ def _curves(findings: Findings, plots: Path) -> Iterator[str]:
             yield f"### {curve.title}, against {curve.against}\n"
             yield from (f"- {line}" for line in curve.text().splitlines())
             yield f"\n![{curve.title}, against {curve.against}](plots/{name}.png)\n"
-    for name, what in LATENCIES.items():
+    for name, title in LATENCY_PLOTS.items():
         if name in findings.cases and (plots / f"{name}.png").exists():
-            yield f"### {what}\n"
-            yield f"![{what}](plots/{name}.png)\n"
+            yield f"### {title}\n"
+            yield f"![{title}](plots/{name}.png)\n"

@@ -1,4 +1,4 @@
-"""What the size of micro-batches costs: small ones against large ones, from queue to queue, exactly once."""
+"""Cost of small micro-batches compared with large ones, from queue to queue, exactly once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bench.streaming import run
 
 LARGE = 500_000
 SMALL = {1_000: 30, 10_000: 20, 100_000: 10}
-"""Rows of a micro-batch, and how many of them are run."""
+"""Rows of a micro-batch, and the number of micro-batches."""
 
 
 def sizes(url: str, name: str) -> list[Result]:
-    """Seconds for a million rows, by the median micro-batch; the first one is left out."""
+    """Measure the seconds for a million rows by the median micro-batch, without the first one."""
     with scratch() as folder:
-        where = url.format(folder=folder)
-        with penstock.connect(where) as store:
-            found = {
-                size: _seconds(store, where, folder, size, size * count) for size, count in SMALL.items()
+        store_url = url.format(folder=folder)
+        with penstock.connect(store_url) as store:
+            seconds_by_size = {
+                size: _seconds(store, store_url, folder, size, size * count) for size, count in SMALL.items()
             }
-            large = _seconds(store, where, folder, LARGE, 4 * LARGE)
-        return [_against(size, seconds, large, name) for size, seconds in found.items()]
+            large = _seconds(store, store_url, folder, LARGE, 4 * LARGE)
+        return [_compare(size, seconds, large, name) for size, seconds in seconds_by_size.items()]
 
 
 def _seconds(store: penstock.Store, url: str, folder: Path, size: int, total: int) -> float:
@@ -37,7 +37,7 @@ def _seconds(store: penstock.Store, url: str, folder: Path, size: int, total: in
         store.drop_queue("in", force=True)
 
 
-def _against(size: int, small: float, large: float, name: str) -> Result:
+def _compare(size: int, small: float, large: float, name: str) -> Result:
     note = f"{1e6 / small:,.0f} rows/s against {1e6 / large:,.0f}; {small * size / 1e6:.2f} s each"
     return Result(
         f"micro-batches of {size:,} / of {LARGE:,} rows, {name}",

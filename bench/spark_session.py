@@ -1,4 +1,4 @@
-"""One quiet Spark session for all benchmarks."""
+"""Spark session for all benchmarks, with little logging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.spark.session import PIPELINED
 
 
 def spark(*, pipelined: bool = False) -> SparkSession:
-    """The session, recreated if it is of the other kind."""
+    """Return the session. It is recreated if `pipelined` changes."""
     running = SparkSession.getActiveSession()
     if running is not None and (running.conf.get(PIPELINED, "false") == "true") == pipelined:
         return running

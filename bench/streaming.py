@@ -1,4 +1,4 @@
-"""Streaming: what exactly_once costs over at_least_once, in small micro-batches and in large ones."""
+"""Cost of exactly_once compared with at_least_once, in small and in large micro-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE_ROWS = 500_000
 
 
 def small(url: str, name: str) -> Result:
-    """The median time of a trigger of 1,000 rows."""
+    """Compare the median time of micro-batches of 1,000 rows."""
     return _compare(
         f"exactly_once / at_least_once, trigger of 1,000 rows, {name}",
         url,
@@ -34,40 +34,41 @@ def small(url: str, name: str) -> Result:
 
 
 def over_floor(url: str, name: str) -> list[Result]:
-    """A trigger of 1,000 rows against one of Spark's own, from ``rate`` to ``noop``, and against one of a
-    Python source and sink that do nothing.
+    """Compare micro-batches of 1,000 rows with Spark's sources and sinks.
+
+    The peers are ``rate`` into ``noop``, and a Python source and sink that do nothing.
     """
-    with scratch() as folder, penstock.connect(where := url.format(folder=folder)) as store:
+    with scratch() as folder, penstock.connect(store_url := url.format(folder=folder)) as store:
         total = SMALL_ROWS * FLOOR_BATCHES
         source = store.create_queue("in", SCHEMA, partitions=2)
         for partition in range(2):
             source.append(rows(total).slice(partition * total // 2, total // 2), partition=partition)
-        made, idle = _made_by_spark(), idle_source.frame(spark(), SMALL_ROWS)
+        rate, idle = _rate_frame(), idle_source.frame(spark(), SMALL_ROWS)
         rounds = [
             (
-                run(store, where, folder / str(number), "exactly_once", SMALL_ROWS, statistics.median),
-                _floor(made, "noop", folder / f"noop-{number}"),
-                _floor(idle, idle_source.NAME, folder / f"idle-{number}"),
+                run(store, store_url, folder / str(number), "exactly_once", SMALL_ROWS, statistics.median),
+                _peer_seconds(rate, "noop", folder / f"noop-{number}"),
+                _peer_seconds(idle, idle_source.NAME, folder / f"idle-{number}"),
             )
             for number in range(FLOOR_ROUNDS)
         ]
         store.drop_queue("in", force=True)
-    ours, least, python = (1e3 * statistics.median(each) for each in zip(*rounds, strict=True))
-    note = f"{ours:.0f} ms against {least:.0f} ms"
+    our_ms, spark_ms, python_ms = (1e3 * statistics.median(seconds) for seconds in zip(*rounds, strict=True))
+    note = f"{our_ms:.0f} ms against {spark_ms:.0f} ms"
     return [
-        bounded(f"trigger of 1,000 rows, over Spark's own, {name}", ours - least, 15, "ms", note=note),
-        bounded(f"the same / an idle Python source and sink, {name}", ours, None, "ms", peer=python),
+        bounded(f"trigger of 1,000 rows, over Spark's own, {name}", our_ms - spark_ms, 15, "ms", note=note),
+        bounded(f"the same / an idle Python source and sink, {name}", our_ms, None, "ms", peer=python_ms),
     ]
 
 
-def _made_by_spark() -> DataFrame:
+def _rate_frame() -> DataFrame:
     source = spark().readStream.format("rate-micro-batch")
     source = source.option("rowsPerBatch", SMALL_ROWS).option("numPartitions", 2)
     return source.load().withColumnRenamed("value", "id")
 
 
-def _floor(frame: DataFrame, sink: str, checkpoint: Path) -> float:
-    """The median seconds of the micro-batches of a query."""
+def _peer_seconds(frame: DataFrame, sink: str, checkpoint: Path) -> float:
+    """Return the median seconds of the micro-batches of a query."""
     writer = frame.where("id % 10 != 3").writeStream.format(sink)
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     while len(query.recentProgress) <= FLOOR_BATCHES:
@@ -77,19 +78,21 @@ def _floor(frame: DataFrame, sink: str, checkpoint: Path) -> float:
 
 
 def _trigger_seconds(query: StreamingQuery | penstock.Query) -> list[float]:
-    """The seconds of a query's micro-batches, the first one left out."""
+    """Return the seconds of a query's micro-batches, without the first one."""
     return [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress[1:]]
 
 
 def large(url: str, name: str) -> Result:
-    """The time of 1.5 million rows in triggers of 500,000: rows a second, the other way round."""
+    """Compare the time of 1.5 million rows in micro-batches of 500,000 rows."""
     return _compare(f"exactly_once / at_least_once, 500,000 rows, {name}", url, LARGE_ROWS, 2_000_000, sum)
 
 
-def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[float]], float]) -> Result:
+def _compare(
+    name: str, url: str, batch: int, total: int, summarize: Callable[[list[float]], float]
+) -> Result:
     with scratch() as folder:
-        where = url.format(folder=folder)
-        with penstock.connect(where) as store:
+        store_url = url.format(folder=folder)
+        with penstock.connect(store_url) as store:
             store.create_queue("in", SCHEMA, partitions=2).append(
                 rows(total).slice(0, total // 2), partition=0
             )
@@ -98,8 +101,10 @@ def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[
             try:
                 return speed(
                     name,
-                    lambda: run(store, where, folder / str(next(runs)), "exactly_once", batch, taken),
-                    lambda: run(store, where, folder / str(next(runs)), "at_least_once", batch, taken),
+                    lambda: run(store, store_url, folder / str(next(runs)), "exactly_once", batch, summarize),
+                    lambda: run(
+                        store, store_url, folder / str(next(runs)), "at_least_once", batch, summarize
+                    ),
                     least=0.8,
                     rounds=5,
                 )
@@ -113,11 +118,11 @@ def run(
     checkpoint: Path,
     guarantee: str,
     batch: int,
-    taken: Callable[[list[float]], float],
+    summarize: Callable[[list[float]], float],
 ) -> float:
-    """One run over the whole queue.
+    """Run a query over the whole queue.
 
-    It gives what is made of the seconds of its micro-batches, the first one left out.
+    Return `summarize` of the seconds of its micro-batches, without the first one.
     """
     consumer = f"bench-{checkpoint.name}"
     store.create_consumer(consumer)
@@ -136,4 +141,4 @@ def run(
     times = _trigger_seconds(query)
     store.drop_queue("out")
     store.drop_consumer(consumer)
-    return taken(times)
+    return summarize(times)

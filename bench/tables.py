@@ -1,6 +1,6 @@
-"""Upserting a micro-batch into a PostgreSQL table, exactly once.
+"""Upsert of a micro-batch into a PostgreSQL table, exactly once.
 
-The peer is COPY and INSERT … ON CONFLICT, written by hand.
+The peer is handwritten code with COPY and INSERT … ON CONFLICT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = "bench_tables"
 
 
 def upsert(url: str, rows: int = ROWS, rounds: int = ROUNDS) -> Result:
-    """So many rows into a table of as many; half of them are there."""
+    """Measure an upsert of rows into a table of the same size, which already has half of them."""
     drop_schema(url, _NAME)
     with scratch() as folder, psycopg.connect(url, autocommit=True) as connection:
         bench = _Bench(url, connection, folder, rows)
@@ -49,7 +49,7 @@ class _Bench:
         self.runs = 0
 
     def _fill(self, table: str) -> None:
-        """The same table at each start, with no trace of the round before."""
+        """Recreate the table with the same rows for each round."""
         self.connection.execute(f"drop table if exists {_NAME}.{table}")
         self.connection.execute(f"create table {_NAME}.{table} ({_COLUMNS})")
         self.connection.execute(
@@ -60,7 +60,7 @@ class _Bench:
         self.connection.execute("checkpoint")
 
     def ours(self) -> float:
-        """What Spark says that the micro-batch took: reading the queue, staging, merging and committing."""
+        """Return the seconds of the micro-batch that Spark reports: read, stage, merge and commit."""
         self._fill("ours")
         self.store.consumer("bench").seek("in", to="earliest")
         self.runs += 1
@@ -74,13 +74,13 @@ class _Bench:
         return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
 
     def peer(self) -> float:
-        """From an Arrow table in memory; one connection, one transaction."""
+        """Return the seconds of an upsert from an Arrow table in one transaction."""
         self._fill("peer")
-        taken = timed(self._by_hand)
+        seconds = timed(self._upsert_by_hand)
         self._check("peer")
-        return taken
+        return seconds
 
-    def _by_hand(self) -> None:
+    def _upsert_by_hand(self) -> None:
         with self.connection.transaction(), self.connection.cursor() as cursor:
             cursor.execute(f"create temporary table incoming (like {_NAME}.peer) on commit drop")
             with cursor.copy("copy incoming from stdin (format csv)") as copy:
@@ -94,10 +94,10 @@ class _Bench:
             )
 
     def _check(self, table: str) -> None:
-        found = self.connection.execute(f"select count(*), sum(amount) from {_NAME}.{table}").fetchone()
-        wanted = self.rows + self.rows // 2
-        assert found is not None
-        assert found[0] == wanted, f"{found[0]} rows of {wanted} are in {table}"
+        row = self.connection.execute(f"select count(*), sum(amount) from {_NAME}.{table}").fetchone()
+        expected = self.rows + self.rows // 2
+        assert row is not None
+        assert row[0] == expected, f"{row[0]} rows of {expected} are in {table}"
 
 
 def _rows(start: int, end: int) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The first rows of a backlog: ``penstock.take`` against a limit, the memory sink and ``availableNow``."""
+"""First rows of a backlog with ``penstock.take``, compared with a limit into the memory sink."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 
 BACKLOG = 5_000_000
-TAKEN = 1_000
-_APPEND = 500_000
+TAKE_ROWS = 1_000
+_APPEND_ROWS = 500_000
 
 
 def queue() -> list[Result]:
-    """1,000 rows of 5 million in a SQLite queue of two partitions.
+    """Measure taking 1,000 of 5 million rows of a SQLite queue with two partitions.
 
-    The first ones, those of a filter, and those of a filter that few rows pass.
+    The rows are the first ones, those of a filter, and those of a filter that few rows pass.
     """
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
         with penstock.connect(url) as store:
             backlog = store.create_queue("backlog", SCHEMA, partitions=2)
-            for number in range(BACKLOG // _APPEND):
-                backlog.append(rows(_APPEND), partition=number % 2)
+            for number in range(BACKLOG // _APPEND_ROWS):
+                backlog.append(rows(_APPEND_ROWS), partition=number % 2)
         frame = spark().readStream.format("penstock").option("url", url).load("backlog")
         cases = {
             "the first": frame,
@@ -35,9 +35,9 @@ def queue() -> list[Result]:
         }
         return [
             speed(
-                f"take {TAKEN:,} of {BACKLOG:,} rows, {name} / limit, memory sink",
-                lambda frame=df: timed(lambda: _taken(frame)),  # type: ignore[misc] # mypy does not see the default
-                lambda frame=df: timed(lambda: _limited(frame)),  # type: ignore[misc] # as above
+                f"take {TAKE_ROWS:,} of {BACKLOG:,} rows, {name} / limit, memory sink",
+                lambda frame=df: timed(lambda: _take(frame)),  # type: ignore[misc] # mypy ignores the default
+                lambda frame=df: timed(lambda: _limit_into_memory(frame)),  # type: ignore[misc] # as above
                 least=3.0,
                 rounds=5,
             )
@@ -45,19 +45,21 @@ def queue() -> list[Result]:
         ]
 
 
-def _taken(frame: DataFrame) -> None:
-    _require(len(list(penstock.take(frame, TAKEN))))
+def _take(frame: DataFrame) -> None:
+    _require(len(list(penstock.take(frame, TAKE_ROWS))))
 
 
-def _limited(frame: DataFrame) -> None:
+def _limit_into_memory(frame: DataFrame) -> None:
     name = f"taken_{uuid4().hex}"
-    query = frame.limit(TAKEN).writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+    query = (
+        frame.limit(TAKE_ROWS).writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+    )
     query.awaitTermination()
-    found = spark().table(name).collect()
+    rows = spark().table(name).collect()
     spark().catalog.dropTempView(name)
-    _require(len(found))
+    _require(len(rows))
 
 
-def _require(found: int) -> None:
-    if found != TAKEN:
-        raise SystemExit(f"took {found} rows, not {TAKEN}")
+def _require(count: int) -> None:
+    if count != TAKE_ROWS:
+        raise SystemExit(f"took {count} rows, not {TAKE_ROWS}")
