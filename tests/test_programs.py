@@ -194,8 +194,8 @@ def test_forked_programs_end_with_the_process_that_started_them(run_child: Progr
             program.write_text("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()")
             child = start([sys.executable, str(program)], os.environ, program.with_suffix(".log"))
             child.stop_tree()
-            forker = programs._forker()
-            print("pids", child.pid, forker.process.pid, forker.where, flush=True)
+            forker = programs._fork_server()
+            print("pids", child.pid, forker.process.pid, forker.socket_path, flush=True)
             signal.pause()
             """
         )
@@ -207,6 +207,6 @@ def test_forked_programs_end_with_the_process_that_started_them(run_child: Progr
     os.kill(child.pid, signal.SIGKILL)
     wait_until(
         lambda: not any(_runs(process) for process in processes),
-        message="the program and what has forked it are gone",
+        message="the program and its fork server have exited",
     )
     assert not Path(where).parent.exists()

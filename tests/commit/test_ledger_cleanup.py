@@ -21,7 +21,7 @@ from penstock.store.records import ledger
 from penstock.store.records.catalog import queue_sink
 from penstock.store.records.ledger import LedgerKey
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
-from tests.support.queues import settle
+from tests.support.queues import await_maintenance
 from tests.support.raw_sql import run_sql
 
 LONG_AGO = ledger.IDLE_MICROSECONDS + 3_600_000_000
@@ -169,7 +169,7 @@ def test_background_maintenance_cleans_up_the_ledger_from_time_to_time(pair: Pai
     long_ago(pair.into, "app")
     pair.sink.set_retention(maintenance_retention())
     pair.sink.append([{"id": 1}])
-    settle(pair.into)
+    await_maintenance(pair.into)
     assert remembered(pair.into, "app") == list(range(9, 20))
 
 
@@ -183,7 +183,7 @@ def test_a_role_without_the_right_to_clean_up_gets_no_warning(
     pair.sink.set_retention(maintenance_retention())
     with caplog.at_level("WARNING", "penstock"):
         pair.sink.append([{"id": 1}])
-        settle(pair.into)
+        await_maintenance(pair.into)
     assert caplog.records == []
     with pytest.raises(StoreReadOnlyError):
         pair.into.maintain()

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import penstock
-from tests.support.copies import doubled
+from tests.support.copies import filter_and_double
 from tests.support.sparks import make_spark
 
 INTERVAL = os.environ.get("INTERVAL", "20 ms")
@@ -27,7 +27,9 @@ def main(folder: str, master: str, *copies: str) -> None:
     for copy in copies:
         name, url, guarantee, table = json.loads(copy)
         sink = penstock.QueueSink(name, url) if table is None else penstock.TableSink(table, url=url)
-        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(doubled)
+        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(
+            filter_and_double
+        )
         pipeline = stream.write(sink, guarantee=guarantee)
         checkpoint = Path(folder).parent / name
         queries.append(

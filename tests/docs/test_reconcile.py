@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.commands import run_penstock
 from tests.support.pages import DOCS, blocks
 from tests.support.postgres_source import Source
-from tests.support.reconciled import copied
+from tests.support.reconciled import copied_table
 
 _POSITION = re.compile(r"[0-9A-F]+/[0-9A-F]+")
 
@@ -25,7 +25,7 @@ def test_the_command_prints_what_the_page_says(source: Source, tmp_path: Path) -
     source.run(
         f"INSERT INTO {table} SELECT n, 'customer ' || n % 9, n / 4.0 FROM generate_series(1, 1000) AS n"
     )
-    with copied(source, table, "sqlite", tmp_path, "orders") as made:
+    with copied_table(source, table, "sqlite", tmp_path, "orders") as made:
         made.delete("id = 7")
         made.update("amount", "'0.00'", "id = 400")
         words[words.index("--url") + 1] = made.url

@@ -212,7 +212,7 @@ def _staged(store: penstock.Store) -> set[str]:
 
 def test_a_continuous_query_continues(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     """It was killed between the sink's commit and its log's; either engine continues from its checkpoint."""
-    from tests.support.copies import doubled
+    from tests.support.copies import filter_and_double
 
     golden.require_spark()
     name = copy_name(golden.dialect)
@@ -223,7 +223,7 @@ def test_a_continuous_query_continues(golden: Golden, store: penstock.Store, spa
         source.append([{"id": n} for n in range(count, count + 6)])
         count += 6
         stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, golden.url)).transform(
-            doubled
+            filter_and_double
         )
         query = stream.write(penstock.QueueSink(name, golden.url)).start(
             checkpoint=golden.checkpoint(name), trigger=trigger

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from tests.packaging.conftest import Distributions
 from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
-from tests.support.building import EXTRAS, PROJECT, floors, requirements
+from tests.support.building import EXTRAS, PROJECT, lowest_versions, requirements
 from tests.support.object_store import object_store
 from tests.support.type_errors import FILES, errors_of, expected_errors
 
@@ -126,7 +126,7 @@ def test_the_lowest_versions_work(
     python = interpreter(_OLDEST_PYTHON)
     assert python is not None, f"there is no python{_OLDEST_PYTHON}"
     oldest = empty if python == sys.executable else make(tmp_path / "oldest", python)
-    pins = floors()
+    pins = lowest_versions()
     wheels = fetch(tmp_path / "wheels", [_asked(distributions, *EXTRAS)], python=python, pins=pins)
     install(oldest, wheels, _asked(distributions, *EXTRAS))
     there = oldest.packages(tmp_path)

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 import penstock
 from tests.packaging.conftest import Distributions
-from tests.support.building import EXTRAS, PROJECT, ROOT, build, contents, requirements, unpacked
+from tests.support.building import EXTRAS, PROJECT, ROOT, build, read_wheel, requirements, unpack
 
 _DATA = {".sql", ".typed"}
 # The monitor's page.
@@ -24,7 +24,7 @@ _DIST_INFO = f"penstock_spark-{penstock.__version__}.dist-info"
 
 @pytest.fixture(scope="module")
 def files(distributions: Distributions) -> dict[str, bytes]:
-    return contents(distributions.wheel)
+    return read_wheel(distributions.wheel)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +98,11 @@ def test_the_dev_extra_has_what_the_demo_needs() -> None:
 def test_the_source_distribution_builds_the_same_wheel(
     distributions: Distributions, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    tree = unpacked(distributions.sdist, tmp_path)
+    tree = unpack(distributions.sdist, tmp_path)
     build(tree, tmp_path / "again", "wheel")
     (again,) = (tmp_path / "again").glob("*.whl")
     assert again.name == distributions.wheel.name
-    assert contents(again) == files
+    assert read_wheel(again) == files
     # To the byte, so that anybody can look whether a release was built from its source.
     assert again.read_bytes() == distributions.wheel.read_bytes()
 

@@ -16,7 +16,7 @@ from penstock.errors import (
     StoreNotFoundError,
 )
 from tests.support.postgres_source import Row, Source, apply
-from tests.support.pumped import change_rows, ordered
+from tests.support.pumped import change_rows, sort_by_commit
 from tests.support.waiting import wait_until
 
 
@@ -118,7 +118,7 @@ def source_rows(source: Source, kind: Kind) -> dict[object, Row]:
 def queue_rows(source: Source, store_url: str, kind: Kind) -> dict[object, Row]:
     """What the changes in the queue make, each of which has to fit the ones before it."""
     state: dict[object, Row] = {}
-    apply(ordered(change_rows(store_url, f"{source.name}.added")), kind.key, kind.names, state)
+    apply(sort_by_commit(change_rows(store_url, f"{source.name}.added")), kind.key, kind.names, state)
     return state
 
 

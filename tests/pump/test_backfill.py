@@ -35,17 +35,17 @@ from tests.pump.changing_table import (
     source_rows,
 )
 from tests.support.backfilled import (
-    add,
-    amid_backfill,
-    appended,
-    ask,
+    add_to_publication,
     await_queue,
-    backfills_of,
-    evolving,
-    held_at,
+    count_appended_rows,
+    create_evolving_pump,
+    hold_chunk,
+    list_backfills,
+    paused_backfill,
+    request_table_backfill,
 )
 from tests.support.postgres_source import Source, open_transaction
-from tests.support.pumped import Dies, change_rows, ordered, pump_of, running
+from tests.support.pumped import SimulatedCrash, change_rows, create_pump, running, sort_by_commit
 from tests.support.waiting import wait_until
 
 
@@ -82,13 +82,15 @@ def test_a_table_that_is_added_comes_with_its_rows_while_it_changes(
 
 
 def add_while_it_changes(source: Source, kind: Kind, store_url: str) -> None:
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
         with changing(source, kind):
-            add(source)
-            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
+            add_to_publication(source)
+            wait_until(
+                lambda: failures or count_appended_rows(source, store_url) > 2500, 60, "rows of the table"
+            )
         await_rows(source, store_url, kind, failures)
-        assert backfills_of(store_url) == {}
+        assert list_backfills(store_url) == {}
 
 
 def test_chunks_have_positions_of_their_own_however_often_the_pump_moves_without_rows(
@@ -110,7 +112,7 @@ def test_a_pump_that_dies_goes_on_where_it_was(
         nonlocal moved
         moved += 1
         if moved % 7 == 0:
-            raise Dies
+            raise SimulatedCrash
 
     def dying(*given: object) -> object:
         count()
@@ -120,19 +122,19 @@ def test_a_pump_that_dies_goes_on_where_it_was(
         append(*given)
         count()
 
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
     if after_commit:
         monkeypatch.setattr(appender, "append_commits", appending)
     else:
         monkeypatch.setattr(pumps, "move_pump", dying)
-    add(source)
+    add_to_publication(source)
     chance, deaths = random.Random(3), 0
     for _ in range(60):
-        with running(evolving(source, store_url)) as failures:
+        with running(create_evolving_pump(source, store_url)) as failures:
             while not failures and not (deaths > 3 and is_equal(source, store_url, kind)):
                 change(source.connection, source, kind, chance)
-        assert all(isinstance(each, Dies) for each in failures)
+        assert all(isinstance(each, SimulatedCrash) for each in failures)
         if not failures:
             break
         deaths += 1
@@ -147,11 +149,11 @@ def test_a_row_whose_key_changes_is_read_again_if_its_values_did_not_come(
 ) -> None:
     source, kind = grown
     name = f"{source.name}.added"
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
-    add(source)
-    pump = evolving(source, store_url)
-    with held_at(monkeypatch, 4) as (reached, released), running(pump) as failures:
+    add_to_publication(source)
+    pump = create_evolving_pump(source, store_url)
+    with hold_chunk(monkeypatch, 4) as (reached, released), running(pump) as failures:
         wait_until(lambda: failures or reached.is_set(), 60, "the fourth chunk")
         # The rows up to 200, at least, were appended; the new values of these are in the log alone.
         source.run(
@@ -169,12 +171,12 @@ def test_a_row_whose_key_changes_is_read_again_if_its_values_did_not_come(
         released.set()
         if not restarts:
             await_rows(source, store_url, kind, failures)
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_rows(source, store_url, kind, failures)
 
 
 def _gaps(store_url: str) -> object:
-    (backfill,) = backfills_of(store_url).values()
+    (backfill,) = list_backfills(store_url).values()
     return backfill["gaps"]
 
 
@@ -183,20 +185,20 @@ def test_rows_of_a_transaction_that_is_in_the_log_before_others_can_see_it_are_n
 ) -> None:
     source, kind = grown
     name, store_url = f"{source.name}.added", f"sqlite:///{tmp_path / 'store.db'}"
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
         source.run("SET synchronous_commit TO local")
-        add(source)
-        with held_at(monkeypatch, 4) as (reached, released):
+        add_to_publication(source)
+        with hold_chunk(monkeypatch, 4) as (reached, released):
             wait_until(lambda: failures or reached.is_set(), 60, "the fourth chunk")
             with _waiting_for_a_standby(source, name):
                 # The log goes on, and the pump is behind the transaction that others do not see.
                 source.run(f"UPDATE {name} SET v = -2 WHERE id = 1")
                 wait_until(lambda: failures or _value(source, store_url, 1) == -2, 60, "the update")
                 released.set()
-                wait_until(lambda: failures or appended(source, store_url) > 700, 60, "more rows")
+                wait_until(lambda: failures or count_appended_rows(source, store_url) > 700, 60, "more rows")
         await_rows(source, store_url, kind, failures)
-    rows = ordered(change_rows(store_url, name))
+    rows = sort_by_commit(change_rows(store_url, name))
     assert [(row["_change_type"], row["v"]) for row in rows if row["id"] == 350] == [
         ("insert", 350),
         ("update_postimage", -1),
@@ -240,17 +242,17 @@ def _value(source: Source, store_url: str, number: int) -> object:
 def test_a_table_is_read_again_while_it_changes(grown: tuple[Source, Kind], store_url: str) -> None:
     source, kind = grown
     name = f"{source.name}.added"
-    add(source)
-    with running(pump_of(source, store_url)) as failures:
+    add_to_publication(source)
+    with running(create_pump(source, store_url)) as failures:
         await_rows(source, store_url, kind, failures)
     source.run(f"UPDATE {name} SET v = -7 WHERE id % 2 = 0")
     (version,) = source.rows("SELECT pg_current_wal_lsn() - '0/0'")[0]
-    with changing(source, kind), running(pump_of(source, store_url)) as failures:
-        wait_until(lambda: failures or appended(source, store_url) > 3500, 60, "changes")
-        ask(store_url, source.name, f"{source.name}.added")
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+    with changing(source, kind), running(create_pump(source, store_url)) as failures:
+        wait_until(lambda: failures or count_appended_rows(source, store_url) > 3500, 60, "changes")
+        request_table_backfill(store_url, source.name, f"{source.name}.added")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "all rows")
         assert not failures
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         await_rows(source, store_url, kind, failures)
     rows = change_rows(store_url, name)
     updated = {row["id"] for row in rows if row["_change_type"] == "update_postimage"}
@@ -264,18 +266,20 @@ def test_several_tables_come_one_after_another_also_without_rows(
 ) -> None:
     source, kind = grown
     source.run(f"CREATE TABLE {source.name}.empty (id int PRIMARY KEY)")
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
         with changing(source, kind, 1):
-            add(source, "added", "empty")
-            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
+            add_to_publication(source, "added", "empty")
+            wait_until(
+                lambda: failures or count_appended_rows(source, store_url) > 2500, 60, "rows of the table"
+            )
         await_rows(source, store_url, kind, failures)
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "the empty table")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "the empty table")
         source.run(f"INSERT INTO {source.name}.empty VALUES (1)")
         wait_until(lambda: failures or change_rows(store_url, f"{source.name}.empty"), 60, "a row")
     # Both are tables like the first one from then on.
     source.run(f"INSERT INTO {source.name}.empty VALUES (2)", f"DELETE FROM {source.name}.added WHERE id = 7")
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(
             lambda: failures or len(change_rows(store_url, f"{source.name}.empty")) == 2, 60, "another row"
         )
@@ -288,12 +292,14 @@ def test_parts_of_a_large_transaction_are_held_back_like_others(
     monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
     source, kind = grown
     name = f"{source.name}.added"
-    with running(evolving(source, store_url)) as failures:
-        with amid_backfill(source, store_url, failures, monkeypatch), source.connection.transaction():
+    with running(create_evolving_pump(source, store_url)) as failures:
+        with paused_backfill(source, store_url, failures, monkeypatch), source.connection.transaction():
             source.run(f"UPDATE {name} SET v = -v", f"DELETE FROM {name} WHERE id % 5 = 0")
             source.run(f"INSERT INTO {name} SELECT n, n, '' FROM generate_series(3001, 5000) AS n")
         with changing(source, kind):
-            wait_until(lambda: failures or appended(source, store_url) > 6000, 60, "rows of the table")
+            wait_until(
+                lambda: failures or count_appended_rows(source, store_url) > 6000, 60, "rows of the table"
+            )
         await_rows(source, store_url, kind, failures)
 
 
@@ -302,15 +308,15 @@ def test_columns_that_come_and_go_meanwhile_come_and_go_in_the_queue(
 ) -> None:
     source, kind = grown
     name = f"{source.name}.added"
-    with running(evolving(source, store_url)) as failures:
-        with amid_backfill(source, store_url, failures, monkeypatch):
+    with running(create_evolving_pump(source, store_url)) as failures:
+        with paused_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {name} ADD more int",
                 f"UPDATE {name} SET more = id",
                 f"ALTER TABLE {name} DROP big",
             )
         without = replace(kind, names=("id", "v", "more"))
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "all rows")
         source.run(f"UPDATE {name} SET v = v + 1 WHERE id = 1999")
         await_rows(source, store_url, without, failures)
 
@@ -320,8 +326,8 @@ def test_a_type_that_the_queue_cannot_hold_ends_the_pump(
 ) -> None:
     source, _ = grown
     monkeypatch.setattr(backfills, "_SCHEMA_CHANGE_SECONDS", 0.5)
-    with running(evolving(source, store_url)) as failures:
-        with amid_backfill(source, store_url, failures, monkeypatch):
+    with running(create_evolving_pump(source, store_url)) as failures:
+        with paused_backfill(source, store_url, failures, monkeypatch):
             source.run(f"ALTER TABLE {source.name}.added ALTER v TYPE text")
         wait_until(lambda: failures, 60, "the end")
     assert [condition_of(each) for each in failures] == ["FEED_UNAVAILABLE.CHANGED_IN_BACKFILL"]
@@ -337,10 +343,10 @@ def test_a_backfill_waits_for_transactions_that_are_open_and_says_so(
     caplog.set_level("INFO", "penstock.pump")
     monkeypatch.setattr(backfills, "_WARN_SECONDS", 0.1)
     name = f"{source.name}.added"
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
         with open_transaction(source, f"INSERT INTO {name} VALUES (0, 0, '')") as other:
-            add(source)
+            add_to_publication(source)
             wait_until(lambda: failures or "backfill_waits" in actions(caplog), 60, "the warning")
             source.run(
                 f"UPDATE {name} SET v = -1 WHERE id = 5", f"INSERT INTO {source.name}.first VALUES (2)"
@@ -348,7 +354,7 @@ def test_a_backfill_waits_for_transactions_that_are_open_and_says_so(
             wait_until(
                 lambda: failures or len(change_rows(store_url, f"{source.name}.first")) == 2, 60, "a row"
             )
-            assert appended(source, store_url) == 0
+            assert count_appended_rows(source, store_url) == 0
             other.execute(f"INSERT INTO {name} VALUES (-1, 0, '')".encode())
             other.commit()
         await_rows(source, store_url, kind, failures)
@@ -374,9 +380,9 @@ def test_a_table_whose_rows_have_no_known_order_is_left_out_until_they_have(
         f"CREATE TYPE {source.name}.own AS (a int, b int)",
         f"CREATE TABLE {other} ({columns.format(schema=source.name)})",
     )
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
-        add(source, "other", "added")
+        add_to_publication(source, "other", "added")
         source.run(f"INSERT INTO {other} (id, v) VALUES (1, NULL)" if "own" not in columns else "SELECT 1")
         await_rows(source, store_url, kind, failures)
         assert "table_left_out" in actions(caplog)
@@ -401,37 +407,37 @@ def test_new_tables_are_left_out_or_refused_by_the_other_policies(
     grown: tuple[Source, Kind], store_url: str
 ) -> None:
     source, kind = grown
-    with running(pump_of(source, store_url, schema_changes="ignore")) as failures:
+    with running(create_pump(source, store_url, schema_changes="ignore")) as failures:
         await_queue(source, store_url, failures)
-        add(source)
+        add_to_publication(source)
         source.run(
             f"INSERT INTO {source.name}.added VALUES (0, 0, '')",
             f"INSERT INTO {source.name}.first VALUES (2)",
         )
         wait_until(lambda: failures or len(change_rows(store_url, f"{source.name}.first")) == 2, 60, "a row")
     # What was left out comes as soon as it is to be read.
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_rows(source, store_url, kind, failures)
 
 
 def test_what_cannot_be_read_again_is_refused(source: Source, store_url: str) -> None:
     source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
-    with running(pump_of(source, store_url, queue="together")) as failures:
+    with running(create_pump(source, store_url, queue="together")) as failures:
         wait_until(lambda: failures or _has_begun(store_url), 60, "the pump")
         with pytest.raises(InvalidInputError, match="one queue for all tables"):
-            ask(store_url, source.name, f"{source.name}.first")
+            request_table_backfill(store_url, source.name, f"{source.name}.first")
     with pytest.raises(PumpNotFoundError, match="penstock pump list"):
-        ask(store_url, "other", f"{source.name}.first")
+        request_table_backfill(store_url, "other", f"{source.name}.first")
 
 
 def test_a_table_that_the_pump_does_not_have_is_not_read_again(
     grown: tuple[Source, Kind], store_url: str
 ) -> None:
     source, _ = grown
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
     with pytest.raises(InvalidInputError, match=f"Did you mean '{source.name}.first'"):
-        ask(store_url, source.name, f"{source.name}.frist")
+        request_table_backfill(store_url, source.name, f"{source.name}.frist")
 
 
 def _has_begun(store_url: str) -> bool:

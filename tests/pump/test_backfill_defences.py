@@ -27,9 +27,17 @@ from penstock.pump import appender, backfills, planning
 from penstock.pump.backfill_records import backfills_of as checked_backfills
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
-from tests.support.backfilled import add, ask, await_queue, backfills_of, evolving, held_at, pumped_queues
+from tests.support.backfilled import (
+    add_to_publication,
+    await_queue,
+    create_evolving_pump,
+    hold_chunk,
+    list_backfills,
+    list_pumped_queues,
+    request_table_backfill,
+)
 from tests.support.postgres_source import Row, Source, apply
-from tests.support.pumped import Dies, change_rows, ordered, pump_of, running
+from tests.support.pumped import SimulatedCrash, change_rows, create_pump, running, sort_by_commit
 from tests.support.waiting import wait_until
 
 
@@ -69,10 +77,10 @@ def ids(store_url: str, queue: str) -> list[object]:
 def test_a_table_that_is_rewritten_meanwhile_does_not_look_empty(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    with running(evolving(grown, store_url)) as failures:
+    with running(create_evolving_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
-        add(grown)
-        with held_at(monkeypatch, 4) as (reached, released):
+        add_to_publication(grown)
+        with hold_chunk(monkeypatch, 4) as (reached, released):
             wait_until(lambda: failures or reached.is_set(), 60, "the fourth chunk")
             with psycopg.connect(grown.url) as other:
                 other.execute(f"ALTER TABLE {grown.name}.added {change}".encode())
@@ -81,7 +89,7 @@ def test_a_table_that_is_rewritten_meanwhile_does_not_look_empty(
                     lambda: grown.rows("SELECT FROM pg_locks WHERE NOT granted"), 30, "the chunk waits"
                 )
                 other.commit()
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "all rows")
     assert not failures
     assert sorted(ids(store_url, f"{grown.name}.added")) == list(range(1, 1001))
 
@@ -92,18 +100,18 @@ def test_a_table_that_is_added_within_a_large_transaction_does_not_change_its_pa
 ) -> None:
     monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
     name, added = grown.name, f"{grown.name}.added"
-    with running(evolving(grown, store_url)) as failures:
+    with running(create_evolving_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
         if dies:
             monkeypatch.setattr(appender, "append_commits", _dying_at(4))
         _write_large_transaction(grown)
         # A pump may plan the new table before it reads the transaction.
-        wait_until(lambda: failures or (not dies and added in pumped_queues(store_url)), 60, "its end")
-    assert [type(each) for each in failures] == [Dies] * dies
+        wait_until(lambda: failures or (not dies and added in list_pumped_queues(store_url)), 60, "its end")
+    assert [type(each) for each in failures] == [SimulatedCrash] * dies
     monkeypatch.undo()
-    with running(evolving(grown, store_url)) as failures:
-        wait_until(lambda: failures or added in pumped_queues(store_url), 60, "the new table")
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+    with running(create_evolving_pump(grown, store_url)) as failures:
+        wait_until(lambda: failures or added in list_pumped_queues(store_url), 60, "the new table")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "all rows")
     assert not failures
     for table in ("first", "added"):
         expected = [row[0] for row in grown.rows(f"SELECT id FROM {name}.{table} ORDER BY id")]
@@ -115,7 +123,7 @@ def _write_large_transaction(grown: Source) -> None:
     name = grown.name
     with grown.connection.transaction():
         grown.run(f"INSERT INTO {name}.first SELECT n FROM generate_series(2, 300) AS n")
-        add(grown)
+        add_to_publication(grown)
         for first in range(10_000, 14_000, 200):
             grown.run(
                 f"INSERT INTO {name}.added SELECT n, n FROM generate_series({first}, {first + 99}) AS n",
@@ -130,7 +138,7 @@ def _dying_at(number: int) -> Callable[..., object]:
         nonlocal count
         count += 1
         if count == number:
-            raise Dies
+            raise SimulatedCrash
         return append(*given)
 
     return appending
@@ -143,7 +151,7 @@ def _queues(store_url: str) -> list[str]:
 
 def _ends_with(grown: Source, store_url: str, *statements: str) -> str | None:
     """What ends a pump when something is done to the source while it runs."""
-    with running(evolving(grown, store_url)) as failures:
+    with running(create_evolving_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
         grown.run(*statements)
         wait_until(lambda: failures, 60, "the end")
@@ -176,35 +184,35 @@ def test_a_table_without_a_key_cannot_be_asked_for(grown: Source, store_url: str
     grown.run(
         f"CREATE TABLE {grown.name}.other (id int)", f"ALTER TABLE {grown.name}.other REPLICA IDENTITY FULL"
     )
-    add(grown, "other")
-    with running(pump_of(grown, store_url)) as failures:
+    add_to_publication(grown, "other")
+    with running(create_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
         with pytest.raises(InvalidInputError, match="no primary key"):
-            ask(store_url, grown.name, f"{grown.name}.other")
+            request_table_backfill(store_url, grown.name, f"{grown.name}.other")
     assert not failures
 
 
 def test_a_table_that_cannot_be_read_again_does_not_end_the_pump(
     grown: Source, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(pump_of(grown, store_url)) as failures:
+    with running(create_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
     grown.run(f"ALTER PUBLICATION {grown.name} SET (publish = 'insert')")
     token = _accepted(grown, store_url)
-    ask(store_url, grown.name, f"{grown.name}.first")
+    request_table_backfill(store_url, grown.name, f"{grown.name}.first")
     grown.run(f"INSERT INTO {grown.name}.first VALUES (2)")
-    pump = pump_of(grown, store_url) if token is None else _accepting(grown, store_url, token)
+    pump = create_pump(grown, store_url) if token is None else _accepting(grown, store_url, token)
     with running(pump) as failures:
         wait_until(lambda: failures or ids(store_url, f"{grown.name}.first") == [1, 2], 60, "a row")
         grown.run(f"INSERT INTO {grown.name}.first VALUES (3)")
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "the request to be forgotten")
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "the request to be forgotten")
     assert not failures
     assert "backfill_refused" in {getattr(record, "action", "") for record in caplog.records}
 
 
 def _accepted(grown: Source, store_url: str) -> list[str] | None:
     """What a pump asks to accept, if anything."""
-    with running(pump_of(grown, store_url)) as failures:
+    with running(create_pump(grown, store_url)) as failures:
         wait_until(lambda: failures, 60, "the refusal")
     (failure,) = failures
     found = getattr(failure, "parameters", {}).get("accept")
@@ -232,9 +240,9 @@ def test_a_domain_in_a_key_runs_nothing_of_its_owner(grown: Source, store_url: s
         "RESET ROLE",
     )
     try:
-        with running(evolving(grown, store_url)) as failures:
+        with running(create_evolving_pump(grown, store_url)) as failures:
             await_queue(grown, store_url, failures)
-            add(grown, "words")
+            add_to_publication(grown, "words")
             for _ in range(20):
                 grown.run(
                     f"SET ROLE {role}", f"UPDATE {name}.words SET v = v + 1 WHERE id < '3'", "RESET ROLE"
@@ -253,17 +261,17 @@ def test_a_domain_in_a_key_runs_nothing_of_its_owner(grown: Source, store_url: s
 
 
 def _is_done(store_url: str, name: str) -> bool:
-    return f"{name}.words" in pumped_queues(store_url) and not backfills_of(store_url)
+    return f"{name}.words" in list_pumped_queues(store_url) and not list_backfills(store_url)
 
 
 def test_a_filter_in_the_store_is_not_run_at_the_source(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "_SCHEMA_CHANGE_SECONDS", 0.5)
-    add(grown)
-    with running(pump_of(grown, store_url)) as failures:
+    add_to_publication(grown)
+    with running(create_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
-    ask(store_url, grown.name, f"{grown.name}.added")
+    request_table_backfill(store_url, grown.name, f"{grown.name}.added")
     with penstock.connect(store_url) as store:
 
         def poison(tx: Transaction) -> None:
@@ -276,7 +284,7 @@ def test_a_filter_in_the_store_is_not_run_at_the_source(
             pumps.set_pump_state(tx, found.name, found.owner, json.dumps(state))
 
         store.database.run(poison)
-    with running(pump_of(grown, store_url)) as failures:
+    with running(create_pump(grown, store_url)) as failures:
         wait_until(lambda: failures, 60, "the end")
     assert [condition_of(each) for each in failures] == ["FEED_UNAVAILABLE.CHANGED_IN_BACKFILL"]
     assert not grown.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711")
@@ -307,11 +315,11 @@ def test_many_keys_that_change_without_their_values_take_linear_time() -> None:
 def test_a_pump_that_waits_for_a_locked_table_stops_at_once(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = evolving(grown, store_url)
+    pump = create_evolving_pump(grown, store_url)
     with running(pump) as failures:
         await_queue(grown, store_url, failures)
-        add(grown)
-        with held_at(monkeypatch, 2) as (reached, released), psycopg.connect(grown.url) as other:
+        add_to_publication(grown)
+        with hold_chunk(monkeypatch, 2) as (reached, released), psycopg.connect(grown.url) as other:
             wait_until(lambda: failures or reached.is_set(), 60, "the second chunk")
             other.execute(f"LOCK TABLE {grown.name}.added IN ACCESS EXCLUSIVE MODE".encode())
             released.set()
@@ -334,9 +342,9 @@ def test_a_table_without_columns_is_left_alone(
 
     monkeypatch.setattr(planning.Planner, "plan", counted)
     grown.run(f"CREATE TABLE {grown.name}.none ()")
-    with running(evolving(grown, store_url)) as failures:
+    with running(create_evolving_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
-        add(grown, "none")
+        add_to_publication(grown, "none")
         grown.run(f"INSERT INTO {grown.name}.first VALUES (2)")
         wait_until(lambda: failures or len(ids(store_url, f"{grown.name}.first")) == 2, 60, "a row")
         time.sleep(1)
@@ -374,10 +382,10 @@ def test_changes_that_came_with_a_chunk_do_not_come_again_after_a_death(
     monkeypatch.setattr(following, "_PART_BYTES", 1 << (12 if in_parts else 25))
     monkeypatch.setattr(appender, "_CONFIRM_INTERVAL_SECONDS", 1e9)
     name = f"{grown.name}.added"
-    with running(evolving(grown, store_url)) as failures:
+    with running(create_evolving_pump(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
         with chunk_that_meets_commit(monkeypatch) as (is_held, meets_commit):
-            add(grown)
+            add_to_publication(grown)
             wait_until(lambda: failures or is_held(), 60, "the first chunk")
             meets_commit.set()
             with grown.connection.transaction():
@@ -385,13 +393,13 @@ def test_changes_that_came_with_a_chunk_do_not_come_again_after_a_death(
                 for _ in range(4):
                     grown.run(f"UPDATE {name} SET v = v + 1 WHERE id <= 150")
             wait_until(lambda: failures, 60, "the death of the pump")
-    assert [type(each) for each in failures] == [Dies]
+    assert [type(each) for each in failures] == [SimulatedCrash]
     monkeypatch.undo()
-    with running(evolving(grown, store_url)) as failures:
-        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+    with running(create_evolving_pump(grown, store_url)) as failures:
+        wait_until(lambda: failures or not list_backfills(store_url), 60, "all rows")
     assert not failures
     state: dict[object, Row] = {}
-    apply(ordered(change_rows(store_url, name)), ("id",), ("id", "v"), state)
+    apply(sort_by_commit(change_rows(store_url, name)), ("id",), ("id", "v"), state)
     expected = [{"id": n, "v": n + 4 * (n <= 150)} for n in range(51, 1001)]
     assert [state[key] for key in sorted(state)] == expected
 

@@ -31,16 +31,16 @@ from penstock.store.records.pumps import PumpPosition
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.pumped import (
     TABLES,
-    Dies,
+    SimulatedCrash,
     await_equal,
     change,
     change_rows,
+    create_pump,
     fill,
     is_equal,
-    ordered,
-    pump_of,
     pumped_tables,
     running,
+    sort_by_commit,
     source_tables,
 )
 from tests.support.waiting import wait_until
@@ -52,20 +52,20 @@ def commits(store_url: str, queue: str) -> list[tuple[int, int]]:
 
 def test_the_queues_have_the_rows_that_were_there_and_each_change(shop: Source, store_url: str) -> None:
     chance = random.Random(1)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         for _ in range(60):
             change(shop, chance)
         await_equal(store_url, shop, failures)
     for _ in range(20):
         change(shop, chance)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     assert not failures
 
 
 def test_the_first_commit_has_all_rows_that_were_there(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     (orders,), (stock,) = (commits(store_url, f"{shop.name}.{table}") for table in TABLES)
     assert orders == (stock[0], 500)
@@ -73,7 +73,7 @@ def test_the_first_commit_has_all_rows_that_were_there(shop: Source, store_url: 
 
 
 def test_a_commit_reaches_all_queues_in_one_transaction(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         with shop.connection.transaction():
             fill(shop, 501, 510)
@@ -81,7 +81,7 @@ def test_a_commit_reaches_all_queues_in_one_transaction(shop: Source, store_url:
     last = [commits(store_url, f"{shop.name}.{table}")[-1] for table in TABLES]
     assert [rows for _, rows in last] == [10, 7]
     assert last[0][0] == last[1][0]
-    rows = ordered([row for table in TABLES for row in change_rows(store_url, f"{shop.name}.{table}")])
+    rows = sort_by_commit([row for table in TABLES for row in change_rows(store_url, f"{shop.name}.{table}")])
     assert [row["_commit_sequence"] for row in rows if row["_commit_version"] == last[0][0]] == list(
         range(17)
     )
@@ -93,7 +93,7 @@ def test_a_large_transaction_is_appended_in_parts_and_read_whole(
 ) -> None:
     monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
     monkeypatch.setattr(following, "_PIECE_ROWS", 60)
-    with running(pump_of(shop, store_url, partitions=partitions)) as failures:
+    with running(create_pump(shop, store_url, partitions=partitions)) as failures:
         await_equal(store_url, shop, failures)
         with shop.connection.transaction():
             fill(shop, 1001, 9000)
@@ -117,7 +117,7 @@ def test_a_pump_that_dies_within_a_large_transaction_goes_on_in_it(
         nonlocal moved
         moved += 1
         if moved % 5 == 0 and not after_commit:
-            raise Dies
+            raise SimulatedCrash
         return move(*given)
 
     monkeypatch.setattr(pumps, "move_pump", dying)
@@ -129,7 +129,7 @@ def test_a_pump_that_dies_within_a_large_transaction_goes_on_in_it(
             nonlocal moved
             moved += 1
             if moved % 5 == 0:
-                raise Dies
+                raise SimulatedCrash
 
         monkeypatch.setattr(appender, "append_commits", appending)
     with shop.connection.transaction():
@@ -146,14 +146,14 @@ def test_a_pump_that_dies_within_a_large_transaction_goes_on_in_it(
 
 def _fails(shop: Source, store_url: str, *, expects_end: bool) -> bool:
     """Run a pump until it dies, or it has appended everything; return whether it died."""
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures or (expects_end and is_equal(store_url, shop)), 60, "the end")
-    assert all(isinstance(each, Dies) for each in failures)
+    assert all(isinstance(each, SimulatedCrash) for each in failures)
     return bool(failures)
 
 
 def test_the_slot_advances_when_the_tables_do_not_change(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         for _ in range(5):
             shop.run(f"CREATE TABLE {shop.name}.other AS SELECT n FROM generate_series(1, 20000) AS n")
@@ -168,7 +168,7 @@ def test_the_slot_advances_when_the_tables_do_not_change(shop: Source, store_url
 
 def test_a_server_that_ends_its_connections_is_connected_to_again(shop: Source, store_url: str) -> None:
     chance = random.Random(2)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         for _ in range(3):
             shop.run(
@@ -182,12 +182,12 @@ def test_a_server_that_ends_its_connections_is_connected_to_again(shop: Source, 
 
 
 def test_one_queue_has_the_rows_of_all_tables_in_one_form(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url, queue="all")):
+    with running(create_pump(shop, store_url, queue="all")):
         wait_until(lambda: _count(store_url, "all") == 507, 60, "the rows")
         with shop.connection.transaction():
             fill(shop, 501, 503)
         wait_until(lambda: _count(store_url, "all") == 517, 60, "the new rows")
-    rows = ordered(change_rows(store_url, "all"))[507:]
+    rows = sort_by_commit(change_rows(store_url, "all"))[507:]
     assert [row["_table"].split(".")[1] for row in rows] == ["orders"] * 3 + ["stock"] * 7
     assert rows[0]["orders"] == {"id": 501, "item": "item 4", "price": rows[0]["orders"]["price"]}
     assert rows[0]["stock"] is None
@@ -202,7 +202,7 @@ def _count(store_url: str, queue: str) -> int:
 
 
 def test_a_change_of_a_table_stops_the_pump_after_the_commits_before_it(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         fill(shop, 501, 502)
         shop.run(f"ALTER TABLE {shop.name}.orders DROP COLUMN item")
@@ -219,7 +219,7 @@ def test_a_change_of_a_table_stops_the_pump_after_the_commits_before_it(shop: So
 def test_commits_before_one_that_cannot_be_read_are_appended_even_if_they_come_together(
     shop: Source, store_url: str
 ) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     for first in (501, 511):
         fill(shop, first, first + 9)
@@ -228,7 +228,7 @@ def test_commits_before_one_that_cannot_be_read_are_appended_even_if_they_come_t
         shop.run(f"ALTER TABLE {shop.name}.orders RENAME COLUMN item TO article")
         fill_renamed = f"INSERT INTO {shop.name}.orders VALUES (600, 'x', 1)"
         shop.run(fill_renamed)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures, 30, "the pump to stop")
     assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_DROPPED"
     assert max(row["id"] for row in change_rows(store_url, f"{shop.name}.orders")) == 520
@@ -238,12 +238,12 @@ def test_commits_before_one_that_cannot_be_read_are_appended_even_if_they_come_t
 @pytest.mark.parametrize("policy", ["evolve", "ignore"])
 def test_columns_come_and_go_by_the_policy(shop: Source, store_url: str, policy: str) -> None:
     table, queue = f"{shop.name}.orders", f"{shop.name}.orders"
-    pump = pump_of(shop, store_url, schema_changes=policy)
+    pump = create_pump(shop, store_url, schema_changes=policy)
     with running(pump) as failures:
         await_equal(store_url, shop, failures)
 
     def found() -> list[tuple[object, ...]]:
-        rows = ordered(change_rows(store_url, queue))[500:]
+        rows = sort_by_commit(change_rows(store_url, queue))[500:]
         return [(row["id"], row["item"], row.get("note"), str(row.get("at"))) for row in rows]
 
     shop.run(
@@ -253,7 +253,7 @@ def test_columns_come_and_go_by_the_policy(shop: Source, store_url: str, policy:
         f"ALTER TABLE {table} DROP COLUMN item",
         f"INSERT INTO {table} VALUES (503, 3, 'newer')",
     )
-    with running(pump_of(shop, store_url, schema_changes=policy)) as failures:
+    with running(create_pump(shop, store_url, schema_changes=policy)) as failures:
         wait_until(lambda: failures or len(found()) >= 3, 30, "the rows")
         shop.run(f"ALTER TABLE {table} ADD COLUMN item text")
         wait_until(lambda: failures, 30, "the pump to stop")
@@ -266,7 +266,7 @@ def test_columns_come_and_go_by_the_policy(shop: Source, store_url: str, policy:
 
 
 def test_a_renamed_column_is_never_taken_for_one_that_is_gone(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         await_equal(store_url, shop, failures)
         shop.run(f"ALTER TABLE {shop.name}.orders RENAME COLUMN item TO article")
         shop.run(f"INSERT INTO {shop.name}.orders VALUES (503, 'x', 1)")
@@ -276,7 +276,7 @@ def test_a_renamed_column_is_never_taken_for_one_that_is_gone(shop: Source, stor
 
 
 def test_what_is_not_in_the_log_stops_the_pump(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
         shop.run(f"ALTER PUBLICATION {shop.name} DROP TABLE {shop.name}.stock")
         shop.run(f"UPDATE {shop.name}.stock SET n = 77")
@@ -287,12 +287,12 @@ def test_what_is_not_in_the_log_stops_the_pump(shop: Source, store_url: str) -> 
 
 def test_a_store_that_was_restored_from_before_the_slot_is_refused(shop: Source, tmp_path: Path) -> None:
     url, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db"
-    with running(pump_of(shop, url)) as failures:
+    with running(create_pump(shop, url)) as failures:
         await_equal(url, shop, failures)
     backup = tmp_path / "backup.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("vacuum into ?", (str(backup),))
-    with running(pump_of(shop, url)) as failures:
+    with running(create_pump(shop, url)) as failures:
         fill(shop, 501, 502)
         await_equal(url, shop, failures)
         wait_until(lambda: shop.feed().lag().unconfirmed == 0, 30, "the slot to advance")
@@ -300,14 +300,14 @@ def test_a_store_that_was_restored_from_before_the_slot_is_refused(shop: Source,
         each.unlink()
     backup.rename(file)
     file.chmod(0o600)
-    with running(pump_of(shop, url)) as failures:
+    with running(create_pump(shop, url)) as failures:
         wait_until(lambda: failures, 30, "the pump to stop")
     assert isinstance(failures[0], DataLostError)
     assert failures[0].condition == "DATA_LOST.SLOT"
 
 
 def test_a_pump_of_another_feed_needs_another_name(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     feed = shop.feed(snapshot="initial", tables=["orders"])
     with running(penstock.Pump(feed, store_url)) as failures:
@@ -318,7 +318,7 @@ def test_a_pump_of_another_feed_needs_another_name(shop: Source, store_url: str)
 
 def test_a_queue_with_other_columns_is_refused(shop: Source, store: penstock.Store, store_url: str) -> None:
     store.create_queue(f"{shop.name}.stock", pa.schema([("n", pa.int64())]))
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures, 30, "the pump to stop")
     assert isinstance(failures[0], AlreadyExistsError)
     assert failures[0].parameters["column"] == "item"
@@ -326,7 +326,7 @@ def test_a_queue_with_other_columns_is_refused(shop: Source, store: penstock.Sto
 
 def test_a_new_pump_waits_for_a_transaction_that_is_open(shop: Source, store_url: str) -> None:
     statement = f"INSERT INTO {shop.name}.orders VALUES (9999, 'open', 1)"
-    with open_transaction(shop, statement) as other, running(pump_of(shop, store_url)) as failures:
+    with open_transaction(shop, statement) as other, running(create_pump(shop, store_url)) as failures:
         other.commit()
         await_equal(store_url, shop, failures)
     assert not failures
@@ -349,7 +349,7 @@ def test_a_pump_needs_no_spark() -> None:
 
 
 def test_the_time_before_which_all_commits_are_in_the_queues_goes_on(shop: Source, store_url: str) -> None:
-    pump = pump_of(shop, store_url)
+    pump = create_pump(shop, store_url)
     feed = QueueFeed(f"{shop.name}.orders", store_url).open()
 
     def passed(moment: object) -> bool:
@@ -372,13 +372,13 @@ def test_the_time_before_which_all_commits_are_in_the_queues_goes_on(shop: Sourc
     # Later commits have no earlier time.
     fill(shop, 511, 520)
     known = feed.finalized_until(feed.newest(-1))
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     assert list(feed.commits(-1, 2**62))[-1].timestamp >= known
 
 
 def test_a_pump_state_that_is_no_pumps_does_not_hinder_a_reader(shop: Source, store_url: str) -> None:
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     feed = QueueFeed(f"{shop.name}.orders", store_url).open()
     newest = feed.newest(-1)

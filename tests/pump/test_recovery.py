@@ -9,13 +9,13 @@ import pytest
 
 import penstock
 from penstock.pump import backfills
-from tests.support.backfilled import held_at
+from tests.support.backfilled import hold_chunk
 from tests.support.postgres import start_postgres
 from tests.support.postgres_source import Source, source_at
 from tests.support.pumped import (
     TABLES,
+    create_pump,
     fill,
-    pump_of,
     running,
 )
 from tests.support.recovered import (
@@ -24,30 +24,30 @@ from tests.support.recovered import (
     failure_of,
     fold,
     is_recovered,
-    pumped,
     queue_rows,
+    read_pump_state,
     recover,
-    recovering,
-    states,
+    recovery_during_changes,
+    run_pump_to_end,
 )
 from tests.support.waiting import wait_until
 
 
 def test_a_slot_that_was_dropped_is_recovered(shop: Source, store_url: str) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop)
-    failure = failure_of(pump_of(shop, store_url))
+    failure = failure_of(create_pump(shop, store_url))
     assert failure.condition == "FEED_UNAVAILABLE.SLOT_MISSING"
     assert f"penstock pump recover {shop.name}" in failure.message
     before = {name: queue_rows(store_url, f"{shop.name}.{name}") for name in TABLES}
-    with recovering(shop, store_url):
+    with recovery_during_changes(shop, store_url):
         pass
     assert shop.slots() == 1
-    assert states(store_url)["offset"] == 0
+    assert read_pump_state(store_url)["offset"] == 0
     for name, rows in before.items():
         assert queue_rows(store_url, f"{shop.name}.{name}")[: len(rows)] == rows
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         fill(shop, 90_001, 90_010)
         await_recovered(store_url, shop, failures)
 
@@ -79,13 +79,13 @@ def invalidate(source: Source) -> None:
 
 
 def test_a_slot_that_was_invalidated_is_recovered(forgetful: Source, store_url: str) -> None:
-    pumped(forgetful, store_url)
+    run_pump_to_end(forgetful, store_url)
     change_in_the_gap(forgetful)
     invalidate(forgetful)
-    failure = failure_of(pump_of(forgetful, store_url))
+    failure = failure_of(create_pump(forgetful, store_url))
     assert failure.condition == "DATA_LOST.SLOT_INVALIDATED"
     assert "penstock pump recover" in failure.message
-    with recovering(forgetful, store_url):
+    with recovery_during_changes(forgetful, store_url):
         pass
     slots = forgetful.rows("SELECT slot_name, wal_status FROM pg_replication_slots")
     assert slots == [(forgetful.name, "reserved")]
@@ -126,7 +126,7 @@ def await_wide(source: Source, store_url: str, failures: list[BaseException]) ->
 
 def without_slot(source: Source, store_url: str) -> None:
     """A pump of the wide table whose slot is gone, and with it new long values of some rows."""
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or queue_of(source, store_url) == 400, 60, "the copy")
         assert not failures
     source.drop_slot()
@@ -140,16 +140,16 @@ def queue_of(source: Source, store_url: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("after_read", [True, False])
 def test_values_that_changes_meanwhile_do_not_log_are_read(
-    wide: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, is_read: bool
+    wide: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, after_read: bool
 ) -> None:
     without_slot(wide, store_url)
     recover(store_url)
     name = f"{wide.name}.wide"
     with (
-        held_at(monkeypatch, 2, is_read=is_read) as (reached, released),
-        running(pump_of(wide, store_url)) as failures,
+        hold_chunk(monkeypatch, 2, after_read=after_read) as (reached, released),
+        running(create_pump(wide, store_url)) as failures,
     ):
         wait_until(lambda: failures or reached.is_set(), 60, "the second chunk")
         wide.run(

@@ -27,19 +27,19 @@ from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source
 from tests.support.processes import start
-from tests.support.pumped import TABLES, Dies, await_equal, change_rows, fill, pump_of, running
+from tests.support.pumped import TABLES, SimulatedCrash, await_equal, change_rows, create_pump, fill, running
 from tests.support.recovered import (
     await_recovered,
     change_in_the_gap,
-    changing,
+    changes_in_background,
     condition_at_start,
     fold,
     is_recovered,
-    pumped,
     queue_rows,
+    read_pump,
+    read_pump_state,
     recover,
-    states,
-    the_pump,
+    run_pump_to_end,
 )
 from tests.support.waiting import wait_until
 
@@ -62,7 +62,7 @@ def test_a_recovery_that_dies_is_completed_by_the_next_process(
 ) -> None:
     monkeypatch.setattr(deletions, "_MAX_KEYS", 20)
     monkeypatch.setattr(last_changes, "_PAGE_ROWS", 100)
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
@@ -74,24 +74,24 @@ def test_a_recovery_that_dies_is_completed_by_the_next_process(
         count += 1
         result = step(*given) if after or count != 2 ** (count.bit_length() - 1) else None
         if count in (1, 2, 4):
-            raise Dies
+            raise SimulatedCrash
         return result
 
     monkeypatch.setattr(place, name, dying)
     deaths = 0
     for attempt in range(8):
-        with running(pump_of(shop, store_url)) as failures:
+        with running(create_pump(shop, store_url)) as failures:
             wait_until(lambda: failures or is_recovered(store_url), 60, "the end")
-        assert all(isinstance(each, Dies) for each in failures)
+        assert all(isinstance(each, SimulatedCrash) for each in failures)
         deaths += len(failures)
         if name == "recreate_slot" and failures:
             # Its slot may be new by now: it is not to look as if the pump could resume.
-            assert states(store_url)["recovery_request"]["force"]
+            assert read_pump_state(store_url)["recovery_request"]["force"]
         fill(shop, 70_000 + 10 * attempt, 70_005 + 10 * attempt)
         if is_recovered(store_url):
             break
     assert deaths >= 1
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
     assert shop.slots() == 1
 
@@ -101,12 +101,12 @@ def test_recoveries_that_are_killed_at_random_moments_are_completed(
     shop: Source, store_url: str, tmp_path: Path
 ) -> None:
     chance = random.Random(11)
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     command = [sys.executable, "-m", "penstock", "-v", "pump", "run", shop.feed(snapshot="initial").url]
-    with changing(shop.url, shop.name), ExitStack() as stack:
+    with changes_in_background(shop.url, shop.name), ExitStack() as stack:
         for number in range(2):
             child = start([*command, "--url", store_url], os.environ, tmp_path / f"pump{number}.log")
             stack.callback(child.kill_tree)
@@ -114,7 +114,7 @@ def test_recoveries_that_are_killed_at_random_moments_are_completed(
             with suppress(AssertionError):
                 wait_until(lambda: is_recovered(store_url), chance.uniform(0.05, 1.0))
             child.kill_tree()
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
     assert shop.slots() == 1
 
@@ -123,12 +123,12 @@ def test_pumps_that_start_meanwhile_wait_and_a_second_request_changes_nothing(
     shop: Source, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.pump")
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
     recover(store_url)
-    first, second = pump_of(shop, store_url), pump_of(shop, store_url)
+    first, second = create_pump(shop, store_url), create_pump(shop, store_url)
     with running(first) as failures, running(second) as others:
         wait_until(lambda: failures or others or is_recovered(store_url), 60, "the end of the recovery")
         await_recovered(store_url, shop, [*failures, *others])
@@ -141,24 +141,24 @@ def test_pumps_that_start_meanwhile_wait_and_a_second_request_changes_nothing(
 def test_a_recovery_while_another_one_reads_begins_again(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     change_in_the_gap(shop, 5)
     recover(store_url)
     monkeypatch.setattr(Deletions, "step", lambda *_: None)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures or _all_read(store_url), 60, "the rows")
         assert not failures
     monkeypatch.undo()
     shop.drop_slot()
     change_in_the_gap(shop, 6)
     recover(store_url)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
 
 
 def _all_read(store_url: str) -> bool:
-    recoveries = states(store_url).get("recoveries", {})
+    recoveries = read_pump_state(store_url).get("recoveries", {})
     return bool(recoveries) and all(each["is_read"] for each in recoveries.values())
 
 
@@ -169,13 +169,15 @@ def test_a_pump_that_can_resume_does_not_recover_unless_it_is_forced_to(
         actions = [getattr(record, "action", "") for record in caplog.records]
         return [action for action in actions if action in ("recovery_declined", "recovery_started")]
 
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     recover(store_url)
-    with running(pump_of(shop, store_url)) as failures:
-        wait_until(lambda: failures or "recovery_request" not in states(store_url), 60, "an answer")
+    with running(create_pump(shop, store_url)) as failures:
+        wait_until(lambda: failures or "recovery_request" not in read_pump_state(store_url), 60, "an answer")
         # One that is asked while it runs looks every few seconds.
         recover(store_url)
-        wait_until(lambda: failures or "recovery_request" not in states(store_url), 60, "another answer")
+        wait_until(
+            lambda: failures or "recovery_request" not in read_pump_state(store_url), 60, "another answer"
+        )
         assert not failures
         assert logged() == ["recovery_declined"] * 2
         recover(store_url, force=True)
@@ -191,12 +193,12 @@ def _slot_start(source: Source) -> object:
 
 
 def test_a_table_that_was_emptied_is_recovered(shop: Source, store_url: str) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.run(f"TRUNCATE {shop.name}.orders")
     fill(shop, 20, 30)
-    assert condition_at_start(pump_of(shop, store_url)) == "FEED_UNAVAILABLE.TRUNCATED"
+    assert condition_at_start(create_pump(shop, store_url)) == "FEED_UNAVAILABLE.TRUNCATED"
     recover(store_url, force=True)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
 
 
@@ -211,23 +213,23 @@ def test_a_commit_of_which_only_a_part_was_appended_is_ended_and_read_again(
         nonlocal parts
         parts += bool(given[4].part_rows and given[4].version)
         if parts == 5:
-            raise Dies
+            raise SimulatedCrash
         return move(*given)
 
-    with running(pump_of(shop, store_url, partitions=partitions)) as failures:
+    with running(create_pump(shop, store_url, partitions=partitions)) as failures:
         await_equal(store_url, shop, failures)
     monkeypatch.setattr(pumps, "move_pump", dying)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         with shop.connection.transaction():
             shop.run(f"DELETE FROM {shop.name}.orders WHERE id < 20")
             fill(shop, 1001, 9000)
         wait_until(lambda: failures, 60, "the death")
     monkeypatch.setattr(pumps, "move_pump", move)
-    assert the_pump(store_url).position.part_rows
+    assert read_pump(store_url).position.part_rows
     shop.drop_slot()
     change_in_the_gap(shop)
     recover(store_url)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
         fill(shop, 9001, 9010)
         await_recovered(store_url, shop, failures)
@@ -236,7 +238,7 @@ def test_a_commit_of_which_only_a_part_was_appended_is_ended_and_read_again(
 def test_deletes_that_a_queue_cannot_show_are_reported(
     shop: Source, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     name = f"{shop.name}.orders"
     fill(shop, 95_001, 95_010)
@@ -245,7 +247,7 @@ def test_deletes_that_a_queue_cannot_show_are_reported(
         queue.trim(0, queue.info().partitions[0].next_index)
     shop.run(f"DELETE FROM {name} WHERE id <= 300", f"DELETE FROM {shop.name}.stock WHERE item = 'item 1'")
     recover(store_url)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures or is_recovered(store_url), 60, "the end of the recovery")
         assert not failures
     unknown = [each for each in caplog.records if getattr(each, "action", "") == "deletes_unknown"]
@@ -299,13 +301,13 @@ def _recovered_after(
             return len(change_rows(store_url, queue)) == count
         return False
 
-    with running(pump_of(source, store_url, **options)) as failures:
+    with running(create_pump(source, store_url, **options)) as failures:
         wait_until(lambda: failures or has_copy(), 60, "the copy")
         assert not failures
     source.drop_slot()
     source.run(*gap)
     recover(store_url)
-    with running(pump_of(source, store_url, **options)) as failures:
+    with running(create_pump(source, store_url, **options)) as failures:
         wait_until(lambda: failures or is_recovered(store_url), 60, "the end of the recovery")
         assert not failures
     columns = (*key, *others)
@@ -329,7 +331,7 @@ def test_columns_that_came_meanwhile_follow_the_policy(source: Source, store_url
     if policy == "evolve":
         _recovered_after(source, store_url, "t", ("id",), gap, ("v", "added"), schema_changes="evolve")
         return
-    pump = partial(pump_of, source, store_url, schema_changes=policy)
+    pump = partial(create_pump, source, store_url, schema_changes=policy)
     with running(pump()) as failures:
         wait_until(lambda: failures or _has_queue(store_url, table), 60, "the copy")
     source.drop_slot()
@@ -359,18 +361,18 @@ def _has_queue(store_url: str, name: str) -> bool:
 def test_tables_that_cannot_be_read_again_are_refused_before_anything_is_dropped(
     shop: Source, store_url: str, statement: str, condition: str
 ) -> None:
-    pumped(shop, store_url)
-    before = _slot_start(shop), states(store_url)
+    run_pump_to_end(shop, store_url)
+    before = _slot_start(shop), read_pump_state(store_url)
     shop.run(statement.format(name=shop.name))
     recover(store_url, force=True)
-    assert condition_at_start(pump_of(shop, store_url)) == condition
-    after = states(store_url)
+    assert condition_at_start(create_pump(shop, store_url)) == condition
+    after = read_pump_state(store_url)
     assert after.pop("recovery_request")
     assert (_slot_start(shop), after) == before
 
 
 def test_nothing_is_deleted_for_a_table_that_was_not_read(shop: Source, store_url: str) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     recover(store_url)
     before = {name: queue_rows(store_url, f"{shop.name}.{name}") for name in TABLES}
@@ -384,18 +386,18 @@ def test_nothing_is_deleted_for_a_table_that_was_not_read(shop: Source, store_ur
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("penstock.pump.backfills.Backfills.step", lambda *_: None)
         patched.setattr(Deletions, "step", counted)
-        with running(pump_of(shop, store_url)) as failures:
+        with running(create_pump(shop, store_url)) as failures:
             wait_until(lambda: failures or len(steps) > 50, 60, "times to delete")
             assert not failures
     shop.run(f"ALTER PUBLICATION {shop.name} SET (publish = 'insert')")
-    assert condition_at_start(pump_of(shop, store_url)) == "FEED_UNAVAILABLE.PARTLY_PUBLISHED"
+    assert condition_at_start(create_pump(shop, store_url)) == "FEED_UNAVAILABLE.PARTLY_PUBLISHED"
     assert {name: queue_rows(store_url, f"{shop.name}.{name}") for name in TABLES} == before
 
 
 def test_a_row_that_comes_again_while_deleted_ones_are_looked_for_stays(
     shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     shop.drop_slot()
     name = f"{shop.name}.orders"
     shop.run(f"DELETE FROM {name} WHERE id = (SELECT min(id) FROM {name}) RETURNING id")
@@ -413,7 +415,7 @@ def test_a_row_that_comes_again_while_deleted_ones_are_looked_for_stays(
 
     monkeypatch.setattr(Deletions, "_write_mark", after_an_insert)
     recover(store_url)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_recovered(store_url, shop, failures)
     assert [row["_change_type"] for row in queue_rows(store_url, name) if row["id"] == key][-1] == "insert"
     # What was deleted before is not deleted again.
@@ -432,7 +434,7 @@ def _deleted(store_url: str, name: str) -> set[object]:
 def test_pumps_that_cannot_recover_are_refused_at_once(source: Source, store_url: str) -> None:
     table = source.table("id int", "t")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"INSERT INTO {table} VALUES (1)")
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or _has_queue(store_url, table), 60, "the copy")
     source.run(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
     with penstock.connect(store_url) as store:
@@ -454,7 +456,7 @@ def test_pumps_that_cannot_recover_are_refused_at_once(source: Source, store_url
 
 
 def test_a_request_on_the_command_line_is_listed(shop: Source, store_url: str, tmp_path: Path) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
 
     def penstock_pump(*words: str) -> str:
         child = start(
@@ -470,7 +472,7 @@ def test_a_request_on_the_command_line_is_listed(shop: Source, store_url: str, t
 
 
 def test_a_disk_that_is_full_is_named(shop: Source, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pumped(shop, store_url)
+    run_pump_to_end(shop, store_url)
     note = LastChanges._store_changes
 
     def full(self: LastChanges, rows: object) -> None:
@@ -479,6 +481,6 @@ def test_a_disk_that_is_full_is_named(shop: Source, store_url: str, monkeypatch:
 
     monkeypatch.setattr(LastChanges, "_store_changes", full)
     recover(store_url, force=True)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         wait_until(lambda: failures, 60, "the end of the pump")
     assert condition_of(failures[0]) == "FEED_UNAVAILABLE.TEMPORARY_FILE"

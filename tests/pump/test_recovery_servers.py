@@ -15,23 +15,23 @@ from tests.support.pgtools import program
 from tests.support.postgres import start_postgres
 from tests.support.postgres_proxy import proxied
 from tests.support.postgres_source import Row, Source
-from tests.support.pumped import TABLES, await_equal, change_rows, fill, pump_of, running
+from tests.support.pumped import TABLES, await_equal, change_rows, create_pump, fill, running
 from tests.support.recovered import (
     await_recovered,
     change_in_the_gap,
     failure_of,
     fold,
-    pumped,
     queue_rows,
-    reached,
+    read_pump,
+    read_pump_state,
+    reconnect,
     recover,
-    recovering,
-    states,
+    recovery_during_changes,
+    run_pump_to_end,
     system_identifier,
-    the_pump,
 )
 from tests.support.standby import await_slot, with_standby
-from tests.support.upgraded import to_be_upgraded
+from tests.support.upgraded import upgradable_server
 from tests.support.waiting import wait_until
 
 KINDS = ("size", "id")
@@ -85,12 +85,12 @@ def check_recovery(source: Source, store_url: str, condition: str) -> None:
     change_in_the_gap(source)
     change_kinds(source)
     before = {name: queue_rows(store_url, f"shop.{name}") for name in TABLES}
-    failure = failure_of(pump_of(source, store_url))
+    failure = failure_of(create_pump(source, store_url))
     assert failure.condition == condition
     assert "penstock pump recover" in failure.message
-    with recovering(source, store_url):
+    with recovery_during_changes(source, store_url):
         pass
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         fill(source, 99_901, 99_905)
         change_kinds(source)
         await_recovered(store_url, source, failures)
@@ -108,7 +108,7 @@ def test_a_standby_that_lacks_commits_takes_over(store_url: str) -> None:
     with with_standby() as pair, shop_at(pair.url) as source:
         pair.follow()
         has_slots = source.version >= 17
-        with running(pump_of(source, store_url)) as failures:
+        with running(create_pump(source, store_url)) as failures:
             await_equal(store_url, source, failures)
             if has_slots:
                 await_slot(pair, lambda: source.run("UPDATE shop.stock SET n = n + 1"), "shop")
@@ -119,10 +119,10 @@ def test_a_standby_that_lacks_commits_takes_over(store_url: str) -> None:
             write_much_log(source)
             await_equal(store_url, source, failures)
         pair.take_over()
-        with reached(pair.url, source) as now:
+        with reconnect(pair.url, source) as now:
             condition = "DATA_LOST.HISTORY_CHANGED" if has_slots else "FEED_UNAVAILABLE.SLOT_MISSING"
             check_recovery(now, store_url, condition)
-        assert states(store_url)["offset"] > 0
+        assert read_pump_state(store_url)["offset"] > 0
 
 
 def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> None:
@@ -130,7 +130,7 @@ def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> No
     try:
         with proxied(old.url) as proxy, shop_at(proxy.url) as source:
             write_much_log(source)
-            pumped(source, store_url)
+            run_pump_to_end(source, store_url)
             change_in_the_gap(source, 8)
             dumped = subprocess.run([program("pg_dump"), old.url], capture_output=True, check=True)
             with psycopg.connect(new.url, autocommit=True) as connection:
@@ -142,17 +142,17 @@ def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> No
             with psycopg.connect(new.url, autocommit=True) as connection:
                 password = psycopg.sql.Literal(urlsplit(old.url).password)
                 connection.execute(psycopg.sql.SQL("ALTER ROLE penstock PASSWORD {}").format(password))
-            feed = states(store_url)["feed"]
+            feed = read_pump_state(store_url)["feed"]
             proxy.lead_to(new.url)
-            with reached(proxy.url, source) as now:
+            with reconnect(proxy.url, source) as now:
                 _check_unnamed(now, store_url)
                 check_recovery(now, store_url, "CHECKPOINT_MISMATCH.OTHER_SERVER")
-                state = states(store_url)
+                state = read_pump_state(store_url)
                 assert state["offset"] > 0
                 assert state["feed"] != feed
                 # The offset is not added twice.
                 (end,) = now.rows("SELECT pg_current_wal_lsn() - '0/0'")[0]
-                assert the_pump(store_url).position.version <= end + state["offset"]
+                assert read_pump(store_url).position.version <= end + state["offset"]
                 _check_idle(now, store_url)
     finally:
         old.stop()
@@ -161,20 +161,20 @@ def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> No
 
 def _check_unnamed(source: Source, store_url: str) -> None:
     """A pump reads from no other server that is not named: its URL may be wrong, and rows be deleted."""
-    before = the_pump(store_url).state
+    before = read_pump(store_url).state
     for server in (None, "1"):
         recover(store_url, force=True, server=server)
-        failure = failure_of(pump_of(source, store_url))
+        failure = failure_of(create_pump(source, store_url))
         assert failure.condition == "CHECKPOINT_MISMATCH.OTHER_SERVER"
         assert f"recover shop --server {system_identifier(source)}" in failure.message
-        now = the_pump(store_url).state
+        now = read_pump(store_url).state
         assert {**now, "recovery_request": None} == {**before, "recovery_request": None}
 
 
 def _check_idle(source: Source, store_url: str) -> None:
     """The slot also advances while only other tables change."""
     confirmed = "SELECT max(confirmed_flush_lsn) - '0/0' FROM pg_replication_slots WHERE slot_name = 'shop'"
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         source.run("CREATE TABLE public.idle AS SELECT generate_series(1, 1000)")
         (end,) = source.rows("SELECT pg_current_wal_lsn() - '0/0'")[0]
         wait_until(lambda: failures or source.rows(confirmed)[0][0] >= end - 200, 60, "the end of the log")
@@ -183,12 +183,12 @@ def _check_idle(source: Source, store_url: str) -> None:
 
 def test_a_server_is_upgraded(tmp_path: Path) -> None:
     store_url = f"sqlite:///{tmp_path}/store.db"
-    with to_be_upgraded() as server, shop_at(server.url) as source:
-        pumped(source, store_url)
+    with upgradable_server() as server, shop_at(server.url) as source:
+        run_pump_to_end(source, store_url)
         change_in_the_gap(source, 8)
         before = source.version
         server.upgrade()
-        with reached(server.url, source) as now:
+        with reconnect(server.url, source) as now:
             assert now.version > before
             check_recovery(now, store_url, "CHECKPOINT_MISMATCH.OTHER_SERVER")
     assert change_rows(store_url, "shop.orders")

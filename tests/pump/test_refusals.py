@@ -30,7 +30,7 @@ from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.processes import start
-from tests.support.pumped import await_equal, change_rows, fill, ordered, pump_of, running
+from tests.support.pumped import await_equal, change_rows, create_pump, fill, running, sort_by_commit
 from tests.support.raw_sql import run_sql
 from tests.support.waiting import wait_until
 
@@ -44,7 +44,7 @@ def failure_of(pump: penstock.Pump) -> BaseException:
 @pytest.fixture
 def copied(shop: Source, store_url: str) -> Source:
     """A shop whose pump has appended what was there, and has stopped."""
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     return shop
 
@@ -77,9 +77,9 @@ def test_columns_that_came_just_before_a_change_that_is_refused_are_appended(
         f"ALTER TABLE {table} ALTER COLUMN price TYPE text",
         f"INSERT INTO {table} VALUES (505, 'e', '5', 'n5')",
     )
-    failure = failure_of(pump_of(copied, store_url, schema_changes="evolve"))
+    failure = failure_of(create_pump(copied, store_url, schema_changes="evolve"))
     assert failure.condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"
-    rows = ordered(change_rows(store_url, table))[500:]
+    rows = sort_by_commit(change_rows(store_url, table))[500:]
     assert [(row["id"], row["note"]) for row in rows] == [(503, "n3"), (504, "n4")]
 
 
@@ -90,7 +90,7 @@ def test_a_commit_that_is_appended_in_part_cannot_be_skipped(
     with copied.connection.transaction():
         fill(copied, 1001, 3000)
         copied.run(f"INSERT INTO {copied.name}.orders VALUES (3001, 'x', 'NaN')")
-    failure = failure_of(pump_of(copied, store_url))
+    failure = failure_of(create_pump(copied, store_url))
     assert failure.condition == "FEED_UNAVAILABLE.VALUE"
     version = failure.parameters["version"]
     feed = copied.feed(snapshot="initial", skip=[version])
@@ -110,7 +110,7 @@ def test_a_commit_that_never_comes_again_is_not_taken_for_complete(
     (version,) = run_sql(store.database, "select version from penstock.pump")[0]
     run_sql(store.database, f"update penstock.pump set part_version = {version + 8}, part_rows = 3")
     fill(copied, 501, 502)
-    assert failure_of(pump_of(copied, store_url)).condition == "DATA_LOST.HISTORY_CHANGED"
+    assert failure_of(create_pump(copied, store_url)).condition == "DATA_LOST.HISTORY_CHANGED"
     assert len(change_rows(store_url, f"{copied.name}.orders")) == 500
 
 
@@ -119,10 +119,10 @@ def test_a_new_pump_does_not_repeat_rows_in_the_queues_of_an_earlier_one(
 ) -> None:
     store.database.run(lambda tx: pumps.delete_pump(tx, copied.name))
     copied.drop_slot()
-    failure = failure_of(pump_of(copied, store_url))
+    failure = failure_of(create_pump(copied, store_url))
     assert isinstance(failure, AlreadyExistsError)
     assert "has had rows" in failure.message
-    with running(pump_of(copied, store_url, prefix="new.")) as failures:
+    with running(create_pump(copied, store_url, prefix="new.")) as failures:
         wait_until(lambda: failures or _rows(store_url, f"new.{copied.name}.orders") == 500, 30, "the rows")
     assert not failures
 
@@ -138,7 +138,7 @@ def test_a_queue_that_was_dropped_is_not_made_again(
     copied: Source, store: penstock.Store, store_url: str
 ) -> None:
     store.drop_queue(f"{copied.name}.stock")
-    assert isinstance(failure_of(pump_of(copied, store_url)), QueueNotFoundError)
+    assert isinstance(failure_of(create_pump(copied, store_url)), QueueNotFoundError)
 
 
 def test_partitions_that_log_other_keys_are_refused(source: Source, store_url: str) -> None:
@@ -152,7 +152,7 @@ def test_partitions_that_log_other_keys_are_refused(source: Source, store_url: s
         f"ALTER PUBLICATION {source.name} ADD TABLE {name}",
         f"INSERT INTO {name} VALUES (1, 1, 'x'), (1, 2, 'y')",
     )
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or _rows(store_url, name) == 2, 30, "the copy")
         source.run(f"DELETE FROM {name} WHERE id = 2")
         wait_until(lambda: failures, 30, "the pump to stop")
@@ -164,7 +164,7 @@ def test_a_table_that_leaves_the_publication_ends_the_pump_after_its_rows(
     copied: Source, store_url: str, how: str
 ) -> None:
     copied.run(f"INSERT INTO {copied.name}.stock VALUES ('last', 1)", how.format(copied.name))
-    failure = failure_of(pump_of(copied, store_url))
+    failure = failure_of(create_pump(copied, store_url))
     assert failure.condition == "FEED_UNAVAILABLE.TABLE_REMOVED"
     assert "last" in {row["item"] for row in change_rows(store_url, f"{copied.name}.stock")}
 
@@ -186,7 +186,7 @@ def test_a_table_that_is_renamed_ends_the_pump_before_it_has_rows(
 ) -> None:
     statements = [each.format(copied.name) for each in more]
     copied.run(f"ALTER TABLE {copied.name}.stock RENAME TO goods", *statements)
-    failure = failure_of(pump_of(copied, store_url, schema_changes=policy))
+    failure = failure_of(create_pump(copied, store_url, schema_changes=policy))
     assert failure.condition == f"FEED_UNAVAILABLE.{condition}"
 
 
@@ -202,21 +202,21 @@ def test_columns_that_a_queue_has_got_are_watched_like_the_others(
     copied: Source, store_url: str, change: str, condition: str
 ) -> None:
     table = f"{copied.name}.orders"
-    with running(pump_of(copied, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(copied, store_url, schema_changes="evolve")) as failures:
         copied.run(
             f"ALTER TABLE {table} ADD COLUMN note text", f"INSERT INTO {table} VALUES (501, 'a', 1, 'n')"
         )
         wait_until(lambda: failures or _rows(store_url, table) == 501, 30, "the row")
     assert not failures
     copied.run(f"ALTER TABLE {table} {change}", f"INSERT INTO {table} (id) VALUES (502)")
-    failure = failure_of(pump_of(copied, store_url, schema_changes="evolve"))
+    failure = failure_of(create_pump(copied, store_url, schema_changes="evolve"))
     assert failure.condition == f"FEED_UNAVAILABLE.{condition}"
     assert _rows(store_url, table) == 501
 
 
 def test_a_table_without_a_key_does_not_evolve(source: Source, store_url: str) -> None:
     table = source.table("a int, b text", "t", f"ALTER TABLE {source.name}.t REPLICA IDENTITY FULL")
-    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
         source.run(f"INSERT INTO {table} VALUES (1, 'x')")
         wait_until(lambda: failures or _rows(store_url, table) == 1, 30, "the row")
         source.run(f"ALTER TABLE {table} ADD COLUMN note text", f"INSERT INTO {table} VALUES (2, 'y', 'z')")
@@ -226,7 +226,7 @@ def test_a_table_without_a_key_does_not_evolve(source: Source, store_url: str) -
 
 def test_tables_without_rows_are_followed(source: Source, store_url: str) -> None:
     table = source.table("id int PRIMARY KEY")
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or _exists(store_url, table), 30, "the queue")
         source.run(f"INSERT INTO {table} VALUES (1)")
         wait_until(lambda: failures or _rows(store_url, table) == 1, 30, "the row")
@@ -246,10 +246,10 @@ def test_a_table_that_is_added_is_left_out_on_request(copied: Source, store_url:
     copied.table("id int PRIMARY KEY", "added", f"INSERT INTO {copied.name}.added VALUES (1)")
     copied.run(f"INSERT INTO {copied.name}.added VALUES (2)")
     fill(copied, 501, 502)
-    with running(pump_of(copied, store_url, schema_changes="ignore")) as failures:
+    with running(create_pump(copied, store_url, schema_changes="ignore")) as failures:
         await_equal(store_url, copied, failures)
     copied.run(f"INSERT INTO {copied.name}.added VALUES (3)")
-    failure = failure_of(pump_of(copied, store_url))
+    failure = failure_of(create_pump(copied, store_url))
     assert failure.condition in ("FEED_UNAVAILABLE.TABLE_ADDED", "FEED_UNAVAILABLE.TABLE_NOT_COPIED")
 
 
@@ -263,7 +263,7 @@ def test_the_tables_of_a_store_are_not_pumped(source: Source, store_url: str, wh
     try:
         if when == "before it starts":
             source.run(publish)
-        with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+        with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
             if when == "while it runs":
                 wait_until(lambda: failures or _exists(store_url, f"{source.name}.first"), 30, "the queue")
                 source.run(publish)
@@ -280,7 +280,7 @@ def test_what_the_server_cannot_decode_ends_the_pump(source: Source, store_url: 
         f"CREATE TABLE {name} (id int PRIMARY KEY)",
         f"ALTER PUBLICATION {source.name} ADD TABLE {name} WHERE (1 / id > -5)",
     )
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or _exists(store_url, name), 30, "the queue")
         source.run(f"INSERT INTO {name} VALUES (0)")
         wait_until(lambda: failures, 30, "the pump to stop")
@@ -296,7 +296,7 @@ def test_two_tables_with_one_queue_are_refused_before_anything_is_made(
     source.run(f"CREATE TABLE {other} (id int PRIMARY KEY)")
     try:
         source.run(f"ALTER PUBLICATION {source.name} ADD TABLE {other}")
-        failure = failure_of(pump_of(source, store_url))
+        failure = failure_of(create_pump(source, store_url))
     finally:
         source.run(f"DROP TABLE {other}")
     assert isinstance(failure, InvalidInputError)
@@ -305,7 +305,7 @@ def test_two_tables_with_one_queue_are_refused_before_anything_is_made(
 
 
 def test_another_prefix_is_another_pump(copied: Source, store_url: str) -> None:
-    assert isinstance(failure_of(pump_of(copied, store_url, prefix="x.")), CheckpointMismatchError)
+    assert isinstance(failure_of(create_pump(copied, store_url, prefix="x.")), CheckpointMismatchError)
 
 
 @pytest.mark.parametrize("state", ['{"feed": 3}', "[]", "no JSON", '{"queues": []}'])
@@ -313,7 +313,7 @@ def test_a_state_that_is_not_as_written_is_refused_by_name(
     copied: Source, store: penstock.Store, store_url: str, state: str
 ) -> None:
     run_sql(store.database, f"update penstock.pump set state = '{state}'")
-    failure = failure_of(pump_of(copied, store_url))
+    failure = failure_of(create_pump(copied, store_url))
     assert isinstance(failure, PenstockError)
     assert f"the state of pump '{copied.name}'" in failure.message
 
@@ -354,7 +354,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(
         find(tx, *given)
 
     monkeypatch.setattr(pumps, "create_pump", away)
-    with running(pump_of(shop, store_url)) as failures:
+    with running(create_pump(shop, store_url)) as failures:
         await_equal(store_url, shop, failures)
     assert calls > 1
 
@@ -404,7 +404,7 @@ def test_wide_rows_are_copied_in_steps_of_some_megabytes(
         sizes.append(sum(batch.nbytes for batches in step.rows.values() for batch in batches))
 
     monkeypatch.setattr(following.Step, "add", adding)
-    with running(pump_of(source, store_url)) as failures:
+    with running(create_pump(source, store_url)) as failures:
         wait_until(lambda: failures or _rows(store_url, table) == 700, 60, "the rows")
     assert not failures
     # A step ends with the chunk that exceeds the size, which has at most 32 MiB.

@@ -21,9 +21,9 @@ from penstock.feeds.queue_feed import QueueFeed
 from penstock.pump import backfills, last_changes
 from penstock.pump.appender import Appender
 from penstock.pump.last_changes import LastChanges
-from tests.support.backfilled import add, amid_backfill, await_queue, evolving
+from tests.support.backfilled import add_to_publication, await_queue, create_evolving_pump, paused_backfill
 from tests.support.postgres_source import Source
-from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.pumped import change_rows, create_pump, running, sort_by_commit
 from tests.support.recovered import fold, is_recovered, queue_rows, recover
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
@@ -44,7 +44,7 @@ def await_rows(store_url: str, queue: str, count: int, failures: list[Exception]
 def values(store_url: str, queue: str) -> list[tuple[object, ...]]:
     return [
         (row["_change_type"], row["id"], row["price"], row["x"])
-        for row in ordered(change_rows(store_url, queue))
+        for row in sort_by_commit(change_rows(store_url, queue))
     ]
 
 
@@ -52,7 +52,7 @@ def test_the_queue_follows_the_types_of_its_table(shop: Source, store_url: str) 
     table = shop.table("id int PRIMARY KEY, price numeric(6, 2), x real", "w")
     shop.run(f"INSERT INTO {table} VALUES (1, 1.50, 0.5)")
 
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 1, failures)
         shop.run(
             f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint",
@@ -66,7 +66,7 @@ def test_the_queue_follows_the_types_of_its_table(shop: Source, store_url: str) 
         f"INSERT INTO {table} VALUES (2, 12345678.1234, 0.1, 'n')",
         f"DELETE FROM {table} WHERE id = {BIG}",
     )
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 5, failures)
     found = [(kind, number, str(price), x) for kind, number, price, x in values(store_url, table)]
     assert found == [
@@ -100,7 +100,7 @@ def test_a_type_that_may_have_changed_values_is_refused(
     shop: Source, store_url: str, kind: str, narrower: str
 ) -> None:
     table = shop.table(f"id int PRIMARY KEY, n int, v {kind}", "w")
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         shop.run(f"INSERT INTO {table} VALUES (1, 1, NULL)")
         await_rows(store_url, table, 1, failures)
         shop.run(
@@ -115,7 +115,7 @@ def test_a_type_that_may_have_changed_values_is_refused(
 @one_store
 def test_a_type_that_gets_narrower_again_is_refused(shop: Source, store_url: str) -> None:
     table = shop.table("id int PRIMARY KEY, price numeric(6, 2)", "w")
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         for number in (0, 1):
             shop.run(f"INSERT INTO {table} VALUES ({number}, 1.5)")
             await_rows(store_url, table, number + 1, failures)
@@ -127,7 +127,7 @@ def test_a_type_that_gets_narrower_again_is_refused(shop: Source, store_url: str
         )
         wait_until(lambda: failures, 30, "the pump to stop")
     assert failures[0].condition == "FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED"
-    assert [row["id"] for row in ordered(change_rows(store_url, table))] == [0, 1, 2]
+    assert [row["id"] for row in sort_by_commit(change_rows(store_url, table))] == [0, 1, 2]
 
 
 @one_store
@@ -137,7 +137,7 @@ def test_a_type_that_gets_narrower_again_is_refused(shop: Source, store_url: str
 def test_a_key_whose_text_changes_is_refused(shop: Source, store_url: str, kind: str, wider: str) -> None:
     """While a table is read, its rows are known by the text of their keys."""
     table = shop.table(f"id {kind} PRIMARY KEY", "w")
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         shop.run(f"INSERT INTO {table} VALUES (0.1)")
         await_rows(store_url, table, 1, failures)
         shop.run(f"ALTER TABLE {table} ALTER COLUMN id TYPE {wider}", f"INSERT INTO {table} VALUES (0.2)")
@@ -161,7 +161,7 @@ def test_a_type_gets_wider_inside_a_commit_that_is_appended_in_parts(
             raise StoreUnavailableError("the process ends here")
 
     monkeypatch.setattr(Appender, "append", append_and_stop)
-    with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
         shop.run(f"INSERT INTO {table} VALUES (0, 1.5, 0.5)")
         await_rows(store_url, table, 1, failures)
         with shop.connection.transaction():
@@ -173,7 +173,7 @@ def test_a_type_gets_wider_inside_a_commit_that_is_appended_in_parts(
         shop.run(f"INSERT INTO {table} VALUES (2001, 12345678.1234, 0.1)")
         await_rows(store_url, table, 2002, failures)
     assert interrupted.is_set()
-    found = [(row["id"], row["price"], row["x"]) for row in ordered(change_rows(store_url, table))]
+    found = [(row["id"], row["price"], row["x"]) for row in sort_by_commit(change_rows(store_url, table))]
     assert found == shop.rows(f"SELECT id, price, x FROM {table} ORDER BY id")
 
 
@@ -198,7 +198,7 @@ def test_a_wider_type_travels_on_into_a_table(
             return connection.execute(text.encode()).fetchall()
 
     def pump_until(count: int) -> None:
-        with running(pump_of(shop, store_url, schema_changes="evolve")) as failures:
+        with running(create_pump(shop, store_url, schema_changes="evolve")) as failures:
             await_rows(store_url, table, count, failures)
 
     pump_until(2)
@@ -226,11 +226,11 @@ def test_a_table_gets_wider_types_while_its_rows_are_read(
     )
 
     def copied() -> dict[object, object]:
-        last = {row["id"]: row for row in ordered(change_rows(store_url, table))}
+        last = {row["id"]: row for row in sort_by_commit(change_rows(store_url, table))}
         return {number: row["v"] for number, row in last.items() if row["_change_type"] != "delete"}
 
-    with running(evolving(source, store_url)) as failures:
-        with amid_backfill(source, store_url, failures, monkeypatch):
+    with running(create_evolving_pump(source, store_url)) as failures:
+        with paused_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {table} ALTER COLUMN id TYPE {wider}, ALTER COLUMN v TYPE bigint",
                 f"UPDATE {table} SET v = v + {BIG} WHERE id % 100 = 0",
@@ -253,8 +253,8 @@ def test_a_column_of_a_table_that_is_being_read_gets_narrower_and_wider_again(
         f"INSERT INTO {table} SELECT n, n FROM generate_series(1, 1000) AS n",
     )
 
-    with running(evolving(source, store_url)) as failures:
-        with amid_backfill(source, store_url, failures, monkeypatch):
+    with running(create_evolving_pump(source, store_url)) as failures:
+        with paused_backfill(source, store_url, failures, monkeypatch):
             source.run(
                 f"ALTER TABLE {table} ALTER COLUMN v TYPE int, ADD COLUMN note text",
                 f"UPDATE {table} SET v = 0 WHERE id = 1",
@@ -268,12 +268,12 @@ def test_deletes_of_a_recovery_have_keys_of_a_wider_type(source: Source, store_u
     """Its queue still has the earlier type: no row has come since."""
     table = source.table("id int PRIMARY KEY, v int", "w")
     source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
-    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 2, failures)
     source.drop_slot()
     source.run(f"DELETE FROM {table}", f"ALTER TABLE {table} ALTER COLUMN id TYPE bigint")
     recover(store_url)
-    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
         wait_until(lambda: failures or is_recovered(store_url), 30, "the recovery")
         assert not failures
         assert fold(queue_rows(store_url, table), ["id"], ["id", "v"]) == {}
@@ -286,7 +286,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
 ) -> None:
     table = source.table("id int PRIMARY KEY, v int", "w")
     source.run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
-    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
         await_rows(store_url, table, 2, failures)
     source.drop_slot()
     source.run(f"DELETE FROM {table} WHERE id = 1")
@@ -305,7 +305,7 @@ def test_a_key_gets_a_wider_type_while_a_recovery_looks_for_deleted_rows(
         original(changes, ends)
 
     monkeypatch.setattr(LastChanges, "read_new_rows", reading)
-    with running(pump_of(source, store_url, schema_changes="evolve")) as failures:
+    with running(create_pump(source, store_url, schema_changes="evolve")) as failures:
         wait_until(lambda: failures or is_recovered(store_url), 30, "the recovery")
         assert not failures
     assert began.is_set()
@@ -324,7 +324,7 @@ def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
     queue = store.create_queue("q", pa.schema([*key, *rest]))
     names = [name for name, _ in key]
 
-    def add(version: int, kind: str, *values: object) -> None:
+    def add_to_publication(version: int, kind: str, *values: object) -> None:
         queue.append(
             [
                 dict(
@@ -336,15 +336,15 @@ def test_the_last_change_of_a_key_is_found_whatever_type_it_was_written_in(
             ]
         )
 
-    add(1, "insert", 1, 0.5, Decimal(1))
-    add(2, "insert", 2, -0.0, Decimal(2))
-    add(3, "insert", 3, 0.25, Decimal(3))
+    add_to_publication(1, "insert", 1, 0.5, Decimal(1))
+    add_to_publication(2, "insert", 2, -0.0, Decimal(2))
+    add_to_publication(3, "insert", 3, 0.25, Decimal(3))
     changes = LastChanges(store.queue("q"), names)
     changes.read_new_rows()
     queue.widen_columns([("n", pa.int64()), ("x", pa.float64()), ("d", pa.decimal128(12, 2))])
-    add(4, "update_postimage", 1, 0.5, Decimal(1))
-    add(5, "delete", 2, -0.0, Decimal(2))
-    add(6, "insert", BIG, 0.1, Decimal(10) ** 8)
+    add_to_publication(4, "update_postimage", 1, 0.5, Decimal(1))
+    add_to_publication(5, "delete", 2, -0.0, Decimal(2))
+    add_to_publication(6, "insert", BIG, 0.1, Decimal(10) ** 8)
     changes.read_new_rows()
     assert [each.to_pylist() for each in changes.live_keys(9, 9)] == [
         [1, 3, BIG],
@@ -363,9 +363,9 @@ def test_a_table_is_added_with_rows_from_before_its_types_got_wider(
     source.run(
         f"ALTER PUBLICATION {source.name} DROP TABLE {table}", f"INSERT INTO {table} VALUES (1, 1.5, 0.1, 1)"
     )
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_queue(source, store_url, failures)
-    add(source)
+    add_to_publication(source)
     source.run(
         f"INSERT INTO {table} VALUES (2, 2.5, 0.2, 2)",
         f"UPDATE {table} SET price = 3 WHERE id = 1",
@@ -373,7 +373,7 @@ def test_a_table_is_added_with_rows_from_before_its_types_got_wider(
         f"ALTER COLUMN n TYPE bigint{more}",
         f"INSERT INTO {table} (id, price, x, n) VALUES (3, 12345678.1234, 0.1, {BIG})",
     )
-    with running(evolving(source, store_url)) as failures:
+    with running(create_evolving_pump(source, store_url)) as failures:
         await_rows(store_url, table, 3, failures)
         source.run(f"UPDATE {table} SET n = n + 1 WHERE id < 3", f"DELETE FROM {table} WHERE id = 3")
         await_rows(store_url, table, 6, failures)

@@ -15,7 +15,7 @@ import penstock
 from penstock.store.log import partition_log
 from penstock.store.postgres.transaction import PostgresTransaction
 from penstock.store.sqlite.database import SqliteTransaction
-from tests.support.queues import SCHEMA, everything, rows, settle
+from tests.support.queues import SCHEMA, await_maintenance, everything, rows
 from tests.support.raw_sql import run_sql
 
 MINUTE = 60_000_000
@@ -131,9 +131,9 @@ def test_retention_by_age_works_again_within_one_retention_age(store: penstock.S
 def test_background_maintenance_records_where_the_rows_end(store: penstock.Store, clock: Clock) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     append_under(clock, queue, 14 * 365 * DAY, 0)
-    settle(store)
+    await_maintenance(store)
     queue.append(rows(1), 0)
-    settle(store)
+    await_maintenance(store)
     assert observed(store)[-1] in (1, 2)
 
 

@@ -26,7 +26,7 @@ from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
 from tests.support.arrow_strategies import tables
-from tests.support.queues import SCHEMA, hurried, settle
+from tests.support.queues import SCHEMA, await_maintenance, without_disk_sync
 from tests.support.raw_sql import run_sql
 
 NOTE = pa.field("note", pa.string())
@@ -301,7 +301,7 @@ def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store
     for n in range(COMPACTION_FAN_IN // 2):
         queue.append([{"n": n, "note": f"note {n}"}])
         old.append([{"n": n}])
-    settle(store)
+    await_maintenance(store)
     assert queue.info().partitions[0].segments < COMPACTION_FAN_IN
     assert queue.read(0, 0).column("note").to_pylist() == [
         note for n in range(COMPACTION_FAN_IN // 2) for note in (f"note {n}", None)
@@ -429,5 +429,5 @@ def test_columns_of_any_type_can_be_added_and_read(
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[penstock.Store]:
-    with penstock.connect(hurried(f"sqlite:///{tmp_path}/quick.db")) as store:
+    with penstock.connect(without_disk_sync(f"sqlite:///{tmp_path}/quick.db")) as store:
         yield store

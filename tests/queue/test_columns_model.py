@@ -27,7 +27,7 @@ from penstock.errors import SchemaMismatchError
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
-from tests.support.queues import hurried
+from tests.support.queues import without_disk_sync
 
 FIRST = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string()), ("w", pa.int16())])
 WIDTHS = {pa.int16(): 0, pa.int32(): 100_000, pa.int64(): 1 << 40}
@@ -262,5 +262,6 @@ class ColumnsMachine(RuleBasedStateMachine):
 def test_a_queue_whose_columns_change_agrees_with_its_model(store_url: str) -> None:
     examples = EXAMPLES[store_url.partition(":")[0]]
     run_state_machine_as_test(
-        lambda: ColumnsMachine(hurried(store_url)), settings=settings(PROFILE, max_examples=examples)
+        lambda: ColumnsMachine(without_disk_sync(store_url)),
+        settings=settings(PROFILE, max_examples=examples),
     )

@@ -14,7 +14,7 @@ from penstock.store.log import compact, reading, segmenting
 from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.reading import Range
 from penstock.store.log.segmenting import Runs
-from tests.support.queues import SCHEMA, backdate, numbers, rows, settle
+from tests.support.queues import SCHEMA, await_maintenance, backdate, numbers, rows
 
 
 def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:
@@ -100,7 +100,7 @@ def test_segments_are_compacted_in_the_background_after_appends(store: penstock.
     queue = store.create_queue("q", SCHEMA)
     for n in range(4 * COMPACTION_FAN_IN):
         queue.append(rows(n))
-    settle(store)
+    await_maintenance(store)
     assert len(_segments(queue)) < 3 * COMPACTION_FAN_IN
     assert numbers(queue.read(0, 0)) == list(range(4 * COMPACTION_FAN_IN))
 
@@ -208,7 +208,7 @@ def test_concurrent_compactions_compact_every_segment_once(store: penstock.Store
     queue = store.create_queue("q", SCHEMA)
     for n in range(200):
         queue.append(rows(n))
-    settle(store)
+    await_maintenance(store)
     before = len(_segments(queue))
     went: list[int] = []
     threads = [threading.Thread(target=lambda: went.append(queue.compact())) for _ in range(4)]
@@ -228,7 +228,7 @@ def test_a_reader_sees_every_row_once_while_others_compact_append_and_trim(
     queue = store.create_queue("q", SCHEMA)
     for n in range(100):
         queue.append(rows(n))
-    settle(store)
+    await_maintenance(store)
     random_ = random.Random(1)
     expected = 0
     for chunk in reading.read(store.database, queue.record, [Range(0, 0, 100)]):
@@ -284,12 +284,12 @@ def test_failed_maintenance_is_logged_and_the_next_append_works(
     queue = store.create_queue("q", SCHEMA)
     for n in range(2 * COMPACTION_FAN_IN):
         queue.append(rows(n))
-    settle(store)
+    await_maintenance(store)
     assert "maintenance of queue 'q' failed: too large" in caplog.text
     monkeypatch.undo()
     for n in range(2 * COMPACTION_FAN_IN):
         queue.append(rows(n))
-    settle(store)
+    await_maintenance(store)
     assert len(_segments(queue)) < 3 * COMPACTION_FAN_IN
 
 
@@ -299,7 +299,7 @@ def test_maintenance_of_a_dropped_queue_is_skipped(
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=1))
     queue.append(rows(1))
     store.drop_queue("q")
-    settle(store)
+    await_maintenance(store)
     store.maintainer.after_change(queue.record, [0])
-    settle(store)
+    await_maintenance(store)
     assert caplog.text == ""

@@ -25,7 +25,7 @@ from penstock.store.records import consumers
 from penstock.store.staging import Attempt
 from tests.queue.programs import check, check_widths
 from tests.support.processes import ChildProcess
-from tests.support.queues import SCHEMA, hurried
+from tests.support.queues import SCHEMA, without_disk_sync
 
 RunChild = Callable[..., ChildProcess]
 WRITERS, APPENDS = 8, 40
@@ -48,11 +48,14 @@ def test_eight_processes_append_while_two_read(
     go = tmp_path / "go"
     total = sum(_rows_of(writer) for writer in range(WRITERS))
     writers = [
-        run_child("tests.queue.programs", "append_numbered", hurried(store_url), "q", writer, APPENDS, go)
+        run_child(
+            "tests.queue.programs", "append_numbered", without_disk_sync(store_url), "q", writer, APPENDS, go
+        )
         for writer in range(WRITERS)
     ]
     readers = [
-        run_child("tests.queue.programs", "read_prefixes", hurried(store_url), "q", total) for _ in range(2)
+        run_child("tests.queue.programs", "read_prefixes", without_disk_sync(store_url), "q", total)
+        for _ in range(2)
     ]
     for child in writers + readers:
         child.wait_for_line("ready")
@@ -104,7 +107,8 @@ def test_rows_keep_their_values_when_processes_that_add_columns_are_killed(
     random_ = random.Random(7)
     for _ in range(2):
         children = [
-            run_child("tests.queue.programs", "add_columns", hurried(store_url), "q", n) for n in range(2)
+            run_child("tests.queue.programs", "add_columns", without_disk_sync(store_url), "q", n)
+            for n in range(2)
         ]
         for child in children:
             child.wait_for_line("appended")

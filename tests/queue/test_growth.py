@@ -13,7 +13,7 @@ from penstock.errors import InvalidInputError
 from penstock.queue.placement import DistinctHashes, known_keys_of
 from penstock.store.records.catalog import QueueChanged
 from tests.support.processes import ChildProcess
-from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
+from tests.support.queues import SCHEMA, everything, numbers, rows, without_disk_sync
 
 
 def homes(queue: penstock.Queue) -> dict[Any, set[int]]:
@@ -182,7 +182,7 @@ def test_equal_keys_stay_together_while_other_processes_append(
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=1, key=["n"])
     children: list[ChildProcess] = [
-        run_child("tests.queue.programs", "append_keys", hurried(store_url), "q", seed, 60)
+        run_child("tests.queue.programs", "append_keys", without_disk_sync(store_url), "q", seed, 60)
         for seed in range(3)
     ]
     for child in children:

@@ -22,7 +22,7 @@ from penstock.store.log.partition_log import COMPACTION_FAN_IN
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import catalog
 from tests.support.object_queues import large, objects
-from tests.support.queues import SCHEMA, everything, rows, settle
+from tests.support.queues import SCHEMA, await_maintenance, everything, rows
 from tests.support.raw_sql import run_sql
 
 HOUR = 3_600_000_000
@@ -117,10 +117,10 @@ def test_a_thread_that_died_is_replaced(store: penstock.Store, monkeypatch: pyte
         patch.setattr(compact, "compact_newest", panics)
         for number in range(COMPACTION_FAN_IN):
             queue.append(rows(number))
-        settle(store)
+        await_maintenance(store)
     for number in range(COMPACTION_FAN_IN):
         queue.append(rows(number))
-    settle(store)
+    await_maintenance(store)
     assert segments(queue)[0] < COMPACTION_FAN_IN
 
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock.errors import DataLostError, InvalidPositionError, OffsetConflictError, ProducerFencedError
-from tests.support.queues import hurried
+from tests.support.queues import without_disk_sync
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 KEYS = st.integers(0, 12)
@@ -335,4 +335,4 @@ def _profile() -> settings:
 
 
 def test_a_store_agrees_with_its_model(store_url: str) -> None:
-    run_state_machine_as_test(lambda: StoreMachine(hurried(store_url)), settings=_profile())
+    run_state_machine_as_test(lambda: StoreMachine(without_disk_sync(store_url)), settings=_profile())

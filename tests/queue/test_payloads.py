@@ -28,7 +28,7 @@ from penstock.store.log.reading import Range
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt, discard, promote, stage_segments
 from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
-from tests.support.queues import everything, numbers, settle
+from tests.support.queues import await_maintenance, everything, numbers
 from tests.support.raw_sql import raw_connection, run_sql
 
 
@@ -218,13 +218,13 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     age(store, folder)
     created = cleaned()
     queue.append(large(1), 0)
-    settle(store)
+    await_maintenance(store)
     first = cleaned()
     assert first > created
     # Another process would clean up at once without the interval of an hour.
     store.maintainer.cleanup_due = 0
     queue.append(large(2), 0)
-    settle(store)
+    await_maintenance(store)
     assert cleaned() == first
 
 

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInputError, PartitionNotFoundError
 from penstock.queue.maintenance import limits_of, trim_partition
-from tests.support.queues import SCHEMA, backdate, everything, numbers, rows, settle
+from tests.support.queues import SCHEMA, await_maintenance, backdate, everything, numbers, rows
 from tests.support.waiting import wait_until
 
 
@@ -87,7 +87,7 @@ def test_invalid_trims_are_refused(store: penstock.Store) -> None:
 def test_retention_by_rows_keeps_the_newest_rows(store: penstock.Store, keep: int, left: int) -> None:
     queue = _filled(store, penstock.Retention(rows=keep))
     queue.maintain()
-    settle(store)
+    await_maintenance(store)
     assert queue.info().partitions[0].rows == left
     assert everything(queue)[0] == list(range(10 - left, 10))
 
@@ -122,12 +122,12 @@ def test_retention_by_bytes_drops_whole_segments_and_keeps_the_newest(store: pen
 def test_the_limit_that_is_reached_first_applies(store: penstock.Store) -> None:
     queue = _filled(store, penstock.Retention(rows=8, age=timedelta(hours=1), bytes=1 << 30))
     queue.maintain()
-    settle(store)
+    await_maintenance(store)
     assert queue.info().partitions[0].rows == 8
     backdate(store, 7200)
     queue.append(rows(10), 0)
     queue.maintain()
-    settle(store)
+    await_maintenance(store)
     assert everything(queue)[0] == [10]
 
 
@@ -158,7 +158,7 @@ def test_a_retention_changed_by_another_process_applies(store: penstock.Store, s
     """A long-running producer has read the old retention."""
     queue = _filled(store, penstock.Retention(rows=2))
     queue.maintain()
-    settle(store)
+    await_maintenance(store)
     with penstock.connect(store_url) as other:
         other.queue("q").set_retention(penstock.Retention())
     for n in range(10, 20):
@@ -187,7 +187,7 @@ def test_trimming_waits_for_vital_consumers(store: penstock.Store) -> None:
     store.consumer("slow").advance("q", 0, old=0, new=3)
     store.consumer("slow").advance("q", 1, old=0, new=1)
     queue.maintain()
-    settle(store)
+    await_maintenance(store)
     assert everything(queue)[0] == [3, 4, 5, 6, 7, 8, 9]
     assert queue.trim(0, 10) == 0
     store.consumer("slow").register("q", vital=False)

@@ -18,7 +18,7 @@ from penstock.store import staging
 from penstock.store.log import segmenting
 from penstock.store.staging import Attempt
 from penstock.store.store_schema import VERSION
-from tests.support.queues import SCHEMA, everything, rows, settle
+from tests.support.queues import SCHEMA, await_maintenance, everything, rows
 from tests.support.raw_sql import run_sql
 
 TABLES = [
@@ -187,15 +187,15 @@ def test_background_maintenance_cleans_up_old_staged_rows_from_time_to_time(stor
     _stage_long_ago(store, queue)
     _stage(store, queue, "live", 0, "b", 3)
     queue.append(rows(0))
-    settle(store)
+    await_maintenance(store)
     assert store.info().staged_segments == 1
     _stage_long_ago(store, queue)
     queue.append(rows(1))
-    settle(store)
+    await_maintenance(store)
     assert store.info().staged_segments == 2, "not with every maintenance"
     store.maintainer.cleanup_due -= CLEANUP_SECONDS
     queue.append(rows(2))
-    settle(store)
+    await_maintenance(store)
     assert store.info().staged_segments == 1
     assert everything(queue) == {0: [0, 1, 2]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgres_source import Source
-from tests.support.reconciled import KINDS, CopiedTable, copied
+from tests.support.reconciled import KINDS, CopiedTable, copied_table
 
 
 @pytest.fixture(params=KINDS)
@@ -21,5 +21,5 @@ def orders(source: Source, kind: str, tmp_path: Path) -> Iterator[CopiedTable]:
     """A table of 1,000 rows, and an equal copy."""
     table = source.table("id int PRIMARY KEY, item text, price numeric(10, 2)", "orders")
     source.run(f"INSERT INTO {table} SELECT n, 'item ' || n % 7, n / 4.0 FROM generate_series(1, 1000) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         yield made

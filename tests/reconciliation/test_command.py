@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.commands import run_penstock
 from tests.support.postgres_source import Source
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 
 def command(made: CopiedTable, *words: object, code: int = 0) -> object:
@@ -64,7 +64,7 @@ def test_keys_that_json_lacks_are_shown_as_postgresql_writes_them(
 ) -> None:
     table = source.table("b bytea, d numeric(4, 1), at timestamptz, PRIMARY KEY (b, d, at)", "keys")
     source.run(f"INSERT INTO {table} VALUES ('\\x00ff', 1.5, '2026-01-31 12:00+00')")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         made.delete("true")
         found = command(made, "--json", code=1).json
         key = {"b": "\\x00ff", "d": "1.5", "at": "2026-01-31 12:00:00+00:00"}

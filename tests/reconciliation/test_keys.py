@@ -10,7 +10,7 @@ from penstock.reconciliation.opening import open_copy
 from penstock.reconciliation.scanning import is_ranged
 from penstock.reconciliation.source import SourceTable
 from tests.support.postgres_source import Source
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 # A type, an expression of n that gives distinct keys, and whether PostgreSQL copies are compared by ranges.
 KEYS = {
@@ -52,7 +52,7 @@ def test_keys_of_each_type(source: Source, kind: str, tmp_path: Path, column: st
     table = source.table(f"k {column} PRIMARY KEY, v int", "t")
     last = 2 if column == "boolean" else 1000
     source.run(f"INSERT INTO {table} SELECT {expression}, n FROM generate_series(1, {last}) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         assert compared_by_ranges(made) == (ranged and kind == "postgresql")
         assert made.compare(range_rows=64).equal
         made.update("v", "-1", f"v = {last // 2}")
@@ -80,7 +80,7 @@ def test_keys_that_are_equal_in_postgresql_and_read_differently(
 ) -> None:
     table = source.table(f"k {column} PRIMARY KEY, v int", "t")
     source.run(f"INSERT INTO {table} VALUES ('{old}', 1), ('3', 3)")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         source.run(f"UPDATE {table} SET k = '{new}' WHERE v = 1")
         found = made.compare(repair=True)
         kinds = {row.key["k"]: row.kind for row in found.differing_rows}
@@ -95,7 +95,7 @@ def test_differing_rows_are_counted_in_the_range_of_their_number(
     table = source.table("k numeric PRIMARY KEY, v int", "t")
     source.run(f"INSERT INTO {table} SELECT n, 0 FROM generate_series(1, 40) AS n")
     source.run(f"INSERT INTO {table} VALUES ('NaN', 0), ('-7', 0)")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         source.run(f"UPDATE {table} SET v = 1 WHERE k IN (9, 10, 'NaN', -7)")
         made.insert([{"k": "none", "v": 0}])
         found = [
@@ -112,7 +112,7 @@ def test_composite_keys(source: Source, kind: str, tmp_path: Path) -> None:
         f"INSERT INTO {table} SELECT n % 10, 'k' || n % 7, date '2026-01-01' + n / 70, n "
         "FROM generate_series(0, 999) AS n"
     )
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         assert compared_by_ranges(made) == (kind == "postgresql")
         assert made.compare(range_rows=9).equal
         made.delete("v IN (0, 500, 999)")
@@ -126,7 +126,7 @@ def test_composite_keys(source: Source, kind: str, tmp_path: Path) -> None:
 def test_an_extra_key_that_is_no_value_of_the_sources_type(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("k uuid, a int[], v int, PRIMARY KEY (k, a)", "t")
     source.run(f"INSERT INTO {table} SELECT md5(n::text)::uuid, ARRAY[n], n FROM generate_series(0, 99) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         made.insert([{"k": f"no uuid {n}", "a": "{", "v": n} for n in range(5)])
         made.delete("v = 50")
         found = made.compare(range_rows=30, repair=True)
@@ -137,7 +137,7 @@ def test_an_extra_key_that_is_no_value_of_the_sources_type(source: Source, kind:
 def test_a_key_of_all_columns(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("a int PRIMARY KEY", "t")
     source.run(f"INSERT INTO {table} SELECT n FROM generate_series(0, 99) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         made.delete("a = 5")
         source.run(f"DELETE FROM {table} WHERE a = 6")
         found = made.compare(range_rows=9, repair=True)
@@ -157,7 +157,7 @@ def test_hostile_names(source: Source, kind: str, tmp_path: Path) -> None:
     values = ", ".join("'v' || n || ' ''%s \\ :x \"'" for _ in names)
     source.run(f"INSERT INTO {table} SELECT {values} FROM generate_series(0, 99) AS n")
     name = "T\" %s'x"
-    with copied(
+    with copied_table(
         source, f"{source.name}.{name}", kind, tmp_path, "copy" if kind == "delta" else name, quoted=table
     ) as made:
         assert made.compare(range_rows=30).equal
@@ -182,7 +182,7 @@ def test_partitioned_tables_and_row_filters(source: Source, kind: str, tmp_path:
         f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root = true)",
         f"ALTER PUBLICATION {source.name} ADD TABLE {table} WHERE (id % 2 = 0)",
     )
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         found = made.compare(range_rows=100)
         assert found.equal
         assert found.rows == 500

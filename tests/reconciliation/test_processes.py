@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.postgres_source import Source
 from tests.support.processes import start
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 
 def begin(made: CopiedTable, folder: Path, number: int, *words: str):  # type: ignore[no-untyped-def]
@@ -28,7 +28,7 @@ def begin(made: CopiedTable, folder: Path, number: int, *words: str):  # type: i
 def test_a_repair_that_is_killed_is_repeated(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("id int PRIMARY KEY, v text", "t")
     source.run(f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series(1, 30000) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         made.delete("id > 1000")
         made.update("v", "'x'", "id > 500")
         for number in range(2):
@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_the_table(source: Source, kind: str, tmp_path
     table = source.table("id int PRIMARY KEY, v text", "t")
     value, rows = ("repeat(md5(n::text), 3000)", 3000) if wide else ("repeat(md5(n::text), 5)", 120_000)
     source.run(f"INSERT INTO {table} SELECT n, '' FROM generate_series(1, {rows}) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         source.run(f"UPDATE {table} SET v = {value.replace('n::', 'id::')}")
         child = begin(made, tmp_path, 0, "--timeout", "0", "-n", "1")
         most = 0

@@ -15,7 +15,7 @@ from penstock.testing import temporary_store_url
 from tests.support.postgres_source import Source
 from tests.support.pumped import running
 from tests.support.reconciled import CopiedTable
-from tests.support.recovered import is_recovered, recover, shift_versions, states
+from tests.support.recovered import is_recovered, read_pump_state, recover, shift_versions
 from tests.support.sql_tables import NOW
 from tests.support.waiting import wait_until
 
@@ -188,7 +188,7 @@ def test_a_pump_that_recovers_has_not_read_all(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("penstock.pump.backfills.Backfills.step", lambda *_: None)
             with running(penstock.Pump(feed, url)) as failures:
-                wait_until(lambda: failures or states(url).get("recoveries"), 60, "the new slot")
+                wait_until(lambda: failures or read_pump_state(url).get("recoveries"), 60, "the new slot")
                 run()
                 found = made.compare(**options, timeout=1.0)
                 assert (found.differences, found.undecided) == (0, 110)

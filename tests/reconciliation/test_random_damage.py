@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.postgres_source import Source
-from tests.support.reconciled import KINDS, CopiedTable, copied
+from tests.support.reconciled import KINDS, CopiedTable, copied_table
 
 _TEXTS = st.none() | st.text(
     st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=8
@@ -25,9 +25,9 @@ _ROWS = st.dictionaries(
 def keyed(source: Source, tmp_path: Path) -> Iterator[dict[str, CopiedTable]]:
     table = source.table("n int, k text, v text, PRIMARY KEY (n, k)", "t")
     with (
-        copied(source, table, "postgresql", tmp_path) as first,
-        copied(source, table, "sqlite", tmp_path) as second,
-        copied(source, table, "delta", tmp_path) as third,
+        copied_table(source, table, "postgresql", tmp_path) as first,
+        copied_table(source, table, "sqlite", tmp_path) as second,
+        copied_table(source, table, "delta", tmp_path) as third,
     ):
         yield dict(zip(KINDS, (first, second, third), strict=True))
 

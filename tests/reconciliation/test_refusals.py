@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.reconciliation.reconcile import reconcile
 from tests.support.postgres_source import Source
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 
 def refused(made: CopiedTable, kind: type[PenstockError], **options: Any) -> PenstockError:
@@ -56,13 +56,13 @@ def test_a_key_of_floats_is_refused_unless_it_is_read_as_text(source: Source, tm
     table = source.table(
         "id float8 PRIMARY KEY, v int", "floats", f"INSERT INTO {source.name}.floats VALUES (0.5, 1)"
     )
-    with copied(source, table, "sqlite", tmp_path) as made:
+    with copied_table(source, table, "sqlite", tmp_path) as made:
         assert refused(made, TableRefusedError).condition == "TABLE_REFUSED.INEXACT_KEY"
 
 
 def test_an_infinite_key_is_refused(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("day date PRIMARY KEY, v int", "days")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         source.run(f"INSERT INTO {table} VALUES ('infinity', 1), ('2026-01-01', 1)")
         assert refused(made, TableRefusedError).condition == "TABLE_REFUSED.INFINITE_KEY"
 
@@ -73,7 +73,7 @@ def test_a_value_that_its_type_cannot_hold_is_refused_or_null(
     table = source.table(
         "id int PRIMARY KEY, v numeric(10, 2)", "numbers", f"INSERT INTO {source.name}.numbers VALUES (1, 1)"
     )
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         source.run(f"INSERT INTO {table} VALUES (2, 'NaN')")
         assert refused(made, FeedUnavailableError).condition == "FEED_UNAVAILABLE.VALUE"
         made.insert([{"id": 2, "v": None}])

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import FeedUnavailableError, StoreUnsafeError
 from tests.support.postgres_source import source_at
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 from tests.support.strangers import shared_database
 
 SPY = (
@@ -29,7 +29,7 @@ def test_an_index_with_a_strangers_function_is_refused_also_if_it_is_added_later
             "insert into theirs.t select n, n from generate_series(1, 500) as n",
             f"alter publication {source.name} add table theirs.t",
         )
-        with copied(source, "theirs.t", "sqlite", tmp_path) as made:
+        with copied_table(source, "theirs.t", "sqlite", tmp_path) as made:
             assert made.compare(range_rows=50).equal
             made.delete("id = 7")
             shared.run(INDEX, role="stranger")
@@ -78,7 +78,7 @@ def test_a_view_in_the_place_of_the_table_is_not_read(logical_pg_url: str, tmp_p
 def test_a_copy_of_a_stranger_is_refused(logical_pg_url: str, tmp_path: Path) -> None:
     with shared_database(logical_pg_url, "stranger") as shared, source_at(shared.url) as source:
         table = source.table("id int PRIMARY KEY, n int", "t")
-        with copied(source, table, "postgresql", tmp_path) as made:
+        with copied_table(source, table, "postgresql", tmp_path) as made:
             assert made.compare().equal
             stranger = shared.role("stranger")
             source.run(f'ALTER TABLE {made.sql} OWNER TO "{stranger}"')

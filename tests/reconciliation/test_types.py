@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgres_source import Source
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 # A type, some values in SQL, and a value that is none of them.
 VALUES = {
@@ -55,7 +55,7 @@ def values(source: Source, kind: str, folder: Path, *columns: str) -> Iterator[C
     for number in range(max(map(len, lists)) + 1):
         row = [each[number] if number < len(each) else "NULL" for each in lists]
         source.run(f"INSERT INTO {table} VALUES ({number}, {', '.join(row)})")
-    with copied(source, table, kind, folder) as made:
+    with copied_table(source, table, kind, folder) as made:
         yield made
 
 
@@ -68,7 +68,7 @@ def one_row_each(source: Source, kind: str, folder: Path) -> Iterator[CopiedTabl
     for number in range(len(VALUES)):
         source.run(f"INSERT INTO {table} VALUES ({number}, {first})")
         source.run(f"INSERT INTO {table} (id) VALUES ({number + len(VALUES)})")
-    with copied(source, table, kind, folder) as made:
+    with copied_table(source, table, kind, folder) as made:
         yield made
 
 
@@ -118,7 +118,7 @@ def test_nan_is_found_where_the_copy_can_hold_it(source: Source, kind: str, tmp_
     table = source.table(
         "id int PRIMARY KEY, v float8", "v", f"INSERT INTO {source.name}.v VALUES (1, 'NaN'), (2, 1)"
     )
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         assert made.compare().equal
         source.run(f"UPDATE {table} SET v = 'NaN' WHERE id = 2")
         assert [row.key["id"] for row in made.compare().differing_rows] == [2]
@@ -128,7 +128,7 @@ def test_a_value_of_another_type_is_found(source: Source, tmp_path: Path) -> Non
     """SQLite columns take values of any type."""
     table = source.table("id int PRIMARY KEY, n int, d date, b boolean", "v")
     source.run(f"INSERT INTO {table} SELECT n, n, '2026-01-01', true FROM generate_series(1, 50) AS n")
-    with copied(source, table, "sqlite", tmp_path) as made:
+    with copied_table(source, table, "sqlite", tmp_path) as made:
         made.update("n", "'abc'", "id = 3")
         made.update("d", "'soon'", "id = 4")
         made.update("b", "2", "id = 5")
@@ -150,7 +150,7 @@ def test_an_unchanged_toast_value_that_was_lost_is_found(source: Source, kind: s
         f"ALTER TABLE {table} ALTER long SET STORAGE EXTERNAL",
         f"INSERT INTO {table} SELECT n, repeat(n::text, 4000), n FROM generate_series(1, 20) AS n",
     )
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         made.update("long", "NULL", "id = 5")
         made.update("long", "''", "id = 6")
         assert {row.key["id"]: row.columns for row in made.compare().differing_rows} == {

@@ -19,7 +19,7 @@ from penstock.errors import CommitRefusedError
 from penstock.reconciliation import settling
 from penstock.reconciliation.sql_copy import SqlCopy
 from tests.support.postgres_source import Source
-from tests.support.reconciled import CopiedTable, copied
+from tests.support.reconciled import CopiedTable, copied_table
 
 ROWS = 2_000
 COLUMNS = "id int PRIMARY KEY, v text, n int"
@@ -130,7 +130,7 @@ class Lagging:
 def busy(source: Source, kind: str, tmp_path: Path) -> Iterator[CopiedTable]:
     table = source.table(COLUMNS, "busy")
     source.run(f"INSERT INTO {table} SELECT n, 'first', 0 FROM generate_series(1, {ROWS}) AS n")
-    with copied(source, table, kind, tmp_path) as made:
+    with copied_table(source, table, kind, tmp_path) as made:
         yield made
 
 

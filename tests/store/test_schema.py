@@ -15,7 +15,7 @@ from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.statements import create_statements, qualify, read_resource
 from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import parse_url
-from tests.support.raw_sql import described, run_sql
+from tests.support.raw_sql import describe_schema, run_sql
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -52,7 +52,7 @@ def test_comments_do_not_end_statements() -> None:
 def test_a_store_of_another_version_is_refused_and_left_unchanged(store_url: str, other: int) -> None:
     with penstock.connect(store_url) as store:
         _set_version(store.database, other)
-        before = described(store.database)
+        before = describe_schema(store.database)
         for open_store in (
             lambda: penstock.connect(store_url),
             lambda: penstock.connect(store_url, create=False),
@@ -67,7 +67,7 @@ def test_a_store_of_another_version_is_refused_and_left_unchanged(store_url: str
             else:
                 assert caught.value.condition == "STORE_TOO_OLD"
                 assert "use the Penstock that created the store" in str(caught.value)
-        assert described(store.database) == before
+        assert describe_schema(store.database) == before
         assert _versions(store.database) == [other]
 
 

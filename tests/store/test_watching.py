@@ -23,7 +23,7 @@ from tests.store.forking import in_a_fork
 from tests.store.programs import SCHEMA, unrelated
 from tests.store.waits import LONG, NEVER, later, ready
 from tests.support.processes import ChildProcess
-from tests.support.queues import hurried
+from tests.support.queues import without_disk_sync
 from tests.support.raw_sql import raw_connection
 
 RunChild = Callable[..., ChildProcess]
@@ -47,7 +47,7 @@ def test_two_processes_that_answer_each_others_rows_take_milliseconds_for_each(
 ) -> None:
     back = store.create_queue("back", SCHEMA)
     rounds = 60
-    child = run_child("tests.store.programs", "echo", hurried(store_url), rounds)
+    child = run_child("tests.store.programs", "echo", without_disk_sync(store_url), rounds)
     child.wait_for_line("ready")
     times = []
     with back.watch() as watch:
@@ -68,7 +68,7 @@ def test_no_append_of_several_processes_is_missed(
     queue = store.create_queue("q", SCHEMA, partitions=3)
     appends, writers = 300, 3
     children = [
-        run_child("tests.store.programs", "append_many", hurried(store_url), writer, appends)
+        run_child("tests.store.programs", "append_many", without_disk_sync(store_url), writer, appends)
         for writer in range(writers)
     ]
     total = writers * appends // 3 * (1 + 2 + 3)

@@ -1,4 +1,4 @@
-"""Random schemas and rows for the property tests."""
+"""Hypothesis strategies for Arrow schemas and rows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def field_lists(types: st.SearchStrategy[pa.DataType], *, most: int = 4) -> st.S
     names = st.lists(NAMES, min_size=1, max_size=most, unique_by=str.lower)
     one = st.tuples(types, st.booleans())
     return names.flatmap(
-        lambda found: st.lists(one, min_size=len(found), max_size=len(found)).map(
+        lambda unique_names: st.lists(one, min_size=len(unique_names), max_size=len(unique_names)).map(
             lambda parts: [
                 pa.field(name, kind, nullable=nullable or pat.is_null(kind))
-                for name, (kind, nullable) in zip(found, parts, strict=True)
+                for name, (kind, nullable) in zip(unique_names, parts, strict=True)
             ]
         )
     )
@@ -69,7 +69,7 @@ def _maps(types: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataTyp
 
 
 def arrow_types() -> st.SearchStrategy[pa.DataType]:
-    """Canonical types, nested ones too."""
+    """Generate canonical types, including nested ones."""
     return st.recursive(
         st.sampled_from(_SIMPLE) | _decimals(),
         lambda inner: _lists(inner) | _maps(inner) | field_lists(inner, most=3).map(pa.struct),
@@ -78,7 +78,7 @@ def arrow_types() -> st.SearchStrategy[pa.DataType]:
 
 
 def schemas() -> st.SearchStrategy[pa.Schema]:
-    """Canonical schemas."""
+    """Generate canonical schemas."""
     return field_lists(arrow_types()).map(pa.schema)
 
 
@@ -89,18 +89,18 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_floating(kind):
         return st.floats(width=kind.bit_width, allow_nan=False)
     if pat.is_decimal(kind):
-        top = 10**kind.precision - 1
-        return st.integers(-top, top).map(
+        largest = 10**kind.precision - 1
+        return st.integers(-largest, largest).map(
             lambda unscaled: decimal.Decimal(
                 (int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -kind.scale)
             )
         )
     if pat.is_timestamp(kind):
         return st.datetimes(timezones=st.just(dt.UTC) if kind.tz else st.none())
-    return _OTHERS[kind]
+    return _STRATEGIES_BY_TYPE[kind]
 
 
-_OTHERS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+_STRATEGIES_BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
     pa.string(): st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     pa.binary(): st.binary(max_size=20),
@@ -112,31 +112,31 @@ _OTHERS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def values(kind: pa.DataType, *, nullable: bool) -> st.SearchStrategy[Any]:
-    """Python values of a canonical type."""
+    """Generate Python values of a canonical type."""
     if pat.is_map(kind):
         pairs = st.tuples(
             values(kind.key_type, nullable=False),
             values(kind.item_type, nullable=kind.item_field.nullable),
         )
-        found: st.SearchStrategy[Any] = st.lists(pairs, max_size=3, unique_by=lambda pair: pair[0])
+        strategy: st.SearchStrategy[Any] = st.lists(pairs, max_size=3, unique_by=lambda pair: pair[0])
     elif pat.is_list(kind):
-        found = st.lists(values(kind.value_type, nullable=kind.value_field.nullable), max_size=3)
+        strategy = st.lists(values(kind.value_type, nullable=kind.value_field.nullable), max_size=3)
     elif pat.is_struct(kind):
-        found = rows(list(kind))
+        strategy = rows(list(kind))
     else:
-        found = _scalars(kind)
-    return st.none() | found if nullable else found
+        strategy = _scalars(kind)
+    return st.none() | strategy if nullable else strategy
 
 
 def rows(fields: list[pa.Field]) -> st.SearchStrategy[dict[str, Any]]:
-    """Dicts with a value for each field."""
+    """Generate dicts with a value for each field."""
     return st.fixed_dictionaries(
         {field.name: values(field.type, nullable=field.nullable) for field in fields}
     )
 
 
 def tables() -> st.SearchStrategy[tuple[pa.Schema, list[dict[str, Any]]]]:
-    """A canonical schema with up to eight rows."""
+    """Generate a canonical schema with up to eight rows."""
     return schemas().flatmap(
         lambda schema: st.tuples(st.just(schema), st.lists(rows(list(schema)), max_size=8))
     )

@@ -1,4 +1,4 @@
-"""The distributions of the working tree, as a release has them."""
+"""Builds the distributions of the working tree, and reads their contents and requirements."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS = {
     name: requirements for name, requirements in PROJECT["optional-dependencies"].items() if name != "dev"
 }
-"""What users may ask for."""
+"""The extras for users, with their requirements."""
 
 
 def build(source: Path, into: Path, *kinds: str) -> None:
-    """Build ``sdist`` or ``wheel`` of a source tree, with the build backend of this environment."""
-    targets = [word for kind in kinds for word in ("-t", kind)]
+    """Build an ``sdist`` or a ``wheel`` of a source tree with the build backend of this environment."""
+    targets = [argument for kind in kinds for argument in ("-t", kind)]
     command = [sys.executable, "-m", "hatchling", "build", *targets, "-d", str(into)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def unpacked(sdist: Path, into: Path) -> Path:
-    """The tree in a source distribution."""
+def unpack(sdist: Path, into: Path) -> Path:
+    """Unpack a source distribution, and return the folder of its source tree."""
     with tarfile.open(sdist) as archive:
         # Python 3.11 before 3.11.4 has no filters.
         if hasattr(tarfile, "data_filter"):
@@ -38,26 +38,28 @@ def unpacked(sdist: Path, into: Path) -> Path:
     return into / sdist.name.removesuffix(".tar.gz")
 
 
-def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel."""
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    """Return the contents of a wheel's files by name."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    """What the package and some of its extras ask for, the packages of others."""
-    asked = [Requirement(text) for text in PROJECT["dependencies"]]
+    """Return the third-party requirements of the package and of some of its extras."""
+    required = [Requirement(text) for text in PROJECT["dependencies"]]
     for extra in extras:
         for text in PROJECT["optional-dependencies"][extra]:
-            found = Requirement(text)
-            asked += requirements(*found.extras) if found.name == PROJECT["name"] else [found]
-    return list(dict.fromkeys(asked))
+            requirement = Requirement(text)
+            required += (
+                requirements(*requirement.extras) if requirement.name == PROJECT["name"] else [requirement]
+            )
+    return list(dict.fromkeys(required))
 
 
-def floors() -> list[str]:
-    """The lowest version of each that pyproject.toml allows, as constraints for pip."""
-    found = []
-    for each in requirements(*EXTRAS):
-        (lowest,) = (bound.version for bound in each.specifier if bound.operator == ">=")
-        found.append(f"{each.name}=={lowest}")
-    return found
+def lowest_versions() -> list[str]:
+    """Return the lowest version of each requirement that pyproject.toml allows, as constraints for pip."""
+    constraints = []
+    for requirement in requirements(*EXTRAS):
+        (lowest,) = (bound.version for bound in requirement.specifier if bound.operator == ">=")
+        constraints.append(f"{requirement.name}=={lowest}")
+    return constraints

@@ -1,4 +1,4 @@
-"""Change feeds for tests: rows, and streams of them that fall into micro-batches as a test wants."""
+"""Change rows for tests, and streams of them whose micro-batches a test chooses."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ SCHEMA = pa.schema(
 )
 
 
-def contract(flags: Sequence[str] = "CU", **more: object) -> penstock.ChangeContract:
-    """A contract with the flags that are named: C for carry-overs, I for intermediate changes, U for updates
-    in two."""
-    given = {
+def contract(flags: Sequence[str] = "CU", **options: object) -> penstock.ChangeContract:
+    """Return a contract with flags: C carry-overs, I intermediate changes, U updates in two rows."""
+    fields = {
         "row_id": "id",
         "row_version": "rv",
         "carryover_rows": "C" in flags,
         "intermediate_changes": "I" in flags,
         "updates_as_delete_and_insert": "U" in flags,
-        **more,
+        **options,
     }
-    return penstock.ChangeContract(**given)
+    return penstock.ChangeContract(**fields)
 
 
 def table(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Rows with times in microseconds."""
+    """Return a table of rows whose times are given in microseconds."""
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pa.table(
         [
@@ -55,7 +54,7 @@ def table(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
 
 
 def tuples(rows: pa.Table) -> list[Row]:
-    """The rows of a table, times in microseconds."""
+    """Return the rows of a table, with times in microseconds."""
     columns = [
         column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
         for column in rows.columns
@@ -72,7 +71,7 @@ def collected(df: DataFrame) -> Counter[Row]:
 
 
 class Files:
-    """A stream whose micro-batches are files."""
+    """Stream whose micro-batches are files."""
 
     def __init__(self, spark: SparkSession, folder: Path, schema: pa.Schema = SCHEMA) -> None:
         self._spark, self._folder, self._schema = spark, folder / "in", schema
@@ -83,31 +82,31 @@ class Files:
         for rows in batches:
             path = self._folder / f"{self._count:05}.parquet"
             pq.write_table(table(rows, self._schema), path)
-            # Spark takes the oldest ones first.
+            # Spark reads the oldest files first.
             os.utime(path, (1_700_000_000 + self._count, 1_700_000_000 + self._count))
             self._count += 1
 
     def read(self, files: int = 1) -> DataFrame:
-        """A stream of micro-batches of so many files each."""
+        """Return a stream whose micro-batches have `files` files each."""
         sample = self._spark.createDataFrame(table([], self._schema))
         reader = self._spark.readStream.schema(sample.schema).option("maxFilesPerTrigger", files)
         return reader.parquet(str(self._folder))
 
 
 class Sink:
-    """Where a query's rows go; they are kept by micro-batch."""
+    """Sink that keeps a query's rows by micro-batch."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = folder / "checkpoint"
         self.batches: dict[int, list[Row]] = {}
 
     def run(self, df: DataFrame, mode: str = "append", **trigger: object) -> Counter[Row]:
-        """All that comes out of what is there."""
+        """Run a query on all available rows, and return its output."""
         self.drain(df, mode, **trigger)
         return self.rows()
 
     def drain(self, df: DataFrame, mode: str = "append", **trigger: object) -> None:
-        """The same of rows that cannot be counted, such as those with structs; they are in ``batches``."""
+        """Run a query on all available rows. Rows that are not hashable are read from ``batches``."""
         query = (
             df.writeStream.foreachBatch(self._keep)
             .outputMode(mode)

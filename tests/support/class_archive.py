@@ -1,7 +1,7 @@
-"""An archive of the classes that Spark's driver loads (class data sharing, JDK 13).
+"""Archive of the classes that Spark's driver loads (class data sharing of JDK 13).
 
-With it a JVM starts in half the time. The first test process that needs one makes it, in build/, for this
-Java and this PySpark.
+A JVM starts in half the time with it. The first test process that needs the archive creates it in build/, for
+this Java and this PySpark.
 """
 
 from __future__ import annotations
@@ -18,42 +18,45 @@ from pathlib import Path
 import pyspark
 
 FOLDER = Path(__file__).resolve().parents[2] / "build"
-PATIENCE = 300
-ARCHIVE = "PENSTOCK_TEST_CLASSES"
-"""The variable that tells child processes where it is; empty where there is none."""
+TIMEOUT = 300
+ARCHIVE_VARIABLE = "PENSTOCK_TEST_CLASSES"
+"""The environment variable with the path of the archive for child processes, or empty without one."""
 
 
 def class_archive() -> str:
-    """The archive's path; empty where none could be made, and tests then run without."""
-    if ARCHIVE not in os.environ:
+    """Return the archive's path. It is empty if none could be created, and tests then run without one."""
+    if ARCHIVE_VARIABLE not in os.environ:
         FOLDER.mkdir(exist_ok=True)
-        path = FOLDER / f"spark-{pyspark.__version__}-{_java()}.jsa"
+        path = FOLDER / f"spark-{pyspark.__version__}-{_java_digest()}.jsa"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                _make(path)
-        os.environ[ARCHIVE] = str(path) if path.exists() else ""
-    return os.environ[ARCHIVE]
+                _create(path)
+        os.environ[ARCHIVE_VARIABLE] = str(path) if path.exists() else ""
+    return os.environ[ARCHIVE_VARIABLE]
 
 
-def _java() -> str:
-    """Which Java it is for: another one would not take it."""
+def _java_digest() -> str:
+    """Identify the Java installation, because an archive works with one only."""
     java = Path(os.environ.get("JAVA_HOME") or Path(shutil.which("java") or "/bin/java").resolve().parents[1])
     modules = java / "lib/modules"
-    facts = [str(java), *([modules.stat().st_size, modules.stat().st_mtime_ns] if modules.exists() else ())]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    identity = [
+        str(java),
+        *([modules.stat().st_size, modules.stat().st_mtime_ns] if modules.exists() else ()),
+    ]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     partial = path.with_suffix(".partial")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.support.class_archive", str(partial), folder]
-        environment = {**os.environ, ARCHIVE: ""}
+        environment = {**os.environ, ARCHIVE_VARIABLE: ""}
         try:
             subprocess.run(
                 command,
                 env=environment,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
                 check=True,
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
@@ -64,12 +67,12 @@ def _make(path: Path) -> None:
                 f"no archive of Spark's classes: {error}\n{output.decode(errors='replace')}", file=sys.stderr
             )
         else:
-            # Within one file system a rename is there or not.
+            # Within one file system, a rename is atomic.
             partial.rename(path)
 
 
 def _load_classes(archive: str, folder: Path) -> None:
-    """What most tests do: a stream from a queue with state, into a queue."""
+    """Do what most tests do: run a stateful stream from a queue into a queue."""
     import pyarrow as pa
 
     import penstock

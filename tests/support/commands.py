@@ -1,4 +1,4 @@
-"""The command line, run in this process."""
+"""Runs the command line in this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.cli import main
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
-    """Without the link of an error."""
+    """Standard error, without the link of an error."""
     help: str
-    """The link."""
+    """The link of an error."""
 
     @property
     def json(self) -> Any:
@@ -41,8 +41,8 @@ class Result:
 Penstock = Callable[..., Result]
 
 
-def run_penstock(*words: object, stdin: bytes | str = b"", code: int = 0) -> Result:
-    """Run a command that has to end with the given code."""
+def run_penstock(*arguments: object, stdin: bytes | str = b"", code: int = 0) -> Result:
+    """Run a command, and check its exit code."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     data = stdin.encode() if isinstance(stdin, str) else stdin
     with (
@@ -50,11 +50,11 @@ def run_penstock(*words: object, stdin: bytes | str = b"", code: int = 0) -> Res
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        ended = main([str(word) for word in words])
+        exit_code = main([str(argument) for argument in arguments])
     out.flush()
     err.flush()
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    said, found, link = texts[1].partition("\nhelp: ")
-    result = Result(ended, texts[0], f"{said}\n" if found else said, link.strip())
-    assert ended == code, f"{words} ended with {ended}\n{result.out}\n{result.err}"
+    message, has_link, link = texts[1].partition("\nhelp: ")
+    result = Result(exit_code, texts[0], f"{message}\n" if has_link else message, link.strip())
+    assert exit_code == code, f"{arguments} ended with {exit_code}\n{result.out}\n{result.err}"
     return result

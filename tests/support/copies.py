@@ -1,9 +1,9 @@
-"""What a continuous copy of a queue does with its rows."""
+"""Transformation of the continuous queries that copy a queue in tests."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
 
-def doubled(frame: DataFrame) -> DataFrame:
+def filter_and_double(frame: DataFrame) -> DataFrame:
     return frame.where("id % 3 != 0").selectExpr("id", "id * 2 as twice")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that crashes when a test asks it to."""
+"""PostgreSQL server that a test can crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 
 
 class CrashingPostgres:
-    """A server that can be stopped hard and started again."""
+    """Server that can be crashed and started again."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.url = server.url
@@ -25,20 +25,24 @@ class CrashingPostgres:
         self._log = server.directory / "log"
 
     def program(self, name: str) -> Path:
-        """The path of another program of the server's version."""
+        """Return the path of another program of the server's version."""
         return Path(self._command[0]).with_name(name)
 
     def options(self, *, data: str, port: str) -> list[str]:
-        """The command that starts a server like this one, with other data at another port."""
-        words = list(self._command)
-        words[words.index("-D") + 1], words[words.index("-p") + 1] = data, port
-        return words
+        """Return the command that starts a server with the same settings, other data and another port."""
+        arguments = list(self._command)
+        arguments[arguments.index("-D") + 1], arguments[arguments.index("-p") + 1] = data, port
+        return arguments
 
     def stop(self) -> None:
-        """As in a crash: nobody gets an answer, nothing is written in order."""
+        """Crash the server: it answers nobody, and flushes nothing."""
         children = self._process.children()
         self._process.send_signal(3)  # SIGQUIT: PostgreSQL's immediate shutdown
-        wait_until(lambda: not any(map(_runs, [self._process, *children])), 30, "the server is gone")
+        wait_until(
+            lambda: not any(map(_is_running, [self._process, *children])),
+            30,
+            "the server's processes have exited",
+        )
         self._pid_file.unlink(missing_ok=True)
 
     def start(self) -> None:
@@ -50,11 +54,11 @@ class CrashingPostgres:
         self._popen = popen
 
     def wait(self) -> None:
-        if _runs(self._process):
+        if _is_running(self._process):
             self.stop()
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

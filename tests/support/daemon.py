@@ -1,6 +1,6 @@
-"""Spark's daemon for Python workers, with what most of them import.
+"""Spark's daemon for Python workers, which imports beforehand what most workers need.
 
-They are forked then, so each starts with half a second less work. Spark runs it as
+The workers are forked from it, so each starts half a second faster. Spark runs it as
 ``python -m tests.support.daemon WORKER_MODULE``.
 """
 
@@ -11,19 +11,19 @@ import importlib
 import sys
 from contextlib import suppress
 
-USUAL = ("pandas", "pyarrow.compute", "penstock.spark.queue_writers", "penstock.changes.stage")
+PRELOADED = ("pandas", "pyarrow.compute", "penstock.spark.queue_writers", "penstock.changes.stage")
 
 
 def main() -> None:
     if sys.argv[1] == "pyspark.worker":
-        for name in USUAL:
-            # A Python without them has workers that say so themselves.
+        for name in PRELOADED:
+            # Without a module, the workers themselves report that it is missing.
             with suppress(ImportError):
                 importlib.import_module(name)
     from pyspark import daemon
 
-    # A worker collects garbage after each task; what is imported here is none, and looking at it would take
-    # longer than most tasks.
+    # A worker collects garbage after each task. Traversing all that is imported here would take longer than
+    # most tasks.
     gc.freeze()
     daemon.manager()
 

@@ -1,4 +1,4 @@
-"""Events as Debezium's connectors write them."""
+"""Change events in the format of Debezium's connectors."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def postgres(
     declared: Mapping[str, Row] | None = None,
     **source: object,
 ) -> str:
-    """An event of the PostgreSQL connector, with the schema around it if asked for.
+    """Return an event of the PostgreSQL connector.
 
-    ``declared`` has the schemas of columns, which wrap the event as well.
+    With ``wrapped`` or ``declared``, the event is wrapped with its schema. ``declared`` has column schemas.
     """
-    moment = NOW + (lsn if isinstance(lsn, int) else 0)
-    where = {
+    time_ms = NOW + (lsn if isinstance(lsn, int) else 0)
+    source_fields = {
         "version": "2.7.3.Final",
         "connector": "postgresql",
         "name": "shop",
-        "ts_ms": moment,
+        "ts_ms": time_ms,
         "snapshot": "true" if op == "r" else "false",
         "db": "shop",
         "sequence": f'["{lsn}","{lsn}"]',
-        "ts_us": moment * 1000 + 7,
+        "ts_us": time_ms * 1000 + 7,
         "schema": "public",
         "table": "orders",
         "txId": 571,
@@ -63,7 +63,7 @@ def postgres(
         "xmin": None,
         **source,
     }
-    return _event(op, before, after, where, order, wrapped, declared)
+    return _event(op, before, after, source_fields, order, wrapped, declared)
 
 
 def mysql(
@@ -76,8 +76,8 @@ def mysql(
     row: int = 0,
     wrapped: bool = False,
 ) -> str:
-    """An event of the MySQL connector."""
-    where = {
+    """Return an event of the MySQL connector."""
+    source_fields = {
         "version": "2.7.3.Final",
         "connector": "mysql",
         "name": "shop",
@@ -93,7 +93,7 @@ def mysql(
         "thread": 7,
         "query": None,
     }
-    return _event(op, before, after, where, None, wrapped, None)
+    return _event(op, before, after, source_fields, None, wrapped, None)
 
 
 def _event(
@@ -133,9 +133,9 @@ def _event(
 
 
 def topic(spark: SparkSession, events: Sequence[str | None]) -> DataFrame:
-    """The events as Kafka's source gives them, in one partition."""
+    """Return the events as Spark's Kafka source does, in one partition."""
     rows = [
-        (None if event is None else event.encode(), "shop.public.orders", 0, place)
-        for place, event in enumerate(events)
+        (None if event is None else event.encode(), "shop.public.orders", 0, offset)
+        for offset, event in enumerate(events)
     ]
     return spark.createDataFrame(rows, "value binary, topic string, partition int, offset bigint").coalesce(1)

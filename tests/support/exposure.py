@@ -1,4 +1,4 @@
-"""What Spark shows and keeps of a query: its plans, errors and event log."""
+"""Reads what Spark shows and stores of a query: its plans, errors and event log."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 @contextlib.contextmanager
 def event_log(spark: SparkSession, folder: Path) -> Iterator[Path]:
-    """Write an event log of its own into a folder, as ``spark.eventLog.enabled`` does."""
+    """Write a separate event log into a folder, as ``spark.eventLog.enabled`` does."""
     folder.mkdir()
     context: Any = spark.sparkContext
-    jvm, inner = context._jvm, context._jsc.sc()
+    jvm, java_context = context._jvm, context._jsc.sc()
     conf = (
-        inner.conf()
+        java_context.conf()
         .clone()
         .set("spark.eventLog.compress", "false")
         .set("spark.eventLog.rolling.enabled", "false")
@@ -32,9 +32,9 @@ def event_log(spark: SparkSession, folder: Path) -> Iterator[Path]:
         context._jsc.hadoopConfiguration(),
     )
     log.start()
-    inner.addSparkListener(log)
+    java_context.addSparkListener(log)
     yield folder
-    inner.removeSparkListener(log)
+    java_context.removeSparkListener(log)
 
 
 def explained(frame: DataFrame) -> str:

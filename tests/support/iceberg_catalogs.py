@@ -1,4 +1,4 @@
-"""Iceberg catalogs of the kinds that users have, on servers of their own, and what may happen to a commit."""
+"""Iceberg catalogs of the kinds that users have, each on its own server, with faults for commits."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.support.rest_catalog import CLIENT_SECRET, Reply, RestCatalogServer, 
 class ServedCatalog(ABC):
     properties: Mapping[str, str]
     secret: str
-    """A part of the properties that nothing shows."""
+    """A secret in the properties, which must not be shown anywhere."""
 
     @property
     def url(self) -> str:
         """The catalog's URL for Penstock."""
-        named = {f"property.{name}": value for name, value in self.properties.items()}
-        return f"iceberg:lake?{urlencode(named, quote_via=quote)}"
+        parameters = {f"property.{name}": value for name, value in self.properties.items()}
+        return f"iceberg:lake?{urlencode(parameters, quote_via=quote)}"
 
     @abstractmethod
     def lose_reply(self) -> None:
-        """Have the next commit done, and its client learn nothing of it."""
+        """Execute the next commit, but do not reply to the client."""
 
     @abstractmethod
     def before_commit(self, work: Callable[[], object]) -> None:
-        """Have something done when the next commit arrives, before it is made."""
+        """Call a function when the next commit arrives, before it is executed."""
 
 
 class Rest(ServedCatalog):

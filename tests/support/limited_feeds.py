@@ -1,4 +1,4 @@
-"""A queue with rows that tell where they stood, and pipelines over it with a limit."""
+"""Queue whose row ids encode their positions, and pipelines over it with a limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRIDE = 10_000
 
 
 class Feed:
-    """The queue ``in``, its consumer ``c`` and the queue ``out``."""
+    """Queue ``in`` with its consumer ``c``, and the queue ``out``."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, partitions: int = 2) -> None:
         self.spark, self.url, self.folder, self.partitions = spark, url, folder, partitions
@@ -28,7 +28,7 @@ class Feed:
         self._next = [0] * partitions
 
     def add(self, *rows: int) -> Feed:
-        """Append so many rows to each partition."""
+        """Append a number of rows to each partition."""
         for partition, count in enumerate(rows):
             first = partition * STRIDE + self._next[partition]
             fill(self.queue, range(first, first + count), partition=partition)
@@ -36,10 +36,10 @@ class Feed:
         return self
 
     def stream(self, where: str | None = None, **options: Any) -> penstock.Stream:
-        found = penstock.stream(
+        stream = penstock.stream(
             self.spark, penstock.QueueSource("in", consumer="c", url=self.url, options=options)
         )
-        return found if where is None else found.transform(lambda df: df.where(where))
+        return stream if where is None else stream.transform(lambda df: df.where(where))
 
     def start(
         self,
@@ -55,26 +55,26 @@ class Feed:
         limited = self.stream(where, **options).limit(n, on_limit=on_limit)
         return limited.write(sink).start(checkpoint=self.folder / checkpoint, trigger=trigger)
 
-    def run(self, n: int, where: str | None = None, **more: Any) -> penstock.Query:
-        """Until it ends by itself."""
-        query = self.start(n, where, **more)
-        assert query.awaitTermination(60), "it did not end"
+    def run(self, n: int, where: str | None = None, **options: Any) -> penstock.Query:
+        """Run a pipeline until its limit ends it."""
+        query = self.start(n, where, **options)
+        assert query.awaitTermination(60), "the query did not end"
         return query
 
     def progress(self, checkpoint: str = "ck") -> str:
         return str(penstock.limits.limit_progress(self.folder / checkpoint))
 
     def taken(self) -> dict[int, list[int]]:
-        """The rows in the sink by the partition that they came from, by their places there."""
-        found = defaultdict(list)
+        """Return the row indexes in the sink, by source partition."""
+        rows = defaultdict(list)
         for number in ids_in(self.out):
-            found[number // STRIDE].append(number % STRIDE)
-        return dict(found)
+            rows[number // STRIDE].append(number % STRIDE)
+        return dict(rows)
 
     def offsets(self) -> list[int]:
         return list(self.store.consumer("c").offsets("in").values())
 
 
-def is_prefix(places: list[int], passes: Any = lambda place: True) -> bool:
-    """Whether these are the first places of a partition that pass a filter."""
-    return sorted(places) == [place for place in range(max(places) + 1) if passes(place)]
+def is_prefix(indexes: list[int], passes: Any = lambda index: True) -> bool:
+    """Return whether these are the first row indexes of a partition that pass a filter."""
+    return sorted(indexes) == [index for index in range(max(indexes) + 1) if passes(index)]

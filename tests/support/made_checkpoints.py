@@ -1,4 +1,4 @@
-"""Checkpoints of real queries over a few small files, and what the queries themselves said of their state."""
+"""Checkpoints of real queries over a few small files, and the state metrics that the queries reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROCKSDB = {
 CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATE = 4_102_444_800_000
-"""The time of timers that never go off, in milliseconds."""
+"""A time in milliseconds for timers that never expire."""
 Event = tuple[int, str]
 BATCHES: list[list[Event]] = [
     [(0, "a"), (1, "b"), (61, "a")],
@@ -34,32 +34,32 @@ Frame = Callable[[SparkSession, Path], DataFrame]
 
 @dataclass(frozen=True)
 class Made:
-    """A checkpoint, and the progress of each batch of the query that made it."""
+    """Checkpoint, and the progress of each batch of the query that wrote it."""
 
     path: Path
     progress: list[dict[str, Any]]
 
     @property
     def last(self) -> int:
-        """The last batch."""
+        """The id of the last batch."""
         return int(self.progress[-1]["batchId"])
 
     @property
     def operators(self) -> list[dict[str, Any]]:
-        """What the last batch's progress says of each stateful operator."""
+        """The metrics of each stateful operator in the last batch."""
         return list(self.progress[-1]["stateOperators"])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A query, and the settings that it runs with."""
+    """Query, and the settings that it runs with."""
 
     frame: Frame
     settings: dict[str, str]
 
 
 def write_events(folder: Path) -> None:
-    """A file for each batch, in the order of their times."""
+    """Write a file for each batch, with increasing modification times."""
     folder.mkdir()
     for number, events in enumerate(BATCHES):
         path = folder / f"{number}.json"
@@ -69,22 +69,22 @@ def write_events(folder: Path) -> None:
 
 
 def make(spark: SparkSession, case: Case, events: Path, path: Path) -> Made:
-    """Run a query over the events, a file a batch."""
+    """Run a query over the events, one file in each batch."""
     with settings(spark, case.settings):
         writer = case.frame(spark, events).writeStream.format("noop").option("checkpointLocation", str(path))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        return Made(path, [json.loads(each.json) for each in query.recentProgress])
+        return Made(path, [json.loads(progress.json) for progress in query.recentProgress])
 
 
 @contextmanager
-def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    for key, value in wanted.items():
+def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    for key, value in values.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key in wanted:
+        for key in values:
             spark.conf.unset(key)
 
 
@@ -109,21 +109,21 @@ def distinct(spark: SparkSession, folder: Path) -> DataFrame:
     return events_of(spark, folder).dropDuplicates(["key"])
 
 
-def joined(spark: SparkSession, folder: Path) -> DataFrame:
+def join_self(spark: SparkSession, folder: Path) -> DataFrame:
     left, right = events_of(spark, folder).alias("l"), events_of(spark, folder).alias("r")
     near = "l.key = r.key and l.ts >= r.ts and l.ts <= r.ts + interval 1 minute"
     return left.join(right, fn.expr(near), "leftOuter")
 
 
-def limited(spark: SparkSession, folder: Path) -> DataFrame:
+def limit_rows(spark: SparkSession, folder: Path) -> DataFrame:
     return events_of(spark, folder).limit(4)
 
 
-def without_state(spark: SparkSession, folder: Path) -> DataFrame:
+def select_keys(spark: SparkSession, folder: Path) -> DataFrame:
     return events_of(spark, folder).select("key")
 
 
-def with_variables(spark: SparkSession, folder: Path) -> DataFrame:
+def count_with_state_variables(spark: SparkSession, folder: Path) -> DataFrame:
     import pandas as pd
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -135,15 +135,15 @@ def with_variables(spark: SparkSession, folder: Path) -> DataFrame:
             self.minutes = handle.getMapState("minutes", "minute int", "n long")
 
         def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-            (found,) = self.count.get() or (0,)
-            for part in rows:
-                for each in part["ts"]:
-                    found += 1
-                    self.times.appendValue((each.to_pydatetime(),))
-                    self.minutes.updateValue((each.minute,), (found,))
-            self.count.update((found,))
+            (count,) = self.count.get() or (0,)
+            for frame in rows:
+                for timestamp in frame["ts"]:
+                    count += 1
+                    self.times.appendValue((timestamp.to_pydatetime(),))
+                    self.minutes.updateValue((timestamp.minute,), (count,))
+            self.count.update((count,))
             self.handle.registerTimer(LATE)
-            yield pd.DataFrame({"key": [key[0]], "n": [found]})
+            yield pd.DataFrame({"key": [key[0]], "n": [count]})
 
         def close(self) -> None:
             pass
@@ -161,9 +161,9 @@ CASES = {
     "windows of windows": Case(windows_of_windows, {}),
     "sessions": Case(sessions, {}),
     "distinct": Case(distinct, {}),
-    "join": Case(joined, {}),
-    "join in one store": Case(joined, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "3"}),
-    "limit": Case(limited, {}),
-    "variables": Case(with_variables, CHANGELOG),
-    "stateless": Case(without_state, {}),
+    "join": Case(join_self, {}),
+    "join in one store": Case(join_self, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "3"}),
+    "limit": Case(limit_rows, {}),
+    "variables": Case(count_with_state_variables, CHANGELOG),
+    "stateless": Case(select_keys, {}),
 }

@@ -1,4 +1,4 @@
-"""Random damage to the rows of a store, in SQLite and PostgreSQL, and what reads it."""
+"""Random damage to the rows of SQLite and PostgreSQL stores, and checks of their readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.int_columns import pack_columns
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from tests.support.mutated_values import mutated_value
+from tests.support.mutated_values import mutate_value
 from tests.support.postgres import start_postgres
 from tests.support.raw_sql import bytes_literal
 from tests.support.store_readers import command, read_in_python, read_page, store_commands
@@ -40,11 +40,11 @@ _MORE_ROWS = (
     """insert into {staged} select 'app', 4, 'attempt', 0, 0, queue_id, 1, 10, {segment_list}, 5
         from {queue} where name = 'q'""",
 )
-"""Rows of the tables that only streaming queries and feeds fill."""
+"""Rows for the tables that only streaming queries and feeds fill."""
 
 
 def fill(url: str, objects: Path) -> None:
-    """Make a store with rows in every table, and a folder of objects."""
+    """Create a store with rows in every table, and a folder of objects."""
     with penstock.connect(url) as store:
         rows = pa.schema([("id", pa.int64()), ("name", pa.string())])
         for name in ("q", "other"):
@@ -77,41 +77,41 @@ def fill(url: str, objects: Path) -> None:
 
 
 class Copies(Protocol):
-    """Copies of one store, to be damaged."""
+    """Copies of a store, which may be damaged."""
 
     def fresh(self) -> str:
-        """Return the URL of an undamaged copy, in place of the last one."""
+        """Replace the last copy by an undamaged one, and return its URL."""
 
     def columns(self) -> dict[str, list[tuple[str, type, bool]]]:
-        """Return the columns of all tables: names, types, and whether they are in the key."""
+        """Return the columns of all tables: name, type, and whether it is part of the key."""
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]: ...
 
     def update(
         self, table: str, column: str, value: object, keys: Sequence[str], key: Sequence[object]
     ) -> None:
-        """Change a value, unless the database refuses to."""
+        """Change a value, unless the database refuses it."""
 
 
 class SqliteCopies:
-    """Copies of a file."""
+    """Copies of a SQLite file."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._whole, self._copy = folder / "whole.db", folder / f"{name}.db"
-        if not self._whole.exists():
-            fill(f"sqlite:///{self._whole}", folder / "objects")
-            with contextlib.closing(sqlite3.connect(self._whole, isolation_level=None)) as connection:
+        self._original, self._copy = folder / "whole.db", folder / f"{name}.db"
+        if not self._original.exists():
+            fill(f"sqlite:///{self._original}", folder / "objects")
+            with contextlib.closing(sqlite3.connect(self._original, isolation_level=None)) as connection:
                 for statement in _MORE_ROWS:
-                    connection.execute(statement.format_map(_Named("sqlite")))
+                    connection.execute(statement.format_map(_Placeholders("sqlite")))
 
     def fresh(self) -> str:
         self.close()
-        shutil.copy(self._whole, self._copy)
+        shutil.copy(self._original, self._copy)
         return f"sqlite:///{self._copy}"
 
     def close(self) -> None:
-        for each in self._copy.parent.glob(f"{self._copy.name}*"):
-            each.unlink()
+        for path in self._copy.parent.glob(f"{self._copy.name}*"):
+            path.unlink()
 
     def columns(self) -> dict[str, list[tuple[str, type, bool]]]:
         kinds = {"BLOB": bytes, "TEXT": str, "REAL": float}
@@ -144,7 +144,7 @@ class SqliteCopies:
 
 
 class PostgresqlCopies:
-    """Copies of a database, whose owner has dropped the checks of its tables."""
+    """Copies of a PostgreSQL database without the check constraints of its tables."""
 
     def __init__(self, folder: Path) -> None:
         self._server = start_postgres()
@@ -154,7 +154,7 @@ class PostgresqlCopies:
         fill(self._url("whole"), folder / "objects")
         with psycopg.connect(self._url("whole"), autocommit=True) as connection:
             for statement in _MORE_ROWS:
-                connection.execute(statement.format_map(_Named("postgres")))
+                connection.execute(statement.format_map(_Placeholders("postgres")))
             checks = connection.execute(
                 "select conrelid::regclass::text, conname from pg_constraint where contype = 'c'"
                 " and connamespace = 'penstock'::regnamespace"
@@ -183,7 +183,7 @@ class PostgresqlCopies:
 
     def columns(self) -> dict[str, list[tuple[str, type, bool]]]:
         kinds = {"bytea": bytes, "text": str, "double precision": float}
-        found: dict[str, list[tuple[str, type, bool]]] = {}
+        columns: dict[str, list[tuple[str, type, bool]]] = {}
         for table, column, kind, in_key in self._run(
             "select c.relname, a.attname, format_type(a.atttypid, null),"
             " coalesce(a.attnum = any(i.indkey), false) from pg_class c"
@@ -191,8 +191,8 @@ class PostgresqlCopies:
             " left join pg_index i on i.indrelid = c.oid and i.indisprimary"
             " where c.relnamespace = 'penstock'::regnamespace and c.relkind = 'r' order by 1, a.attnum"
         ):
-            found.setdefault(f"penstock.{table}", []).append((column, kinds.get(kind, int), in_key))
-        return found
+            columns.setdefault(f"penstock.{table}", []).append((column, kinds.get(kind, int), in_key))
+        return columns
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
         return self._run(f"select {', '.join(columns)} from {table}")
@@ -206,57 +206,55 @@ class PostgresqlCopies:
 
     def _run(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with psycopg.connect(self._url(f"copy{self._copied}"), autocommit=True) as connection:
-            # Without foreign keys.
+            # This disables foreign keys.
             connection.execute("set session_replication_role = replica")
-            found = connection.execute(statement, values or None)
-            return found.fetchall() if found.description else []
+            cursor = connection.execute(statement, values or None)
+            return cursor.fetchall() if cursor.description else []
 
 
-class _Named(dict[str, str]):
-    """The full names of tables, and a list of one staged segment."""
+class _Placeholders(dict[str, str]):
+    """Qualified names of tables, and an encoded list of one staged segment."""
 
     def __init__(self, dialect: str) -> None:
         super().__init__(segment_list=bytes_literal(dialect, pack_columns([[0], [1], [10], [4096]])))
-        self._begin = "penstock_" if dialect == "sqlite" else "penstock."
+        self._prefix = "penstock_" if dialect == "sqlite" else "penstock."
 
     def __missing__(self, name: str) -> str:
-        return f"{self._begin}{name}"
+        return f"{self._prefix}{name}"
 
 
-def _damage_rows(
-    source: random.Random, copies: Copies, tables: dict[str, list[tuple[str, type, bool]]]
-) -> str:
-    """Change one to three values of the store; return what was changed."""
+def _damage_rows(rng: random.Random, copies: Copies, tables: dict[str, list[tuple[str, type, bool]]]) -> str:
+    """Change one to three values of the store, and describe the changes."""
     changed = []
-    for _ in range(source.randint(1, 3)):
-        table, columns = source.choice(list(tables.items()))
-        column, kind, _ = source.choice(columns)
+    for _ in range(rng.randint(1, 3)):
+        table, columns = rng.choice(list(tables.items()))
+        column, kind, _ = rng.choice(columns)
         keys = [name for name, _, in_key in columns if in_key]
         rows = copies.rows(table, [column, *keys])
         if rows:
-            old, *key = source.choice(rows)
-            value = mutated_value(source, old, kind)
+            old, *key = rng.choice(rows)
+            value = mutate_value(rng, old, kind)
             changed.append(f"{table}.{column} of row {key} = {str(value)[:80]!r}")
             copies.update(table, column, value, keys, key)
     return "; ".join(changed)
 
 
 def _damage(copies: Copies, folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
-    more = folder / "more.jsonl"
-    more.write_text('{"id": 77, "name": "more"}\n')
+    extra_rows = folder / "more.jsonl"
+    extra_rows.write_text('{"id": 77, "name": "more"}\n')
     copies.fresh()
     tables = copies.columns()
     empty = [table for table, columns in tables.items() if not copies.rows(table, [columns[0][0]])]
     assert not empty, f"nothing to damage in {empty}"
     for number in numbers:
-        source = random.Random(number)
+        rng = random.Random(number)
         url = copies.fresh()
-        changed = _damage_rows(source, copies, tables)
-        # Python and the page each time, and some of the commands.
-        commands = source.sample(store_commands(url, more), 6)
-        # Only the row that says which store it is may blind the page.
-        answers = re.search(r"penstock[._]store\.", changed) is None
-        calls = [partial(read_in_python, url), partial(read_page, url, answers=answers)]
+        changed = _damage_rows(rng, copies, tables)
+        # Use the Python API and the page each time, and some of the commands.
+        commands = rng.sample(store_commands(url, extra_rows), 6)
+        # The page may fail only if the row that identifies the store is damaged.
+        must_answer = re.search(r"penstock[._]store\.", changed) is None
+        calls = [partial(read_in_python, url), partial(read_page, url, must_answer=must_answer)]
         for call in (*calls, *(partial(command, *arguments) for arguments in commands)):
             try:
                 call()

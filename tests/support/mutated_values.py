@@ -1,4 +1,4 @@
-"""Values and bytes that somebody could put in the place of others."""
+"""Random mutations of values and bytes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ TEXTS = (
 REALS = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, 5e-324)
 
 
-def mutated(source: random.Random, data: bytes) -> bytes:
-    """Change one to four places of some bytes."""
+def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Mutate bytes in one to four places."""
     damaged = bytearray(data)
-    for _ in range(source.randint(1, 4)):
+    for _ in range(rng.randint(1, 4)):
         if not damaged:
-            return source.randbytes(8)
-        place = source.randrange(len(damaged))
-        kind = source.randrange(6)
+            return rng.randbytes(8)
+        position = rng.randrange(len(damaged))
+        kind = rng.randrange(6)
         if kind == 0:
-            damaged[place] ^= 1 << source.randrange(8)
+            damaged[position] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            damaged[place] = source.randrange(256)
+            damaged[position] = rng.randrange(256)
         elif kind == 2:
-            place -= place % 4
-            damaged[place : place + 4] = struct.pack("<q", source.choice(INTEGERS))[:4]
+            position -= position % 4
+            damaged[position : position + 4] = struct.pack("<q", rng.choice(INTEGERS))[:4]
         elif kind == 3:
-            place -= place % 8
-            damaged[place : place + 8] = struct.pack("<q", source.choice(INTEGERS))
+            position -= position % 8
+            damaged[position : position + 8] = struct.pack("<q", rng.choice(INTEGERS))
         elif kind == 4:
-            del damaged[place : place + source.choice((1, 4, 8, len(damaged)))]
+            del damaged[position : position + rng.choice((1, 4, 8, len(damaged)))]
         else:
-            damaged[place:place] = damaged[:place][-source.choice((4, 8, 64)) :]
+            damaged[position:position] = damaged[:position][-rng.choice((4, 8, 64)) :]
     return bytes(damaged)
 
 
-def mutated_value(source: random.Random, old: object, kind: type) -> object:
-    """Return another value for a column of bytes, texts, reals or integers; sometimes none."""
-    if source.random() < 0.1:
+def mutate_value(rng: random.Random, old: object, kind: type) -> object:
+    """Return another value for a column of bytes, texts, reals or integers, and sometimes None."""
+    if rng.random() < 0.1:
         return None
     if isinstance(old, bytes) or kind is bytes:
-        return mutated(source, old) if isinstance(old, bytes) else source.randbytes(20)
+        return mutate_bytes(rng, old) if isinstance(old, bytes) else rng.randbytes(20)
     if kind is str:
-        if isinstance(old, str) and source.random() < 0.3:
-            return mutated(source, old.encode()).decode(errors="replace")
-        return source.choice(TEXTS)
-    return source.choice(REALS if kind is float else INTEGERS)
+        if isinstance(old, str) and rng.random() < 0.3:
+            return mutate_bytes(rng, old.encode()).decode(errors="replace")
+        return rng.choice(TEXTS)
+    return rng.choice(REALS if kind is float else INTEGERS)

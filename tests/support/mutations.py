@@ -1,9 +1,8 @@
-"""Random damage to what Penstock reads, and readers that have to survive it: each of them answers, or raises
-an error of Penstock's.
+"""Random damage to the data that Penstock reads.
 
-``python -m tests.support.mutations segments|sqlite|postgresql|checkpoints FOLDER FIRST COUNT`` plays the
-mutations from number FIRST on and prints one line for each that did harm. A process of its own, so that a
-crash is seen.
+Each reader must return a result or raise an error of Penstock. ``python -m tests.support.mutations
+segments|sqlite|postgresql|checkpoints FOLDER FIRST COUNT`` applies COUNT mutations from number FIRST on, and
+prints a line for each one that causes another error. It is a separate process, so that crashes are detected.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ import penstock
 from penstock.arrow.segments import decode, decode_each, encode, read_stored_table
 from penstock.errors import PenstockError, StoreError
 from tests.support import mutated_stores
-from tests.support.mutated_values import TEXTS, mutated
+from tests.support.mutated_values import TEXTS, mutate_bytes
 from tests.support.store_readers import command, read_page
 
 # Segments.
 
 
 def segments() -> list[tuple[bytes, pa.Schema]]:
-    """Segments of all types: tiny ones, and compressed ones."""
+    """Return segments of all types, tiny and compressed ones."""
     columns = {
         "n": pa.array([1, None, 3]),
         "s": pa.array(["abc", "", "ghi"]),
@@ -44,16 +43,16 @@ def segments() -> list[tuple[bytes, pa.Schema]]:
         "d": pa.array([1, 2, 3]).cast(pa.decimal128(30, 2)),
     }
     table = pa.table(columns)
-    found = []
+    encoded = []
     for times in (1, 50, 3000):
         batch = pa.concat_tables([table] * times).combine_chunks().to_batches()[0]
         for part in (batch, *(batch.select([name]) for name in columns)):
-            found.append((encode(part).to_pybytes(), part.schema))
-    return found
+            encoded.append((encode(part).to_pybytes(), part.schema))
+    return encoded
 
 
-def _values(batch: pa.RecordBatch | pa.Table) -> None:
-    # Text that is not UTF-8, and dates that Python does not have, are the readers' of rows.
+def _convert(batch: pa.RecordBatch | pa.Table) -> None:
+    # Text that is not UTF-8 and dates outside Python's range are errors of whoever reads the rows.
     with contextlib.suppress(ValueError, OverflowError):
         if batch.num_rows <= 20_000:
             batch.to_pylist()
@@ -62,9 +61,9 @@ def _values(batch: pa.RecordBatch | pa.Table) -> None:
 def damage_segments(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
     originals = segments()
     for number in numbers:
-        source = random.Random(number)
-        payload, schema = source.choice(originals)
-        damaged = mutated(source, payload)
+        rng = random.Random(number)
+        payload, schema = rng.choice(originals)
+        damaged = mutate_bytes(rng, payload)
         stream = schema.serialize().to_pybytes() + damaged + struct.pack("<Ii", 0xFFFFFFFF, 0)
         for read, expected in (
             (lambda data=damaged, schema=schema: decode(data, schema), StoreError),
@@ -73,14 +72,14 @@ def damage_segments(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
             (lambda data=stream: read_stored_table(data), ValueError),
         ):
             try:
-                _values(read())
+                _convert(read())
             except expected:
                 pass
             except Exception:
                 yield number, traceback.format_exc()
 
 
-# Checkpoints: copies of those in the folder, one file of which is damaged.
+# Checkpoints: one file is damaged in a copy of a checkpoint of the folder.
 
 
 def damage_checkpoints(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
@@ -92,17 +91,17 @@ def damage_checkpoints(folder: Path, numbers: range) -> Iterator[tuple[int, str]
         penstock.connect(f"sqlite:///{store}").close()
     damaged = folder / f"damaged-{numbers.start}"
     for number in numbers:
-        source = random.Random(number)
+        rng = random.Random(number)
         shutil.rmtree(damaged, ignore_errors=True)
-        shutil.copytree(source.choice(originals), damaged)
-        file = source.choice(sorted(path for path in damaged.rglob("*") if path.is_file()))
+        shutil.copytree(rng.choice(originals), damaged)
+        file = rng.choice(sorted(path for path in damaged.rglob("*") if path.is_file()))
         data = file.read_bytes()
         lines = data.split(b"\n")
-        if source.random() < 0.3:
-            lines[source.randrange(len(lines))] = source.choice(TEXTS).encode()
+        if rng.random() < 0.3:
+            lines[rng.randrange(len(lines))] = rng.choice(TEXTS).encode()
             file.write_bytes(b"\n".join(lines))
         else:
-            file.write_bytes(mutated(source, data))
+            file.write_bytes(mutate_bytes(rng, data))
 
         calls = [lambda: read_page(f"sqlite:///{store}", [str(damaged)])]
         # The command starts Spark.
@@ -132,13 +131,13 @@ def _peak_mib() -> int:
 
 def main(arguments: list[str]) -> int:
     kind, folder, first, count = arguments
-    harmed = 0
+    failures = 0
     numbers = range(int(first), int(first) + int(count))
-    for number, what in KINDS[kind](Path(folder), numbers):
-        harmed += 1
-        print(f"{kind} {number}: {what}", flush=True)
-    print(f"{len(numbers)} mutations, {harmed} did harm, {_peak_mib()} MiB at most")
-    return int(harmed > 0)
+    for number, description in KINDS[kind](Path(folder), numbers):
+        failures += 1
+        print(f"{kind} {number}: {description}", flush=True)
+    print(f"{len(numbers)} mutations, {failures} failed, peak memory {_peak_mib()} MiB")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

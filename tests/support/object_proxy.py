@@ -1,4 +1,4 @@
-"""A proxy in front of a server with the protocol of S3 or Glue that answers some requests wrongly."""
+"""Proxy for an S3 or Glue server that answers some requests with faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
 
 class Exchange:
-    """One request, which a fault may forward, and answer in its own way."""
+    """Request that a fault may forward, and answer in its own way."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, upstream: str) -> None:
         self._handler = handler
@@ -24,16 +24,16 @@ class Exchange:
         self._body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         self.method = handler.command
         self.operation = handler.headers.get("X-Amz-Target", self.method).rpartition(".")[2]
-        """What is asked of a service such as Glue; S3 has only methods."""
+        """The operation of a service such as Glue, or the HTTP method for S3."""
 
     def forward(self) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Ask the server."""
+        """Forward the request to the server, and return its reply."""
         connection = HTTPConnection(self._upstream.hostname or "", self._upstream.port)
-        # With the host's name as the client has it, which is part of the signature.
+        # The signature includes the host name that the client uses.
         connection.request(self.method, self._handler.path, self._body, dict(self._handler.headers))
         answer = connection.getresponse()
         body = answer.read()
-        # What is asked with HEAD is how long the body would be.
+        # The reply to HEAD must keep the length that the body would have.
         left_out = _HOP - {"content-length"} if self.method == "HEAD" else _HOP
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in left_out]
         connection.close()
@@ -42,7 +42,7 @@ class Exchange:
     def answer(
         self, status: int, headers: list[tuple[str, str]], body: bytes, length: int | None = None
     ) -> None:
-        """Answer the client, with another length than the body's if it is given."""
+        """Answer the client. If a length is given, announce it instead of the body's."""
         self._handler.send_response(status)
         for name, value in headers:
             self._handler.send_header(name, value)
@@ -60,18 +60,18 @@ class Exchange:
 
 
 def unavailable(exchange: Exchange) -> None:
-    """Answer 503 without asking the server."""
+    """Answer 503 without forwarding the request."""
     exchange.answer(503, [], b"<Error><Code>SlowDown</Code></Error>")
 
 
 def lost_reply(exchange: Exchange) -> None:
-    """Do what is asked, and answer that it failed."""
+    """Execute the request, and answer that it failed."""
     exchange.forward()
     exchange.answer(500, [], b"<Error><Code>InternalError</Code></Error>")
 
 
 def no_reply(exchange: Exchange) -> None:
-    """Do what is asked, and close the connection."""
+    """Execute the request, and close the connection."""
     exchange.forward()
     exchange.hang_up()
 
@@ -83,19 +83,19 @@ def truncated(exchange: Exchange) -> None:
 
 
 def shortened(exchange: Exchange) -> None:
-    """Answer with half of the body, as if that were all of it."""
+    """Answer with half of the body as if it were complete."""
     status, headers, body = exchange.forward()
     exchange.answer(status, headers, body[: len(body) // 2])
 
 
 def garbled(exchange: Exchange) -> None:
-    """Answer with another byte in the body."""
+    """Answer with a changed byte in the body."""
     status, headers, body = exchange.forward()
     exchange.answer(status, headers, bytes([body[0] ^ 1, *body[1:]]) if body else body)
 
 
 class ObjectProxy:
-    """A running proxy."""
+    """Running proxy."""
 
     def __init__(self, endpoint: str, upstream: str) -> None:
         self.endpoint = endpoint
@@ -106,21 +106,21 @@ class ObjectProxy:
         """The operations of all requests."""
 
     def fail(self, operation: str, *faults: Fault) -> None:
-        """Answer the next requests for an operation by faults, one after the other."""
+        """Answer the next requests for an operation with faults, in order."""
         with self._lock:
             self._faults += [(operation, fault) for fault in faults]
 
     @property
     def pending(self) -> int:
-        """How many faults have not been used."""
+        """The number of faults that have not been used."""
         return len(self._faults)
 
     def handle(self, exchange: Exchange) -> None:
         with self._lock:
             asked = exchange.operation
             self.requests.append(asked)
-            place = next((i for i, (operation, _) in enumerate(self._faults) if operation == asked), None)
-            fault = None if place is None else self._faults.pop(place)[1]
+            index = next((i for i, (operation, _) in enumerate(self._faults) if operation == asked), None)
+            fault = None if index is None else self._faults.pop(index)[1]
         if fault is None:
             exchange.answer(*exchange.forward())
         else:
@@ -129,7 +129,7 @@ class ObjectProxy:
 
 @contextmanager
 def object_proxy(upstream: str) -> Iterator[ObjectProxy]:
-    """A proxy in front of a server."""
+    """Run a proxy in front of a server."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

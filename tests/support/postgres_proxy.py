@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and PostgreSQL that can lose the answer to a commit."""
+"""TCP proxy between a client and PostgreSQL that can lose the reply to a commit."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Proxy:
-    """Forwards bytes both ways until it is to fail."""
+    """Proxy that forwards bytes in both directions until it is made to fail."""
 
     url: str
     target: tuple[str, int]
-    """The host and the port of the server."""
+    """Host and port of the server."""
     fail_on: bytes = b""
-    """A client's message with these bytes is the last thing that goes through."""
+    """The proxy fails on a client's message that contains these bytes."""
     deliver: bool = True
-    """Whether the server still gets that message."""
+    """Whether the server still receives that message."""
     skip: int = 0
-    """How many such messages go through first."""
+    """The number of such messages that are forwarded first."""
     failures: int = 0
-    """How often it will still fail."""
+    """How many more times the proxy fails."""
     _open: list[socket.socket] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lead_to(self, url: str) -> None:
-        """Forward to another server from now on, and end what is connected."""
+        """Forward new connections to another server, and close the open ones."""
         parts = urlsplit(url)
         self.target = parts.hostname or "127.0.0.1", parts.port or 5432
-        for each in self._open:
+        for connection in self._open:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def lose(self, message: bytes, *, deliver: bool, times: int = 1, skip: int = 0) -> None:
         with self._lock:
             self.fail_on, self.deliver, self.skip, self.failures = message, deliver, skip, times
 
     def losing_each_commit(self) -> Iterator[int]:
-        """Lose the reply to the first commit, then to the second one, until a round of the caller has fewer;
-        the number of those before it.
+        """Lose the reply to one commit in each round of the caller: the first one, then the second, etc.
+
+        Yield the number of commits before it, and stop after a round with fewer commits.
         """
         number = 0
         while not self.failures:
@@ -52,7 +53,7 @@ class Proxy:
         self.failures = 0
 
     def is_to_fail(self, data: bytes) -> bool:
-        """Return whether these bytes of a client are the last ones that go through."""
+        """Return whether the proxy fails on these bytes of a client."""
         with self._lock:
             if not self.failures or self.fail_on not in data:
                 return False
@@ -65,7 +66,7 @@ class Proxy:
 
 @contextmanager
 def proxied(url: str) -> Iterator[Proxy]:
-    """A proxy in front of the server of a PostgreSQL URL."""
+    """Run a proxy in front of the server of a PostgreSQL URL."""
     parts = urlsplit(url)
     target = (parts.hostname or "127.0.0.1", parts.port or 5432)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -74,8 +75,8 @@ def proxied(url: str) -> Iterator[Proxy]:
         proxy = Proxy(parts._replace(netloc=netloc).geturl(), target)
         threading.Thread(target=_accept, args=(listener, proxy), daemon=True).start()
         yield proxy
-    for each in proxy._open:
-        each.close()
+    for connection in proxy._open:
+        connection.close()
 
 
 def _accept(listener: socket.socket, proxy: Proxy) -> None:
@@ -109,6 +110,6 @@ def _forward(source: socket.socket, sink: socket.socket, proxy: Proxy, upstream:
     except OSError:
         pass
     finally:
-        for each in (source, sink):
+        for connection in (source, sink):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)

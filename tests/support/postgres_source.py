@@ -1,4 +1,4 @@
-"""Tables with a publication and a slot of their own, and a feed's rows applied to a model."""
+"""Published tables with a slot, and a model to which the change rows of a feed are applied."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.waiting import wait_until
 Row = dict[str, Any]
 COLUMNS = ("id", "part", "text", "number")
 DDL = "id int, part text, text text, number numeric(12, 3), PRIMARY KEY (id, part)"
-"""A table for random histories."""
+"""Columns of a table for random histories."""
 
 
 @dataclass
 class Source:
-    """A schema of a database, with a publication of its tables."""
+    """Schema of a database, with a publication of its tables."""
 
     url: str
     name: str
@@ -51,7 +51,7 @@ class Source:
         return self.connection.execute(query.encode()).fetchall()
 
     def table(self, columns: str, name: str = "t", *more: str) -> str:
-        """Make a published table; its name with the schema."""
+        """Create a published table, and return its name with the schema."""
         self.run(f"CREATE TABLE {self.name}.{name} ({columns})", *more)
         self.run(f"ALTER PUBLICATION {self.name} ADD TABLE {self.name}.{name}")
         return f"{self.name}.{name}"
@@ -67,14 +67,14 @@ class Source:
         return self.feed(**options).open()
 
     def drop_slot(self) -> None:
-        """Drop the slot, if there is one, once its last reader has let go of it: that takes a moment."""
+        """Drop the slot if it exists, as soon as its last reader has released it."""
 
         def is_dropped() -> bool:
             slots = f"FROM pg_replication_slots WHERE slot_name = '{self.name}'"
             self.run(f"SELECT pg_drop_replication_slot(slot_name) {slots} AND NOT active")
             return not self.slots()
 
-        wait_until(is_dropped, 60, "the slot to be free")
+        wait_until(is_dropped, 60, "the slot is dropped")
 
     def slots(self) -> int:
         return self.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{self.name}'")[0][0]
@@ -99,7 +99,7 @@ def source_at(url: str) -> Iterator[Source]:
 
 @contextmanager
 def open_transaction(source: Source, statement: str) -> Iterator[psycopg.Connection]:
-    """Leave a statement's transaction open; it is rolled back in the end."""
+    """Keep a transaction with a statement open, and roll it back in the end."""
     with psycopg.connect(source.url) as connection:
         connection.execute(statement.encode())
         yield connection
@@ -113,7 +113,7 @@ def batches(
     columns: Sequence[str] | None = None,
     rows_per_task: int = 1000,
 ) -> list[pa.RecordBatch]:
-    """The batches of a range, checked against the schema."""
+    """Return the batches of a range, checked against the schema."""
     schema = feed.describe().schema
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
@@ -121,7 +121,7 @@ def batches(
 
 
 def changes(feed: OpenPostgresFeed, after: int, upto: int, **options: object) -> list[Row]:
-    """The rows of a range."""
+    """Return the change rows of a range."""
     return [row for batch in batches(feed, after, upto, **options) for row in batch.to_pylist()]
 
 
@@ -138,77 +138,76 @@ def apply(
     state: dict[object, Row],
     unchecked: Collection[str] = (),
 ) -> None:
-    """Play change rows onto a table; what is not known stays as it is, also where the key changes.
+    """Apply change rows to a table. Unchanged TOAST values keep their old value, even if the key changes.
 
-    The old values of an update have to be those of the table, but for the columns that are ``unchecked``.
+    The pre-image of an update must equal the table's row, except for the columns that are ``unchecked``.
     """
-    gone: Row = {}
+    deleted: Row = {}
     checked = [name for name in columns if name not in unchecked]
     for row in rows:
         assert row["_change_type"] in ("insert", "delete", "update_preimage", "update_postimage")
-        place = tuple(row[name] for name in key)
+        row_key = tuple(row[name] for name in key)
         if row["_change_type"] == "insert":
-            assert place not in state, row
+            assert row_key not in state, row
         else:
-            assert place in state, row
+            assert row_key in state, row
         if row["_change_type"] == "update_preimage":
-            assert {name: state[place][name] for name in checked} == {name: row[name] for name in checked}, (
-                row
-            )
+            assert {name: state[row_key][name] for name in checked} == {
+                name: row[name] for name in checked
+            }, row
         elif row["_change_type"] == "delete":
-            gone = state.pop(place)
+            deleted = state.pop(row_key)
         else:
-            unknown = row.get("_unchanged") or ()
-            old = state.get(place, gone)
-            state[place] = {name: old[name] if name in unknown else row[name] for name in columns}
+            unchanged = row.get("_unchanged") or ()
+            old = state.get(row_key, deleted)
+            state[row_key] = {name: old[name] if name in unchanged else row[name] for name in columns}
 
 
 def state_of(source: Source, table: str) -> dict[object, Row]:
-    """What a table of DDL holds."""
-    found = source.rows(f"SELECT {', '.join(COLUMNS)} FROM {table}")
-    return {row[:2]: dict(zip(COLUMNS, row, strict=True)) for row in found}
+    """Return the rows of a table of DDL by key."""
+    rows = source.rows(f"SELECT {', '.join(COLUMNS)} FROM {table}")
+    return {row[:2]: dict(zip(COLUMNS, row, strict=True)) for row in rows}
 
 
-def transaction(source: Source, tables: Sequence[str], chance: random.Random) -> None:
-    """Some statements that change some rows, with keys that move, and texts that are too long for their
-    row."""
-    with source.connection.transaction(force_rollback=chance.random() < 0.1):
-        for _ in range(chance.randint(1, 4)):
-            source.run(_statement(chance.choice(tables), chance))
+def transaction(source: Source, tables: Sequence[str], rng: random.Random) -> None:
+    """Run a transaction of random statements, some of which change keys or write texts that need TOAST."""
+    with source.connection.transaction(force_rollback=rng.random() < 0.1):
+        for _ in range(rng.randint(1, 4)):
+            source.run(_statement(rng.choice(tables), rng))
 
 
-def _statement(table: str, chance: random.Random) -> str:
-    text = chance.choice(["", "é", "x" * chance.randint(0, 30), long_text(chance)])
-    id, part, amount = chance.randint(0, 9), chance.choice("ab"), chance.randint(-99, 99) / 8
-    where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][chance.randrange(3)]
-    several = f"SELECT i AS id, '{part}' AS part FROM generate_series({id}, {id + 4}) i"
+def _statement(table: str, rng: random.Random) -> str:
+    text = rng.choice(["", "é", "x" * rng.randint(0, 30), long_text(rng)])
+    id, part, amount = rng.randint(0, 9), rng.choice("ab"), rng.randint(-99, 99) / 8
+    where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][rng.randrange(3)]
+    rows = f"SELECT i AS id, '{part}' AS part FROM generate_series({id}, {id + 4}) i"
     merge = (
-        f"MERGE INTO {table} AS t USING ({several}) AS s"
+        f"MERGE INTO {table} AS t USING ({rows}) AS s"
         " ON t.id = s.id AND t.part = s.part WHEN MATCHED AND t.number < 0 THEN DELETE"
         f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, "
         f"'{text}', {amount})"
     )
-    return chance.choice(
+    return rng.choice(
         [
             f"INSERT INTO {table} VALUES ({id}, '{part}', '{text}', {amount}) ON CONFLICT DO NOTHING",
             merge,
             f"UPDATE {table} SET number = number + 1 {where}",
             f"UPDATE {table} SET text = NULLIF('{text}', '') {where}",
-            f"UPDATE {table} SET part = part || '{chance.random()}', id = id + 100 {where}",
+            f"UPDATE {table} SET part = part || '{rng.random()}', id = id + 100 {where}",
             f"DELETE FROM {table} {where}",
         ]
     )
 
 
-def long_text(chance: random.Random) -> str:
-    # Not compressible: it is kept out of line, and updates of other columns do not log it.
-    return "".join(chance.choices("0123456789abcdef", k=6000))
+def long_text(rng: random.Random) -> str:
+    # It is not compressible, so it is stored out of line, and updates of other columns do not log it.
+    return "".join(rng.choices("0123456789abcdef", k=6000))
 
 
 class Stream:
-    """A streaming query as Spark runs it, without Spark: a checkpoint, and runs that can be ended anywhere.
+    """Simulation of a streaming query without Spark, with a checkpoint and runs that can end at any step.
 
-    What is written goes to ``rows``; a micro-batch that is repeated replaces what it has written before.
+    The rows that were written are in ``rows``. A repeated micro-batch replaces the rows that it wrote before.
     """
 
     def __init__(self, **options: str) -> None:
@@ -225,37 +224,39 @@ class Stream:
         return [row for number in sorted(self.batches) for row in self.batches[number]]
 
     def start(self, feed: PostgresFeed, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Plan the query and start it: the columns of the plan."""
+        """Plan the query and start it. Return the schema of the plan."""
         with closing(feed.open()) as opened:
-            found = opened.describe()
-        schema = to_struct(found.schema)
+            described = opened.describe()
+        schema = to_struct(described.schema)
         if columns is not None:
-            schema = select_columns(schema, found.contract, columns, case_sensitive=True)
-        assert found.plan is not None
-        self.plan = found.plan
-        plan = {"plan": found.plan, "someColumns": str(columns is not None).lower()}
-        given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
+            schema = select_columns(schema, described.contract, columns, case_sensitive=True)
+        assert described.plan is not None
+        self.plan = described.plan
+        plan = {"plan": described.plan, "someColumns": str(columns is not None).lower()}
+        parsed = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
         self.end()
-        self._reader = ChangesStreamReader(given, schema)
+        self._reader = ChangesStreamReader(parsed, schema)
         self._initial = self._reader.initialOffset() if not self.offsets else {}
-        return found.schema
+        return described.schema
 
     def step(self, *, die: str = "") -> bool:
-        """Run one micro-batch: whether there was one. ``die`` ends the run once it is ``logged`` or
-        ``written``."""
+        """Run a micro-batch, and return whether there was one.
+
+        ``die`` ends the run after the micro-batch is ``logged`` or ``written``.
+        """
         reader = self._reader
         assert reader is not None
         if self.committed == len(self.offsets):
-            before = self.offsets[-1] if self.offsets else self._initial
-            found = json.loads(json.dumps(reader.latestOffset(before, ReadAllAvailable())))
-            if found == before:
+            previous = self.offsets[-1] if self.offsets else self._initial
+            offset = json.loads(json.dumps(reader.latestOffset(previous, ReadAllAvailable())))
+            if offset == previous:
                 return False
-            self.offsets.append(found)
+            self.offsets.append(offset)
         if die == "logged":
             self.end()
             return True
         number = len(self.offsets) - 1
-        tasks = reader.partitions(self._before(number), self.offsets[number])
+        tasks = reader.partitions(self._start_offset(number), self.offsets[number])
         executor = pickle.loads(pickle.dumps(reader))
         self.batches[number] = [
             row
@@ -270,17 +271,17 @@ class Stream:
         return True
 
     def end(self) -> None:
-        """End the run, as its process would."""
+        """End the run as the exit of its process would."""
         if self._reader is not None:
             self._reader._opened.close()
         self._reader = None
 
     def drain(self) -> list[Row]:
-        """Run micro-batches until there is nothing more: the rows that came."""
+        """Run micro-batches until there are no more rows, and return their rows."""
         first = len(self.offsets)
         while self.step():
             pass
         return [row for number in range(first, len(self.offsets)) for row in self.batches[number]]
 
-    def _before(self, number: int) -> Json:
+    def _start_offset(self, number: int) -> Json:
         return self.offsets[number - 1] if number else self._initial

@@ -1,4 +1,4 @@
-"""Child processes that a test can kill with everything they started."""
+"""Child processes that a test can kill with all processes that they started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 class ChildProcess:
-    """A Python program with its JVM and Python workers; its output, both streams together, is in `log`."""
+    """Python program with its JVM and Python workers. Standard output and error both go to `log`."""
 
     def __init__(self, popen: subprocess.Popen[bytes] | ForkedProgram, mark: str, log: Path) -> None:
         self.popen = popen
@@ -32,7 +32,7 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; minus the signal's number when a signal ended it."""
+        """The exit code, or minus the number of a signal. It is None while the program runs."""
         return self.popen.poll()
 
     @property
@@ -46,10 +46,10 @@ class ChildProcess:
             raise AssertionError(f"still running after {timeout} s:\n{self._tail()}") from None
 
     def wait_for_line(self, text: str, timeout: float = 120) -> str:
-        """The first whole line of output that contains `text`."""
+        """Wait for a whole line of output that contains `text`, and return it."""
 
         def line() -> str | None:
-            ended = self.returncode is not None  # read after this, so that a last line is not missed
+            ended = self.returncode is not None  # before reading the output, so that no last line is missed
             for candidate in self.output.splitlines(keepends=True):
                 if text in candidate and (ended or candidate.endswith("\n")):
                     return candidate.rstrip("\n")
@@ -60,43 +60,43 @@ class ChildProcess:
             return None
 
         try:
-            found = wait_until(line, timeout, f"a line with {text!r}")
+            matching = wait_until(line, timeout, f"a line with {text!r}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._tail()}") from None
-        assert found is not None
-        return found
+        assert matching is not None
+        return matching
 
     def processes(self) -> list[psutil.Process]:
-        """Everything alive that this child started, itself included, orphans of a driver that died included.
+        """Return the running processes of this child: itself and all that it started, including orphans.
 
-        Parentage does not tell: a dead driver's JVM belongs to init. The environment is inherited and does.
+        They are identified by the inherited environment, because init adopts the JVM of a dead driver.
         """
         return [process for process in psutil.process_iter() if self._is_mine(process)]
 
     def kill_tree(self) -> None:
-        """SIGKILL the driver, its JVM and its Python workers, all of them, and wait until they are gone.
+        """Kill the driver, its JVM and its Python workers with SIGKILL, and wait until they have exited.
 
-        They are stopped first, so that none of them sees another one die, or starts a new one meanwhile.
+        They are stopped first, so that none of them notices that another one died, or starts a new process.
         """
         self.stop_tree()
         for process in self.processes():
             _send(process, signal.SIGKILL)
         self.popen.wait(30)
-        wait_until(lambda: not self.processes(), 30, "every killed process is gone")
+        wait_until(lambda: not self.processes(), 30, "all killed processes have exited")
 
     def stop_tree(self) -> None:
-        """SIGSTOP the driver, its JVM and its Python workers.
+        """Stop the driver, its JVM and its Python workers with SIGSTOP.
 
-        Spark's daemon makes a process group of its own: a signal to the driver's would miss the workers.
+        Spark's daemon creates its own process group, so a signal to the driver's would miss the workers.
         """
         stopped: set[int] = set()
-        while fresh := [process for process in self.processes() if process.pid not in stopped]:
-            for process in fresh:
+        while running := [process for process in self.processes() if process.pid not in stopped]:
+            for process in running:
                 _send(process, signal.SIGSTOP)
                 stopped.add(process.pid)
 
     def continue_tree(self) -> None:
-        """SIGCONT what ``stop_tree`` has stopped."""
+        """Resume the processes that ``stop_tree`` has stopped."""
         for process in self.processes():
             _send(process, signal.SIGCONT)
 
@@ -126,8 +126,8 @@ def run_child(
 ) -> ChildProcess:
     """Start a script (a path, or a name that ends in .py) or a module (``python -m``) with this interpreter.
 
-    `env` is added to this process's environment; output goes to the file `log`. The caller kills it: use the
-    `run_child` fixture, which does so at the end of the test.
+    `env` is added to this process's environment, and output goes to the file `log`. The caller must kill the
+    child. The fixture `run_child` does so at the end of the test.
     """
     target = str(script_or_module)
     program = [target] if target.endswith(".py") else ["-m", target]
@@ -143,10 +143,10 @@ def start(
     *,
     fresh: bool = False,
 ) -> ChildProcess:
-    """Start any program, in a folder, with just this environment.
+    """Start a program in a folder, with exactly this environment.
 
-    A Python program is forked if it can be (`tests.support.programs`). One that is to import all its modules
-    itself has to be `fresh`.
+    A Python program is forked if possible (`tests.support.programs`). Pass `fresh` if it must import its
+    modules itself.
     """
     mark = uuid.uuid4().hex
     marked = {**environment, MARK: mark}

@@ -1,4 +1,4 @@
-"""Python programs that a test starts, forked from a process that has imported what most of them need."""
+"""Python programs of tests, forked from a process that has already imported what most of them need."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.support.forking import MARK, Forker
+from tests.support.forking import MARK, ForkServer
 from tests.support.starting import request_fork
 
-USUAL = (
+PRELOADED = (
     "importlib.metadata",
     "pandas",
     "penstock.cli.app",
@@ -33,24 +33,26 @@ USUAL = (
 _READ_LATER = re.compile(
     r"PENSTOCK_(?!TEST_PAYLOADS$)|PYTEST_|PYSPARK_(DRIVER_)?PYTHON$|SPARK_(AUTH_SOCKET_TIMEOUT|BUFFER_SIZE)$"
 )
-"""Variables that are read when they are needed, not when a module is imported or Python starts."""
+"""Variables that are not read when Python starts or imports a module, but when they are needed."""
 
 
 class ForkedProgram:
-    """Like the `subprocess.Popen` of the same command, but that the program is killed when this is gone."""
+    """Replacement for `subprocess.Popen` whose program is killed when this object is deleted."""
 
     def __init__(
         self, command: Sequence[str], folder: str, environment: Mapping[str, str], streams: Sequence[int]
     ) -> None:
-        connection = request_fork(_forker().where, command, folder, environment, streams, signal.SIGKILL)
+        connection = request_fork(
+            _fork_server().socket_path, command, folder, environment, streams, signal.SIGKILL
+        )
         self._connection = socket.socket(fileno=connection.detach())
         self.args = command
-        self.pid = _number(self._connection.recv(4))
+        self.pid = _decode_number(self._connection.recv(4))
 
     def poll(self) -> int | None:
-        """The exit code, or minus the number of the signal; None while the program runs."""
+        """Return the exit code, or minus the number of the signal. It is None while the program runs."""
         try:
-            return _number(self._connection.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return _decode_number(self._connection.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
             return None
 
@@ -59,9 +61,9 @@ class ForkedProgram:
         return self.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        ending = select.poll()
-        ending.register(self._connection, select.POLLIN)
-        ending.poll(None if timeout is None else timeout * 1000)
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        poller.poll(None if timeout is None else timeout * 1000)
         code = self.poll()
         if code is None:
             assert timeout is not None
@@ -77,29 +79,29 @@ class ForkedProgram:
 
 
 def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether it is a Python module or script without options that imports what it would import here.
+    """Return whether a command is a Python module or script that runs in a fork as it would run on its own.
 
-    A variable that may be read at an import, or by Python itself, has to be as it was when the first program
-    was forked.
+    It must have no options for Python. Variables that are read by Python or at an import must have the values
+    that they had when the first program was forked.
     """
-    words = command[1:]
-    if words[:1] == ["-u"]:
-        words = words[1:]
-    if command[0] != sys.executable or not words:
+    arguments = command[1:]
+    if arguments[:1] == ["-u"]:
+        arguments = arguments[1:]
+    if command[0] != sys.executable or not arguments:
         return False
-    if not (words[0].endswith(".py") or words[0] == "-m"):
+    if not (arguments[0].endswith(".py") or arguments[0] == "-m"):
         return False
-    changed = environment.items() ^ _forker().environment.items()
+    changed = environment.items() ^ _fork_server().environment.items()
     return all(_READ_LATER.match(name) for name, _ in changed)
 
 
 @functools.cache
-def _forker() -> Forker:
-    """One for each process that runs tests."""
-    # Each program that is forked puts its own mark there.
-    return Forker(USUAL, os.environ | {MARK: "-" * 32})
+def _fork_server() -> ForkServer:
+    """Return the fork server of this test process."""
+    # Each forked program overwrites the mark with its own.
+    return ForkServer(PRELOADED, os.environ | {MARK: "-" * 32})
 
 
-def _number(answer: bytes) -> int:
-    assert len(answer) == 4, "the process that forks programs has ended"
-    return int.from_bytes(answer, "big", signed=True)
+def _decode_number(data: bytes) -> int:
+    assert len(data) == 4, "the fork server has exited"
+    return int.from_bytes(data, "big", signed=True)

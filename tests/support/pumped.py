@@ -1,4 +1,4 @@
-"""Tables with changes, a pump of them in a thread, and the tables that the rows of its queues make."""
+"""Tables with changes, a pump that runs in a thread, and the tables that result from its queues."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ KEYS = {"orders": ("id",), "stock": ("item",)}
 COLUMNS = {"orders": ("id", "item", "price"), "stock": ("item", "n")}
 
 
-class Dies(Exception):
-    """Stands for the death of a process."""
+class SimulatedCrash(Exception):
+    """Simulated crash of a process."""
 
 
 def fill(source: Source, first: int, last: int) -> None:
@@ -35,12 +35,12 @@ def fill(source: Source, first: int, last: int) -> None:
     )
 
 
-def change(source: Source, chance: random.Random) -> None:
-    """Commit a transaction of some changes to both tables."""
+def change(source: Source, rng: random.Random) -> None:
+    """Commit a transaction with random changes to both tables."""
     orders, stock = f"{source.name}.orders", f"{source.name}.stock"
     with source.connection.transaction():
-        for _ in range(chance.randint(1, 6)):
-            n = chance.randint(1, 700)
+        for _ in range(rng.randint(1, 6)):
+            n = rng.randint(1, 700)
             free = f"NOT EXISTS (SELECT FROM {orders} WHERE id = {n + 10_000})"
             statements = [
                 f"INSERT INTO {orders} VALUES ({n}, 'new', 1) ON CONFLICT DO NOTHING",
@@ -49,7 +49,7 @@ def change(source: Source, chance: random.Random) -> None:
                 f"DELETE FROM {orders} WHERE id BETWEEN {n} AND {n + 3}",
                 f"UPDATE {stock} SET n = n - 1 WHERE item = 'item {n % 7}'",
             ]
-            source.run(chance.choice(statements))
+            source.run(rng.choice(statements))
 
 
 def source_tables(source: Source) -> dict[str, dict[object, Row]]:
@@ -65,40 +65,40 @@ def source_tables(source: Source) -> dict[str, dict[object, Row]]:
 
 
 def change_rows(store_url: str, queue: str) -> list[Row]:
-    """The rows of the commits of a feed's queue."""
+    """Return the change rows of the commits in a queue."""
     feed = QueueFeed(queue, store_url).open()
     schema = feed.describe().schema
     batches = batches_of(feed, -1, feed.newest(-1), schema)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def ordered(rows: list[Row]) -> list[Row]:
+def sort_by_commit(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["_commit_version"], row["_commit_sequence"]))
 
 
 def pumped_tables(store_url: str, source: Source) -> dict[str, dict[object, Row]]:
-    """What the commits in the queues make, after checks that none is there twice, torn or out of order."""
+    """Return the tables that result from the queues, and check that no change row is repeated."""
     tables: dict[str, dict[object, Row]] = {}
-    places: set[tuple[int, int]] = set()
+    positions: set[tuple[int, int]] = set()
     for name in TABLES:
-        rows = ordered(change_rows(store_url, f"{source.name}.{name}"))
-        mine = {(row["_commit_version"], row["_commit_sequence"]) for row in rows}
-        assert len(mine) == len(rows)
-        assert not mine & places
-        places |= mine
+        rows = sort_by_commit(change_rows(store_url, f"{source.name}.{name}"))
+        queue_positions = {(row["_commit_version"], row["_commit_sequence"]) for row in rows}
+        assert len(queue_positions) == len(rows)
+        assert not queue_positions & positions
+        positions |= queue_positions
         tables[name] = {}
         apply(rows, KEYS[name], COLUMNS[name], tables[name])
     return tables
 
 
-def pump_of(source: Source, store_url: str, **options: object) -> penstock.Pump:
-    """A pump that first copies the rows that are there."""
+def create_pump(source: Source, store_url: str, **options: object) -> penstock.Pump:
+    """Create a pump that starts with a copy of the existing rows."""
     return penstock.Pump(source.feed(snapshot="initial"), store_url, **options)
 
 
 @contextmanager
 def running(pump: penstock.Pump) -> Iterator[list[BaseException]]:
-    """Run a pump in a thread; what ends it is in the list."""
+    """Run a pump in a thread, and yield a list that receives the error that ends it."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -120,19 +120,19 @@ def running(pump: penstock.Pump) -> Iterator[list[BaseException]]:
 def await_equal(
     store_url: str, source: Source, failures: Sequence[BaseException], seconds: float = 60
 ) -> None:
-    """Wait until the queues have everything that the tables have, or the pump has failed."""
-    # Each look reads the whole queues.
+    """Wait until the queues have all rows of the tables, or the pump has failed."""
+    # Each check reads the whole queues.
     wait_until(
         lambda: failures or is_equal(store_url, source),
         seconds,
-        "the queues to have what the tables have",
+        "the queues have the rows of the tables",
         interval=0.25,
     )
     assert not failures
 
 
 def is_equal(store_url: str, source: Source) -> bool:
-    """Whether the queues have what the tables have; they may not be there yet."""
+    """Return whether the queues have the rows of the tables. The queues may not exist yet."""
     try:
         return pumped_tables(store_url, source) == source_tables(source)
     except (StoreNotFoundError, QueueNotFoundError):

@@ -1,4 +1,4 @@
-"""What the queue's tests share."""
+"""Helpers for tests of queues."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.raw_sql import run_sql
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
 
-def hurried(url: str) -> str:
-    """The same store, for what does not have to survive a power cut: nothing waits for the disk."""
+def without_disk_sync(url: str) -> str:
+    """Return the URL with commits that do not wait for the disk, and may be lost in a power failure."""
     return url + (
         "?synchronous=normal" if url.startswith("sqlite") else "&options=-c%20synchronous_commit%3Doff"
     )
@@ -28,22 +28,22 @@ def rows(*values: int) -> list[dict[str, Any]]:
 
 
 def everything(queue: penstock.Queue) -> dict[int, list[Any]]:
-    """The numbers of each partition, from its first row on."""
+    """Return all numbers in each partition."""
     return {
         part.partition: numbers(queue.read(part.partition, part.first_index)) if part.rows else []
         for part in queue.info().partitions
     }
 
 
-def settle(store: penstock.Store) -> None:
-    """Let the maintenance that was asked for end."""
+def await_maintenance(store: penstock.Store) -> None:
+    """Wait until requested maintenance has ended."""
     thread = store.maintainer.thread
     if thread is not None:
         thread.join(30)
 
 
 def backdate(store: penstock.Store, seconds: int) -> None:
-    """As if everything so far had been appended earlier."""
+    """Make all rows look as if they had been appended earlier."""
     database = store.database
     for text in (
         (

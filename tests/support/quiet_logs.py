@@ -1,4 +1,4 @@
-"""Fewer log records while a test does what is logged a thousand times."""
+"""Suppresses log records while a test repeats a logged action many times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def only(level: int, name: str) -> Iterator[None]:
-    """Have a logger pass records of a level and above, and afterwards what it passed before."""
+    """Let a logger pass only records of a level and above, and restore its level in the end."""
     logger = logging.getLogger(name)
-    before = logger.level
+    previous = logger.level
     logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous)

@@ -1,4 +1,4 @@
-"""What the store's tests share: raw SQL on a store's database, and what its schema looks like."""
+"""Runs raw SQL on the database of a store, and describes its schema."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from penstock.store.statements import qualify
 
 
 def raw_connection(database: Database, *, checks: bool = True) -> Any:
-    """A connection of one's own, each statement a transaction; without ``checks`` one that may write what
-    the schema does not allow, as its owner can.
-    """
+    """Open a connection in autocommit mode. Without ``checks``, it may violate check constraints."""
     if database.dialect == "sqlite":
         embedded = sqlite3.connect(database.url.target, isolation_level=None)
         if not checks:
@@ -23,18 +21,18 @@ def raw_connection(database: Database, *, checks: bool = True) -> Any:
 
     connection = psycopg.connect(database.url.target, autocommit=True)
     if not checks:
-        found = connection.execute(
+        drops = connection.execute(
             "select format('alter table %%s drop constraint %%I', conrelid::regclass, conname) "
             "from pg_constraint where contype = 'c' and connamespace = %s::regnamespace",
             [database.url.options["schema"]],
         )
-        for (text,) in found.fetchall():
+        for (text,) in drops.fetchall():
             connection.execute(text.encode())
     return connection
 
 
 def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[tuple[Any, ...]]:
-    """Execute one statement outside the store's own connections; its rows.
+    """Execute a statement outside the store's own connections, and return its rows.
 
     ``penstock`` stands for the schema of the store's tables, as in the named statements.
     """
@@ -47,12 +45,12 @@ def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[
 
 
 def bytes_literal(dialect: str, data: bytes) -> str:
-    """Bytes in the text of a statement."""
+    """Return a SQL literal of bytes."""
     return f"x'{data.hex()}'" if dialect == "sqlite" else rf"'\x{data.hex()}'"
 
 
 def write_unchecked(store: Store, change: str, *values: object) -> None:
-    """Update a table of the store, named without its schema: also to what the schema does not allow."""
+    """Update a table of the store, named without its schema. Values may violate check constraints."""
     database = store.database
     text = qualify(f"update penstock.{change}", database.dialect, database.url.schema)
     connection = raw_connection(database, checks=False)
@@ -61,13 +59,13 @@ def write_unchecked(store: Store, change: str, *values: object) -> None:
 
 
 def overwrite(store: Store, column: str, value: object) -> None:
-    """Set ``table.column`` in all rows of the table, also to what the schema does not allow."""
+    """Set ``table.column`` in all rows of the table. The value may violate check constraints."""
     table, name = column.split(".")
     write_unchecked(store, f"{table} set {name} = ?", value)
 
 
 def numbers(database: Database, count: int) -> str:
-    """The SQL of a table with the numbers 0 to ``count`` - 1, in its column ``i``."""
+    """Return the SQL of a table with the numbers 0 to ``count`` - 1 in its column ``i``."""
     if database.dialect == "postgres":
         return f"generate_series(0, {count} - 1) as s(i)"
     rows = f"select 0 union all select i + 1 from s where i < {count} - 1"
@@ -75,14 +73,14 @@ def numbers(database: Database, count: int) -> str:
 
 
 def long_text(database: Database, characters: int) -> str:
-    """The SQL of a text of this many letters x."""
+    """Return the SQL of a text of this many letters x."""
     if database.dialect == "postgres":
         return f"repeat('x', {characters})"
     return f"replace(hex(zeroblob({characters // 2})), '0', 'x')"
 
 
-def described(database: Database) -> list[tuple[Any, ...]]:
-    """Tables, columns, types, keys and indexes, in an order that does not depend on how they came about."""
+def describe_schema(database: Database) -> list[tuple[Any, ...]]:
+    """Return tables, columns, types, keys and indexes, in an order that does not depend on their creation."""
     if database.dialect == "sqlite":
         tables = [
             row[0]

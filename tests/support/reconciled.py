@@ -1,4 +1,4 @@
-"""Copies of a published table, written without Spark from the rows that its feed gives."""
+"""Copies of a published table, written without Spark from the rows of its feed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METADATA = ("_change_type", "_commit_version", "_commit_timestamp", "_commit_seq
 
 @dataclass(frozen=True)
 class CopiedTable:
-    """A table of a source, and a copy of it."""
+    """Table of a source, and a copy of it."""
 
     source: Source
     table: str
@@ -63,7 +63,7 @@ class CopiedTable:
         return reconcile(options.pop("source", self.feed), self.sink, **options)
 
     def run(self, *statements: str) -> None:
-        """Change a SQL copy in one transaction; ``COPY`` stands for its name."""
+        """Change a SQL copy in one transaction. Statements refer to it as ``COPY``."""
         parsed = parse_url(self.url)
         connection: Any = psycopg.connect(parsed.target) if self.kind == "postgresql" else None
         connection = connection or sqlite3.connect(parsed.target, timeout=60)
@@ -82,14 +82,14 @@ class CopiedTable:
 
     def delete(self, condition: str) -> None:
         if self.kind == "delta":
-            _retried(lambda: self.delta.delete(condition))
+            _retry_conflicts(lambda: self.delta.delete(condition))
         else:
             self.run(f"DELETE FROM COPY WHERE {condition}")
 
     def update(self, column: str, value: str, condition: str) -> None:
         """Set a column to a value in SQL."""
         if self.kind == "delta":
-            _retried(lambda: self.delta.update(updates={column: value}, predicate=condition))
+            _retry_conflicts(lambda: self.delta.update(updates={column: value}, predicate=condition))
         else:
             self.run(f"UPDATE COPY SET {column} = {value} WHERE {condition}")
 
@@ -98,48 +98,48 @@ class CopiedTable:
 
     def rows(self, columns: str) -> list[tuple[Any, ...]]:
         if self.kind == "delta":
-            found = self.delta.to_pyarrow_table(columns=columns.split(", ")).to_pylist()
-            return sorted((tuple(row.values()) for row in found), key=repr)
+            rows = self.delta.to_pyarrow_table(columns=columns.split(", ")).to_pylist()
+            return sorted((tuple(row.values()) for row in rows), key=repr)
         return sorted(query(self.url, f"SELECT {columns} FROM {self.sql}"), key=repr)
 
 
-def _retried(work: Callable[[], object]) -> None:
-    """Change a Delta table beside other writers."""
+def _retry_conflicts(change: Callable[[], object]) -> None:
+    """Change a Delta table, and retry after conflicts with other writers."""
     while True:
         try:
-            work()
+            change()
             return
         except CommitFailedError:
             continue
 
 
 @contextmanager
-def copied(
+def copied_table(
     source: Source, table: str, kind: str, folder: Path, name: str = "copy", *, quoted: str | None = None
 ) -> Iterator[CopiedTable]:
-    """Make a copy of a table with its rows; ``quoted`` is the table's name in SQL, if it is another."""
+    """Create a copy of a table with its rows. ``quoted`` is the table's name in SQL, if it differs."""
     with temporary_store_url(source.url if kind == "postgresql" else None) as url:
         if kind == "delta":
             url = f"delta://{folder}"
         else:
             with closing(penstock.connect(url)):
                 pass
-        made = CopiedTable(source, table, url, name)
-        write_rows(url, made.name, source_rows(source, table), key_of(source, quoted or table))
-        yield made
+        copy = CopiedTable(source, table, url, name)
+        write_rows(url, copy.name, source_rows(source, table), key_of(source, quoted or table))
+        yield copy
 
 
 def key_of(source: Source, table: str) -> list[str]:
     escaped = table.replace("'", "''")
-    found = source.rows(
+    rows = source.rows(
         "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY "
         f"(i.indkey) WHERE i.indisprimary AND i.indrelid = '{escaped}'::regclass ORDER BY a.attnum"
     )
-    return [name for (name,) in found]
+    return [name for (name,) in rows]
 
 
 def source_rows(source: Source, table: str, rows: Sequence[dict[str, Any]] | None = None) -> pa.Table:
-    """The rows of a table as its feed's initial copy has them, or others in its schema."""
+    """Return the rows of a table from its feed's initial copy, or convert other rows to its schema."""
     feed = replace(
         source.feed(tables=[table], snapshot="initial"), slot=f"{source.name}_copy", url=source.url
     )
@@ -154,14 +154,14 @@ def source_rows(source: Source, table: str, rows: Sequence[dict[str, Any]] | Non
             for task in opened.tasks(start, opened.newest(start), 1000)
             for batch in opened.read(task, schema)
         ]
-        found = pa.Table.from_batches([batch.cast(columns) for batch in batches], columns)
+        result = pa.Table.from_batches([batch.cast(columns) for batch in batches], columns)
     source.run(f"SELECT pg_drop_replication_slot('{source.name}_copy')")
     source.run("DROP SCHEMA penstock_snapshots CASCADE")
-    return found
+    return result
 
 
 def write_rows(url: str, name: str, rows: pa.Table, keys: Sequence[str] | None) -> None:
-    """Write rows to a copy, which is created if there are keys."""
+    """Write rows to a copy. The copy is created if there are keys."""
     if url.startswith("delta"):
         folder = f"{url.removeprefix('delta://')}/{name}"
         write_deltalake(
@@ -174,20 +174,20 @@ def write_rows(url: str, name: str, rows: pa.Table, keys: Sequence[str] | None) 
         if keys is not None:
             ddl.create_table(tx, layout)
         columns = staging.column_definitions(layout)
-        upsert.insert(tx, layout, staging.load_chunks(tx, columns, _encoded(rows, layout)))
+        upsert.insert(tx, layout, staging.load_chunks(tx, columns, _encode(rows, layout)))
         staging.drop_loaded(tx, columns)
 
     with closing(penstock.connect(url)) as store:
         store.database.run(write)
 
 
-def _encoded(rows: pa.Table, layout: Layout) -> list[pa.RecordBatch]:
+def _encode(rows: pa.Table, layout: Layout) -> list[pa.RecordBatch]:
     schema = projected_schema(layout)
     batches = []
     for batch in rows.combine_chunks().to_batches():
         arrays = [
             pa.array(
-                [None if each is None else "\\x" + each.hex() for each in column.to_pylist()], field.type
+                [None if value is None else "\\x" + value.hex() for value in column.to_pylist()], field.type
             )
             if pat.is_binary(column.type) and pat.is_string(field.type)
             else column.cast(field.type)

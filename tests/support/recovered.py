@@ -1,4 +1,4 @@
-"""Pumps that recover, and the tables that the rows of their queues then make."""
+"""Helpers for tests of pumps that recover, and the tables that result from their queues."""
 
 from __future__ import annotations
 
@@ -28,86 +28,86 @@ from tests.support.pumped import (
     await_equal,
     change,
     change_rows,
-    ordered,
-    pump_of,
+    create_pump,
     running,
+    sort_by_commit,
     source_tables,
 )
 from tests.support.waiting import wait_until
 
 
 def fold(rows: Sequence[Row], key: Sequence[str], columns: Sequence[str]) -> dict[object, Row]:
-    """What change rows make of a table if updates also insert, and deletes may be of rows that are gone."""
+    """Apply change rows to a table, where updates may insert rows and deletes may be of missing rows."""
     state: dict[object, Row] = {}
-    gone: Row = {}
+    deleted: Row = {}
     for row in rows:
-        place = tuple(row[name] for name in key)
+        row_key = tuple(row[name] for name in key)
         if row["_change_type"] == "delete":
-            gone = state.pop(place, {})
+            deleted = state.pop(row_key, {})
         elif row["_change_type"] != "update_preimage":
-            unknown, old = row.get("_unchanged") or (), state.get(place, gone)
-            state[place] = {name: old.get(name) if name in unknown else row[name] for name in columns}
+            unchanged, old = row.get("_unchanged") or (), state.get(row_key, deleted)
+            state[row_key] = {name: old.get(name) if name in unchanged else row[name] for name in columns}
     return state
 
 
 def queue_rows(store_url: str, queue: str) -> list[Row]:
-    """The rows of a queue in their order, none of which is there twice, or in the range of another commit."""
+    """Return the rows of a queue in order, and check that each is there once and in its commit."""
     feed = QueueFeed(queue, store_url).open()
     newest = feed.newest(-1)
-    commits = {each.version: each.rows for each in feed.commits(-1, newest) if each.rows}
-    rows = ordered(change_rows(store_url, queue))
+    commits = {commit.version: commit.rows for commit in feed.commits(-1, newest) if commit.rows}
+    rows = sort_by_commit(change_rows(store_url, queue))
     assert Counter(row["_commit_version"] for row in rows if row["_commit_version"] <= newest) == commits
-    places = {(row["_commit_version"], row["_commit_sequence"]) for row in rows}
-    assert len(places) == len(rows)
+    positions = {(row["_commit_version"], row["_commit_sequence"]) for row in rows}
+    assert len(positions) == len(rows)
     return rows
 
 
 def recovered_tables(store_url: str, source: Source) -> dict[str, dict[object, Row]]:
-    """What the queues make."""
+    """Return the tables that result from the queues."""
     return {
         name: fold(queue_rows(store_url, f"{source.name}.{name}"), KEYS[name], COLUMNS[name])
         for name in TABLES
     }
 
 
-def the_pump(store_url: str) -> PumpRecord:
+def read_pump(store_url: str) -> PumpRecord:
     with penstock.connect(store_url) as store:
         (record,) = store.database.run(pumps.list_pumps, write=False)
     return record
 
 
 def is_recovered(store_url: str) -> bool:
-    state = the_pump(store_url).state
+    state = read_pump(store_url).state
     return not (state.get("recoveries") or state.get("recovery_request") or state.get("backfills"))
 
 
 def await_recovered(store_url: str, source: Source, failures: Sequence[BaseException]) -> None:
-    """Wait until a recovery is complete and the queues have what the tables have, or the pump has failed."""
+    """Wait until a recovery is complete and the queues have the rows of the tables, or the pump fails."""
     wait_until(
         lambda: (
             failures
             or (is_recovered(store_url) and recovered_tables(store_url, source) == source_tables(source))
         ),
         60,
-        "the queues to have what the tables have",
+        "the queues have the rows of the tables",
         interval=0.25,
     )
     assert not failures
 
 
 def recover(store_url: str, *, force: bool = False, server: str | None = None) -> None:
-    """Ask the pump of a store to recover."""
+    """Request a recovery of a store's pump."""
     with penstock.connect(store_url) as store:
-        request_recovery(store, the_pump(store_url).name, force=force, server=server)
+        request_recovery(store, read_pump(store_url).name, force=force, server=server)
 
 
 def system_identifier(source: Source) -> str:
-    ((found,),) = source.rows("SELECT system_identifier FROM pg_control_system()")
-    return str(found)
+    ((identifier,),) = source.rows("SELECT system_identifier FROM pg_control_system()")
+    return str(identifier)
 
 
 def failure_of(pump: penstock.Pump) -> PenstockError:
-    """The error with which a pump ends."""
+    """Run a pump until it fails, and return its error."""
     with running(pump) as failures:
         wait_until(lambda: failures, 60, "the end of the pump")
     (failure,) = failures
@@ -120,18 +120,18 @@ def condition_at_start(pump: penstock.Pump) -> str:
 
 
 @contextmanager
-def changing(url: str, name: str) -> Iterator[Callable[[], int]]:
-    """Change the tables from another session meanwhile: how often that was done."""
+def changes_in_background(url: str, name: str) -> Iterator[Callable[[], int]]:
+    """Change the tables from another session in the background. Yield a function that counts the changes."""
     end, count = threading.Event(), 0
 
     def write() -> None:
         nonlocal count
-        chance = random.Random(7)
+        rng = random.Random(7)
         with psycopg.connect(url, autocommit=True) as connection:
             source = Source(url, name, connection)
             while not end.is_set():
                 with suppress(psycopg.errors.UniqueViolation):
-                    change(source, chance)
+                    change(source, rng)
                 count += 1
                 end.wait(0.005)
 
@@ -145,10 +145,10 @@ def changing(url: str, name: str) -> Iterator[Callable[[], int]]:
 
 
 def change_in_the_gap(source: Source, seed: int = 5) -> None:
-    """Change rows of all kinds, which no pump reads."""
-    chance = random.Random(seed)
+    """Make changes of all kinds while no pump reads them."""
+    rng = random.Random(seed)
     for _ in range(40):
-        change(source, chance)
+        change(source, rng)
     orders, stock = f"{source.name}.orders", f"{source.name}.stock"
     source.run(
         f"DELETE FROM {orders} WHERE id % 5 = 0",
@@ -159,48 +159,50 @@ def change_in_the_gap(source: Source, seed: int = 5) -> None:
     )
 
 
-def states(store_url: str) -> dict[str, Any]:
-    return dict(the_pump(store_url).state)
+def read_pump_state(store_url: str) -> dict[str, Any]:
+    return dict(read_pump(store_url).state)
 
 
 @contextmanager
-def reached(url: str, source: Source) -> Iterator[Source]:
-    """The same source, on the server that is at its URL now."""
+def reconnect(url: str, source: Source) -> Iterator[Source]:
+    """Connect the source to the server that now has its URL."""
     with psycopg.connect(url, autocommit=True) as connection:
         yield Source(url, source.name, connection)
 
 
-def pumped(source: Source, store_url: str, **options: object) -> None:
-    """Run a pump that copies the tables and some changes, and ends."""
-    chance = random.Random(1)
-    with running(pump_of(source, store_url, **options)) as failures:
+def run_pump_to_end(source: Source, store_url: str, **options: object) -> None:
+    """Run a pump that copies the tables and some changes, and stop it."""
+    rng = random.Random(1)
+    with running(create_pump(source, store_url, **options)) as failures:
         await_equal(store_url, source, failures)
         for _ in range(20):
-            change(source, chance)
+            change(source, rng)
         await_equal(store_url, source, failures)
 
 
 @contextmanager
-def recovering(source: Source, store_url: str, **options: object) -> Iterator[None]:
-    """Recover while the tables change; in the end the queues have what the tables have."""
+def recovery_during_changes(source: Source, store_url: str, **options: object) -> Iterator[None]:
+    """Recover while the tables change, and wait until the queues have the rows of the tables."""
     recover(store_url, server=system_identifier(source))
-    with running(pump_of(source, store_url, **options)) as failures:
-        with changing(source.url, source.name) as count:
+    with running(create_pump(source, store_url, **options)) as failures:
+        with changes_in_background(source.url, source.name) as count:
             wait_until(lambda: failures or count() > 50, 60, "changes")
             yield
-            _await_done(store_url, failures)
+            _await_recovery(store_url, failures)
         assert not failures
         await_recovered(store_url, source, failures)
 
 
-def _await_done(store_url: str, failures: list[BaseException]) -> None:
+def _await_recovery(store_url: str, failures: list[BaseException]) -> None:
     wait_until(
-        lambda: failures or not states(store_url).get("recoveries", {"?": 1}), 60, "the end of the recovery"
+        lambda: failures or not read_pump_state(store_url).get("recoveries", {"?": 1}),
+        60,
+        "the end of the recovery",
     )
 
 
 def shift_versions(store_url: str, offset: int) -> None:
-    """Have later versions of a stopped pump be higher by an offset, as after a recovery on another server."""
+    """Increase later versions of a stopped pump by an offset, as a recovery on another server does."""
 
     def shift(tx: Transaction) -> None:
         (record,) = pumps.list_pumps(tx)

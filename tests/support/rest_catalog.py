@@ -1,6 +1,6 @@
-"""A server with the protocol of Iceberg's REST catalogs, over one in SQLite, that answers wrongly on demand.
+"""Server for Iceberg's REST catalog protocol over a SQLite catalog, with faults on demand.
 
-It hands out tokens for a client's credentials, and storage credentials with each table.
+It issues tokens for a client's credentials, and storage credentials with each table.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Reply:
 
 
 Fault = Callable[[Callable[[], Reply]], Reply | None]
-"""What becomes of a request, which is done when the function is called; None closes the connection."""
+"""Handles a request. Calling the function executes it, and returning None closes the connection."""
 
 
 def refused(status: int, **headers: str) -> Fault:
-    """Answer an error, and do nothing."""
+    """Answer with an error without executing the request."""
     return lambda work: Reply.error(status, "Refused", f"status {status}", **headers)
 
 
 def lost_reply(status: int) -> Fault:
-    """Do what is asked, and answer an error."""
+    """Execute the request, and answer with an error."""
 
     def fault(work: Callable[[], Reply]) -> Reply:
         work()
@@ -74,21 +74,21 @@ def lost_reply(status: int) -> Fault:
 
 
 def no_reply(work: Callable[[], Reply]) -> None:
-    """Do what is asked, and close the connection."""
+    """Execute the request, and close the connection."""
     work()
 
 
 def hung_up(work: Callable[[], Reply]) -> None:
-    """Close the connection, and do nothing."""
+    """Close the connection without executing the request."""
 
 
 def login_page(work: Callable[[], Reply]) -> Reply:
-    """Answer as a proxy does that wants somebody to log in."""
+    """Answer like a proxy that asks for a login."""
     return Reply(200, "<html>Log in</html>")
 
 
 class RestCatalogServer:
-    """A running server."""
+    """Running server."""
 
     def __init__(self, folder: Path, warehouse: str, config: Mapping[str, str]) -> None:
         folder.mkdir(exist_ok=True)
@@ -100,16 +100,16 @@ class RestCatalogServer:
         self.requests: list[str] = []
         """The operations of all requests."""
         self.tokens: list[str] = []
-        """All tokens that were handed out."""
+        """All tokens that were issued."""
         self._valid: set[str] = set()
         self.faults: list[tuple[str, Fault]] = []
         self.fault_at_random: Callable[[], Fault | None] = lambda: None
-        """Chooses a fault, or none, for each request that :meth:`fail` says nothing of."""
+        """Selects a fault or None for each request without a fault from :meth:`fail`."""
         self._lock, self._work_lock = threading.Lock(), threading.Lock()
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties of the catalog for its clients."""
+        """The properties of the catalog for clients."""
         return {
             "type": "rest",
             "uri": self.uri,
@@ -118,28 +118,28 @@ class RestCatalogServer:
         }
 
     def fail(self, operation: str, *faults: Fault) -> None:
-        """Answer the next requests for an operation, such as ``commit``, by faults, one after the other."""
+        """Answer the next requests for an operation, such as ``commit``, with faults, in order."""
         with self._lock:
             self.faults += [(operation, fault) for fault in faults]
 
     @property
     def pending(self) -> int:
-        """How many faults have not been used."""
+        """The number of faults that have not been used."""
         return len(self.faults)
 
     def expire_tokens(self) -> None:
-        """From now on no token is valid that was handed out before."""
+        """Invalidate all tokens that were issued before."""
         self._valid.clear()
 
     def handle(self, request: Request) -> Reply | None:
         operation = request.operation
         with self._lock:
             self.requests.append(operation)
-            place = next((i for i, (name, _) in enumerate(self.faults) if name == operation), None)
-            fault = self.fault_at_random() if place is None else self.faults.pop(place)[1]
-        return self._done(request) if fault is None else fault(lambda: self._done(request))
+            index = next((i for i, (name, _) in enumerate(self.faults) if name == operation), None)
+            fault = self.fault_at_random() if index is None else self.faults.pop(index)[1]
+        return self._execute(request) if fault is None else fault(lambda: self._execute(request))
 
-    def _done(self, request: Request) -> Reply:
+    def _execute(self, request: Request) -> Reply:
         if request.operation == "token":
             return self._token(request)
         if request.token not in self._valid:
@@ -147,8 +147,8 @@ class RestCatalogServer:
             return Reply.error(401, "NotAuthorizedException", message)
         try:
             with self._work_lock:
-                found: Reply = getattr(self, f"_{request.operation}")(request)
-                return found
+                reply: Reply = getattr(self, f"_{request.operation}")(request)
+                return reply
         except tuple(_ERRORS) as error:
             return Reply.error(_ERRORS[type(error)], type(error).__name__, str(error))
 
@@ -164,48 +164,50 @@ class RestCatalogServer:
         return Reply(200, {"defaults": {}, "overrides": {"prefix": _PREFIX}})
 
     def _create_namespace(self, request: Request) -> Reply:
-        wanted = json.loads(request.body)
-        self.catalog.create_namespace(tuple(wanted["namespace"]))
-        return Reply(200, {"namespace": wanted["namespace"], "properties": {}})
+        body = json.loads(request.body)
+        self.catalog.create_namespace(tuple(body["namespace"]))
+        return Reply(200, {"namespace": body["namespace"], "properties": {}})
 
     def _create(self, request: Request) -> Reply:
-        wanted = json.loads(request.body)
+        body = json.loads(request.body)
         table = self.catalog.create_table(
-            (*request.namespace, wanted["name"]),
-            Schema.model_validate(wanted["schema"]),
-            properties=wanted["properties"],
+            (*request.namespace, body["name"]),
+            Schema.model_validate(body["schema"]),
+            properties=body["properties"],
         )
-        return self._shown(table, request)
+        return self._describe_table(table, request)
 
     def _load(self, request: Request) -> Reply:
-        return self._shown(self.catalog.load_table(request.table), request)
+        return self._describe_table(self.catalog.load_table(request.table), request)
 
     def _drop(self, request: Request) -> Reply:
         self.catalog.drop_table(request.table)
         return Reply(204)
 
     def _commit(self, request: Request) -> Reply:
-        wanted = CommitTableRequest.model_validate_json(request.body)
+        commit = CommitTableRequest.model_validate_json(request.body)
         table = self.catalog.load_table(request.table)
-        self.catalog.commit_table(table, wanted.requirements, wanted.updates)
-        return self._shown(self.catalog.load_table(request.table), request)
+        self.catalog.commit_table(table, commit.requirements, commit.updates)
+        return self._describe_table(self.catalog.load_table(request.table), request)
 
-    def _shown(self, table: Table, request: Request) -> Reply:
+    def _describe_table(self, table: Table, request: Request) -> Reply:
         metadata = json.loads(table.metadata.model_dump_json())
         if request.query.get("snapshots") == ["refs"]:
             kept = {ref["snapshot-id"] for ref in metadata["refs"].values()}
-            metadata["snapshots"] = [each for each in metadata["snapshots"] if each["snapshot-id"] in kept]
+            metadata["snapshots"] = [
+                snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] in kept
+            ]
         body = {"metadata-location": table.metadata_location, "metadata": metadata, "config": self.config}
         return Reply(200, body)
 
 
 class Request:
-    """A request to a catalog."""
+    """Request to a catalog."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self.body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         headers = handler.headers
-        # The latter is that of a client whose requests are signed, in the way of AWS.
+        # Clients that sign their requests as AWS does send the original header under the other name.
         self._authorization = headers.get("Original-Authorization") or headers.get("Authorization") or ""
         parts = urlsplit(handler.path)
         self.query = parse_qs(parts.query)
@@ -229,7 +231,7 @@ class Request:
 
     @property
     def client(self) -> str:
-        """The credentials of a client that asks for a token, in either of the forms of OAuth."""
+        """The credentials of a client that requests a token, in either form of OAuth."""
         if self._authorization.startswith("Basic "):
             return b64decode(self._authorization.removeprefix("Basic ")).decode()
         form = parse_qs(self.body.decode())
@@ -252,7 +254,7 @@ class Request:
 def rest_catalog(
     folder: Path, warehouse: str | None = None, config: Mapping[str, str] | None = None
 ) -> Iterator[RestCatalogServer]:
-    """A catalog whose tables are in a folder, or in a warehouse that clients reach with a configuration."""
+    """Run a catalog whose tables are in a folder, or in a warehouse that clients open with `config`."""
     catalog = RestCatalogServer(folder, warehouse or f"file://{folder}/warehouse", config or {})
 
     class Handler(BaseHTTPRequestHandler):

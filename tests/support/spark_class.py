@@ -1,4 +1,4 @@
-"""Becomes a program of Spark's own: ``python -m tests.support.spark_class CLASS ARGUMENT …``."""
+"""Run a class of Spark: ``python -m tests.support.spark_class CLASS ARGUMENT …``."""
 
 from __future__ import annotations
 

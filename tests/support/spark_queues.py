@@ -1,4 +1,4 @@
-"""Small queues, and short ways to read and write them with Spark."""
+"""Small queues, and shortcuts to read and write them with Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 from penstock import Queue, Store
 from penstock.json_text import Json
 
-# Where the kind of database makes no difference, one of them will do.
+# For tests that do not depend on the kind of database.
 one_store = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -31,7 +31,7 @@ def table(ids: Iterable[int]) -> pa.Table:
 
 
 def fill(queue: Queue, ids: Iterable[int], *, partition: int = 0, each: int | None = None) -> None:
-    """Append rows with these ids, `each` of them at a time."""
+    """Append rows with these ids, `each` of them in one append."""
     numbers = list(ids)
     step = each or len(numbers) or 1
     for start in range(0, len(numbers), step):
@@ -39,11 +39,13 @@ def fill(queue: Queue, ids: Iterable[int], *, partition: int = 0, each: int | No
 
 
 def ids_in(queue: Queue, column: str = "id") -> list[Any]:
-    """What a queue holds, partition by partition."""
+    """Return the values of a column of a queue, partition by partition."""
     queue.refresh()
-    there = queue.info().partitions
+    partitions = queue.info().partitions
     return [
-        value for part in there for value in queue.read(part.partition, part.first_index)[column].to_pylist()
+        value
+        for part in partitions
+        for value in queue.read(part.partition, part.first_index)[column].to_pylist()
     ]
 
 
@@ -64,7 +66,7 @@ def start(
     trigger: Json | None = None,
     **options: object,
 ) -> StreamingQuery:
-    """Start a query into a queue; all that is there and no more, unless a trigger is given."""
+    """Start a query into a queue. Unless a trigger is given, it ends after the available rows."""
     writer = frame.writeStream.format("penstock").options(
         url=url, checkpointLocation=str(checkpoint), **options
     )
@@ -83,21 +85,21 @@ def column(frame: DataFrame, name: str = "id") -> list[Any]:
 
 
 def batches(query: StreamingQuery) -> Sequence[int]:
-    """The rows of each micro-batch that had any."""
+    """Return the number of rows of each non-empty micro-batch."""
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
 def failure(query: StreamingQuery, timeout: float = 60) -> str:
-    """What ended a query that is bound to fail."""
+    """Wait until a query fails, and return its error message."""
     try:
         ended = query.awaitTermination(int(timeout))
     except StreamingQueryException as error:
         return str(error)
-    raise AssertionError("the query ended without an error" if ended else "the query goes on")
+    raise AssertionError("the query ended without an error" if ended else "the query is still running")
 
 
 def refusal(action: Callable[[], Any]) -> str:
-    """What Penstock says to something that it does not do."""
+    """Return the message with which Penstock refuses an action."""
     with pytest.raises(Exception, match=r"penstock\.\w+[.\w]*: \[") as caught:
         action()
     return str(caught.value)

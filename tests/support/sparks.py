@@ -1,4 +1,4 @@
-"""One way to make a small, quiet Spark session, for the shared fixture and for child processes alike."""
+"""Creates small Spark sessions with little logging, for the shared fixture and for child processes."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-# With one tier of compilation a code cache has 48 MB, which a few hundred tests fill. A `chmod` sets the mode
-# of each file of a checkpoint; with VFORK the JVM starts it without a process in between.
+# With one tier of compilation, the code cache has 48 MB by default, which a few hundred tests fill. Hadoop
+# runs `chmod` for each file of a checkpoint. With VFORK, the JVM starts it without an intermediate process.
 SHORT_LIVED = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xshare:auto "
     "-Djdk.lang.Process.launchMechanism=VFORK"
 )
 
 
-def remember_java_names() -> None:
-    """Ask the JVM for each Java class and package once.
+def cache_java_names() -> None:
+    """Look up each Java class and package in the JVM only once.
 
-    PySpark asks anew each time, and the JVM then looks for a class of that name in all of Spark's 300 JARs.
+    PySpark looks them up at each use, and the JVM then searches all of Spark's 300 JARs for the class.
     """
     from py4j.java_gateway import JavaClass, JavaPackage, JVMView
 
     for kind in (JVMView, JavaPackage):
-        if kind.__getattr__.__name__ != "remembered":
-            _remember(kind, (JavaClass, JavaPackage))
+        if kind.__getattr__.__name__ != "lookup_once":
+            _cache_lookups(kind, (JavaClass, JavaPackage))
 
 
-def _remember(kind: type, kept: tuple[type, ...]) -> None:
-    ask = kind.__getattr__  # type: ignore[attr-defined]  # both kinds have it
+def _cache_lookups(kind: type, cached_kinds: tuple[type, ...]) -> None:
+    lookup = kind.__getattr__  # type: ignore[attr-defined]  # both kinds have it
 
-    def remembered(self: Any, name: str) -> Any:
-        found = ask(self, name)
-        if isinstance(found, kept):
-            # From now on an attribute, which Python finds by itself.
-            self.__dict__[name] = found
-        return found
+    def lookup_once(self: Any, name: str) -> Any:
+        value = lookup(self, name)
+        if isinstance(value, cached_kinds):
+            # From now on Python finds the attribute without a lookup.
+            self.__dict__[name] = value
+        return value
 
-    kind.__getattr__ = remembered  # type: ignore[attr-defined]
+    kind.__getattr__ = lookup_once  # type: ignore[attr-defined]
 
 
 def short_lived() -> str:
-    """Options for a JVM that does not live long enough to be worth much compiling.
+    """Return options for a JVM that lives too short for much compilation to pay off.
 
     A program gets them as ``SPARK_SUBMIT_OPTS``.
     """
@@ -66,7 +66,7 @@ def short_lived() -> str:
 
 
 def _code_generation() -> dict[str, str]:
-    """Have expressions and operators interpreted, unless ``PENSTOCK_TEST_CODEGEN`` is set.
+    """Return settings that interpret expressions and operators, unless ``PENSTOCK_TEST_CODEGEN`` is set.
 
     Spark would generate and compile code for each query of a few rows: for the tests of change feeds, the JVM
     would need two thirds more CPU time. `make test-soak` and `make test-spark-versions` set the variable, and
@@ -80,12 +80,12 @@ def _code_generation() -> dict[str, str]:
 def make_spark(
     directory: Path, master: str = "local[2]", *, java_options: str | None = None, **conf: str
 ) -> SparkSession:
-    """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
+    """Create a session whose files are all under `directory`. Keys of `conf` have `__` instead of dots."""
     from pyspark.sql import SparkSession
 
     from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER
 
-    remember_java_names()
+    cache_java_names()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory.mkdir(parents=True, exist_ok=True)
     log4j = directory / "log4j2.properties"

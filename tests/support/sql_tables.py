@@ -1,4 +1,4 @@
-"""Tables of each kind, as a program without Penstock sees them."""
+"""Reads tables of each kind without Penstock, and runs streaming queries that write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = penstock.Trigger.available_now()
 
 
 def named(url: str, table: str) -> str:
-    """The table's name for Penstock; in PostgreSQL in the schema of the test."""
+    """Return the table's name for Penstock. In PostgreSQL, it includes the schema of the test."""
     if url.startswith("iceberg"):
         return f"shop.{table}"
     if url.startswith(("sqlite", "delta")):
@@ -38,7 +38,7 @@ def sql_name(url: str, table: str) -> str:
 
 
 def query(url: str, text: str) -> list[tuple[Any, ...]]:
-    """Run one statement outside Penstock; its rows."""
+    """Run a statement without Penstock, and return its rows."""
     parsed = parse_url(url)
     if parsed.dialect == "sqlite":
         connection: Any = sqlite3.connect(parsed.target, isolation_level=None)
@@ -50,11 +50,11 @@ def query(url: str, text: str) -> list[tuple[Any, ...]]:
 
 
 def rows(url: str, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
-    """The rows of a table, sorted."""
+    """Return the rows of a table, sorted."""
     if url.startswith("delta"):
         stored = QueryBuilder().register("stored", DeltaTable(f"{url.removeprefix('delta://')}/{table}"))
-        found = pa.table(stored.execute(f"select {columns} from stored").read_all())
-        return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
+        result = pa.table(stored.execute(f"select {columns} from stored").read_all())
+        return sorted((tuple(row.values()) for row in result.to_pylist()), key=repr)
     if url.startswith("iceberg"):
         stored = iceberg_catalog(url).load_table(("shop", table)).scan().to_arrow()
         if columns != "*":
@@ -64,14 +64,14 @@ def rows(url: str, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
 
 
 def iceberg_url(folder: Path) -> str:
-    """The URL of a SQLite catalog of Iceberg tables in a folder, which has to exist."""
+    """Return the URL of a SQLite catalog of Iceberg tables in an existing folder."""
     properties = {
         "type": "sql",
         "uri": f"sqlite:///{folder}/catalog.db",
         "warehouse": f"file://{folder}/warehouse",
     }
-    named = {f"property.{name}": value for name, value in properties.items()}
-    return f"iceberg:lake?{urlencode(named, quote_via=quote)}"
+    parameters = {f"property.{name}": value for name, value in properties.items()}
+    return f"iceberg:lake?{urlencode(parameters, quote_via=quote)}"
 
 
 def iceberg_catalog(url: str) -> Catalog:
@@ -80,7 +80,7 @@ def iceberg_catalog(url: str) -> Catalog:
 
 
 class Feed:
-    """A queue that a test writes, and the streaming queries over it."""
+    """Queue that a test writes, and streaming queries over it."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, schema: pa.Schema) -> None:
         self.spark, self.url, self.folder = spark, url, folder
@@ -93,12 +93,12 @@ class Feed:
         return self
 
     def pipeline(
-        self, sink: penstock.TableSink, transform: Any = None, *, mode: str = "append", **more: Any
+        self, sink: penstock.TableSink, transform: Any = None, *, mode: str = "append", **options: Any
     ) -> penstock.Pipeline:
         stream = penstock.stream(self.spark, penstock.QueueSource("in", consumer="c", url=self.url))
         if transform is not None:
             stream = stream.transform(transform)
-        return stream.write(sink, output_mode=mode, **more)
+        return stream.write(sink, output_mode=mode, **options)
 
     def run(
         self,
@@ -107,17 +107,17 @@ class Feed:
         *,
         mode: str = "append",
         checkpoint: str = "ck",
-        **more: Any,
+        **options: Any,
     ) -> penstock.Query:
-        """All that is there, to its end."""
-        query = self.pipeline(sink, transform, mode=mode, **more).start(
+        """Run a query on all available rows."""
+        query = self.pipeline(sink, transform, mode=mode, **options).start(
             checkpoint=self.folder / checkpoint, trigger=NOW
         )
         query.awaitTermination()
         return query
 
-    def table(self, name: str, *keys: str, **more: Any) -> penstock.TableSink:
-        return penstock.TableSink(named(self.url, name), keys, self.url, **more)
+    def table(self, name: str, *keys: str, **options: Any) -> penstock.TableSink:
+        return penstock.TableSink(named(self.url, name), keys, self.url, **options)
 
 
 def totals(frame: DataFrame) -> DataFrame:

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 
 class Pair:
-    """A server and its standby, behind one URL."""
+    """Server and its standby, behind one URL."""
 
     def __init__(self, primary: CrashingPostgres, proxy: Proxy, folder: Path) -> None:
         self._primary, self._proxy, self._folder = primary, proxy, folder
@@ -31,7 +31,7 @@ class Pair:
         self._standby: subprocess.Popen[bytes] | None = None
 
     def follow(self) -> None:
-        """Start the standby, from a copy of the server as it is now."""
+        """Start the standby from a copy of the server's current data."""
         data = self._folder / "data"
         command = [str(self._primary.program("pg_basebackup")), "--dbname", self._primary.url]
         options = ["--pgdata", str(data), "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
@@ -40,32 +40,36 @@ class Pair:
         database = f"{urlsplit(self._primary.url).path[1:]}"
         with (data / "postgresql.auto.conf").open("a") as settings:
             text = (data / "postgresql.auto.conf").read_text()
-            found = re.findall(r"primary_conninfo = '(.*)'", text)[-1]
-            settings.write(f"primary_conninfo = '{found} dbname={database}'\n")
+            primary_conninfo = re.findall(r"primary_conninfo = '(.*)'", text)[-1]
+            settings.write(f"primary_conninfo = '{primary_conninfo} dbname={database}'\n")
             settings.write("hot_standby_feedback = on\nsync_replication_slots = on\nfsync = off\n")
         port = str(urlsplit(self.standby_url).port)
-        words = self._primary.options(data=str(data), port=port)
+        arguments = self._primary.options(data=str(data), port=port)
         with (self._folder / "log").open("wb") as log:
             self._standby = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **server_identity()
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **server_identity()
             )
-        wait_until(lambda: answers(self.standby_url), 60, "the standby")
+        wait_until(lambda: answers(self.standby_url), 60, "the standby accepts connections")
 
     def pause(self) -> None:
-        """Have the standby replay nothing more: it will lack what comes from now on."""
+        """Stop replication, so that the standby lacks later changes."""
         self._on_standby("ALTER SYSTEM SET primary_conninfo = ''")
         self._on_standby("SELECT pg_reload_conf()")
         wait_until(
-            lambda: not self._on_standby("SELECT pid FROM pg_stat_wal_receiver"), 30, "the receiver's end"
+            lambda: not self._on_standby("SELECT pid FROM pg_stat_wal_receiver"),
+            30,
+            "the WAL receiver has ended",
         )
 
     def take_over(self) -> None:
-        """Crash the server, and have the standby take its place."""
+        """Crash the server, and promote the standby."""
         self._primary.stop()
         self._on_standby("SELECT pg_promote()")
         self._proxy.lead_to(self.standby_url)
         wait_until(
-            lambda: self._on_standby("SELECT pg_is_in_recovery()") == [(False,)], 60, "the end of recovery"
+            lambda: self._on_standby("SELECT pg_is_in_recovery()") == [(False,)],
+            60,
+            "the standby is promoted",
         )
 
     def _on_standby(self, statement: str) -> list[tuple[object, ...]]:
@@ -81,7 +85,7 @@ class Pair:
 
 @contextmanager
 def with_standby(**settings: str) -> Iterator[Pair]:
-    """A server whose standby has not been started yet."""
+    """Run a server whose standby has not been started yet."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-standby-"))
     if identity := server_identity():
         os.chown(folder, identity["user"], identity["group"])
@@ -106,7 +110,7 @@ def run(url: str, *statements: str) -> None:
 
 
 def await_slot(pair: Pair, read_on: Callable[[], object] = lambda: None, slot: str = "p") -> None:
-    """Wait until the standby has the slot, as far as it is confirmed, while its reader goes on."""
+    """Wait until the standby has the slot at its confirmed position, while its reader continues."""
     query = (
         b"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary "
         b"AND (synced OR NOT pg_is_in_recovery())"
@@ -116,12 +120,12 @@ def await_slot(pair: Pair, read_on: Callable[[], object] = lambda: None, slot: s
         with psycopg.connect(url) as connection:
             return connection.execute(query, [slot]).fetchall()
 
-    def is_there() -> bool:
+    def is_synced() -> bool:
         run(pair.url, "SELECT pg_log_standby_snapshot()")
         read_on()
         return confirmed(pair.standby_url) == confirmed(pair.url) != []
 
-    wait_until(is_there, 60, "the slot on the standby", interval=0.5)
+    wait_until(is_synced, 60, "the slot is on the standby", interval=0.5)
 
 
 def _with_port(url: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""What every Python process of the tests does first; it imports nothing that takes long."""
+"""Startup of every Python process of the tests. It imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SOCKET = "PENSTOCK_TEST_WARM"
-"""The variable that tells the JVM's Pythons where to hand themselves over."""
+"""The environment variable with the socket of the fork server for Python processes of the JVM."""
 _STREAMS = (0, 1, 2)
 _SIGTERM = 15
-_HANDED_OVER = (
+_DELEGATED = (
     "pyspark.daemon",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "tests.support.daemon",
@@ -23,17 +23,17 @@ _HANDED_OVER = (
 
 
 def request_fork(
-    where: str,
+    socket_path: str,
     command: Sequence[str],
     folder: str,
     environment: Mapping[str, str],
     streams: Sequence[int],
     last_signal: int,
 ) -> _socket.socket:
-    """Have the process that listens there fork one that runs a Python command (`tests.support.forking`).
+    """Ask a fork server to fork a process that runs a Python command (`tests.support.forking`).
 
-    The answer is its pid, and when it has ended its exit code, which is minus the number of a signal: four
-    bytes each. If the connection is closed before, it gets the last signal.
+    The server sends the process id, and later the exit code, which is negative for a signal, in four bytes
+    each. If the connection is closed before, the server sends the process `last_signal`.
     """
     import _socket
 
@@ -41,7 +41,7 @@ def request_fork(
     fields += [f"{name}={value}" for name, value in environment.items()]
     data = os.fsencode("\0".join(fields))
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.connect(where)
+    connection.connect(socket_path)
     files = b"".join(file.to_bytes(4, sys.byteorder) for file in streams)
     header = len(data).to_bytes(8, "big") + bytes([last_signal])
     connection.sendmsg([header], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
@@ -51,10 +51,10 @@ def request_fork(
     return connection
 
 
-def _hand_over(where: str) -> None:
-    """Have another process do this one's work, and end with it."""
+def _delegate(socket_path: str) -> None:
+    """Delegate this process's work to a forked process, and exit when that one exits."""
     environment = {name: value for name, value in os.environ.items() if name != SOCKET}
-    connection = request_fork(where, sys.orig_argv, os.getcwd(), environment, _STREAMS, _SIGTERM)
+    connection = request_fork(socket_path, sys.orig_argv, os.getcwd(), environment, _STREAMS, _SIGTERM)
     try:
         while connection.recv(8):
             pass
@@ -63,14 +63,14 @@ def _hand_over(where: str) -> None:
 
 
 def start() -> None:
-    """Does not return in a process whose work another one has done (`tests.support.warm` says why)."""
-    # Most processes do little but import, and look through what they import for garbage again and again.
+    """Set up this process. Does not return if its work was delegated (see `tests.support.warm`)."""
+    # Most processes do little but import, and would repeatedly search the imported modules for garbage.
     gc.set_threshold(10_000)
-    where = os.environ.get(SOCKET)
-    if where is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _HANDED_OVER:
-        _hand_over(where)
-    # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode
-    # there. The installed packages are the same code; compiling it anew takes each process most of a second.
+    socket_path = os.environ.get(SOCKET)
+    if socket_path is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _DELEGATED:
+        _delegate(socket_path)
+    # Spark puts archives with its own code first on the path of its Python workers. They have no bytecode,
+    # and compiling takes each process most of a second. The installed packages have the same code.
     sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
     if "PENSTOCK_TEST_PAYLOADS" in os.environ:
         from tests.support.payloads_everywhere import install

@@ -1,5 +1,6 @@
-"""What reads a store: the Python API, the monitor page, and commands. Each answers, or raises an error of
-Penstock's; anything else is an error here.
+"""Readers of a store: the Python API, the monitor page and commands.
+
+Each must return a result or raise an error of Penstock. Anything else raises another error here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from penstock.errors import PenstockError
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, EncodedSnapshot
 
-MOST_PAGE = 400_000
-"""The most bytes of a snapshot or its metrics, of a store with few rows."""
-READING = (
+MAX_PAGE_BYTES = 400_000
+"""The maximum size of a snapshot or its metrics, for a store with few rows."""
+READ_COMMANDS = (
     ("queue", "list"),
     ("queue", "show", "q"),
     ("queue", "peek", "q"),
@@ -31,7 +32,7 @@ READING = (
     ("pump", "list"),
     ("store", "info"),
 )
-CHANGING = (
+WRITE_COMMANDS = (
     ("queue", "put", "q", "{rows}"),
     ("queue", "put", "dead", "{rows}"),
     ("queue", "trim", "q", "--before", "5"),
@@ -49,11 +50,11 @@ CHANGING = (
     ("consumer", "drop", "other", "--yes"),
     ("store", "clean-up", "--older-than", "1s"),
 )
-"""Commands over the store of `mutated_stores`; ``{rows}`` is a file with a row of JSON."""
+"""Commands that change the store of `mutated_stores`. ``{rows}`` is a file with a JSON row."""
 
 
 def command(*arguments: str) -> None:
-    """Run a command of Penstock's in this process."""
+    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run_command(arguments)
@@ -62,7 +63,10 @@ def command(*arguments: str) -> None:
 
 
 def store_commands(url: str, rows: Path) -> list[Sequence[str]]:
-    return [[*(part.format(rows=rows) for part in parts), "--url", url] for parts in (*READING, *CHANGING)]
+    return [
+        [*(part.format(rows=rows) for part in parts), "--url", url]
+        for parts in (*READ_COMMANDS, *WRITE_COMMANDS)
+    ]
 
 
 def read_in_python(url: str) -> None:
@@ -82,8 +86,8 @@ def read_in_python(url: str) -> None:
                 store.consumer(name).pull(name, 0)
 
 
-def read_page(url: str, checkpoints: Sequence[str] = (), *, answers: bool = False) -> None:
-    """Make two snapshots as the page's server does; with ``answers``, they have to have what is readable."""
+def read_page(url: str, checkpoints: Sequence[str] = (), *, must_answer: bool = False) -> None:
+    """Create two snapshots as the server of the page does. With ``must_answer``, they must have no error."""
     collector = Collector(url, checkpoints)
     try:
         for _ in range(2):
@@ -91,10 +95,10 @@ def read_page(url: str, checkpoints: Sequence[str] = (), *, answers: bool = Fals
             text = EncodedSnapshot.of(snapshot).text
             json.loads(text, parse_constant=_refuse)
             metrics = exposition(snapshot)
-            if max(len(text), len(metrics)) > MOST_PAGE:
+            if max(len(text), len(metrics)) > MAX_PAGE_BYTES:
                 raise AssertionError(f"{len(text)} and {len(metrics)} bytes")
             error = snapshot["store"]["error"]
-            if "see the log" in str(error) or (answers and error is not None):
+            if "see the log" in str(error) or (must_answer and error is not None):
                 raise AssertionError(error)
     finally:
         collector.close()

@@ -1,4 +1,4 @@
-"""A PostgreSQL database that roles who do not trust each other share."""
+"""PostgreSQL database that is shared by roles which do not trust each other."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import psycopg
 from psycopg import sql
 
 RAN = "public.ran"
-"""The table in which a trap notes who ran into it."""
+"""The table in which a trap records the role that ran it."""
 
 
 @dataclass(frozen=True)
 class SharedDatabase:
-    """A database in which each of some roles may create schemas."""
+    """Database in which several roles may create schemas."""
 
     url: str
-    """Its administrator's."""
+    """The URL of its administrator."""
 
     @property
     def name(self) -> str:
         return urlsplit(self.url).path[1:]
 
     def role(self, role: str) -> str:
-        """The name that a role has on the server."""
+        """Return the name of a role on the server."""
         return f"{self.name}_{role}"
 
     def as_role(self, role: str, query: str = "") -> str:
-        """`as_role("app", "schema=s")`: the URL of a role."""
+        """Return the URL of a role, as in `as_role("app", "schema=s")`."""
         parts = urlsplit(self.url)
         login = f"{self.role(role)}:pw@{parts.hostname}:{parts.port}"
         return parts._replace(netloc=login, query=query).geturl()
 
     def run(self, *statements: str, role: str | None = None) -> list[tuple[object, ...]]:
-        """Execute statements as a role, or as the administrator; the rows of the last one."""
+        """Execute statements as a role or as the administrator, and return the rows of the last one."""
         url = self.url if role is None else self.as_role(role)
         with psycopg.connect(url, autocommit=True) as connection:
             for statement in statements:
@@ -45,17 +45,17 @@ class SharedDatabase:
             return cursor.fetchall() if cursor.description else []
 
     def trap(self, role: str, table: str) -> None:
-        """Give a role's table a trigger that notes who runs it, and let everybody write to the table."""
+        """Add a trigger that records who runs it to a role's table, and let every role write to the table."""
         self.run(f"create table if not exists {RAN} (who text); grant all on {RAN} to public")
         self.run(*trap_statements(table), role=role)
 
     def trapped(self) -> list[tuple[object, ...]]:
-        """Who ran into a trap."""
+        """Return the roles that ran a trap."""
         return self.run(f"create table if not exists {RAN} (who text)", f"select who from {RAN}")
 
 
 def trap_statements(table: str) -> tuple[str, ...]:
-    """Statements of the table's owner, for a table with its schema."""
+    """Return the statements that the owner runs to set a trap on a table, named with its schema."""
     function = f"{table.partition('.')[0]}.trap_{uuid.uuid4().hex[:8]}"
     body = f"begin insert into {RAN} values (current_user); return new; end"
     return (
@@ -67,14 +67,14 @@ def trap_statements(table: str) -> tuple[str, ...]:
 
 @contextmanager
 def shared_database(pg_url: str, *roles: str) -> Iterator[SharedDatabase]:
-    """Create a database with roles of its own, and drop them in the end."""
+    """Create a database and roles, and drop them in the end."""
     name = f"shared_{uuid.uuid4().hex[:8]}"
     database = SharedDatabase(urlsplit(pg_url)._replace(path=f"/{name}").geturl())
     with psycopg.connect(pg_url, autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         for role in roles:
-            named = sql.Identifier(database.role(role))
-            admin.execute(sql.SQL("create role {} login password 'pw'").format(named))
+            identifier = sql.Identifier(database.role(role))
+            admin.execute(sql.SQL("create role {} login password 'pw'").format(identifier))
         admin.execute(sql.SQL("grant create on database {} to public").format(sql.Identifier(name)))
         try:
             yield database

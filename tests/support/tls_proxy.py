@@ -1,4 +1,4 @@
-"""TLS in front of the tests' PostgreSQL server, which is built without it."""
+"""TLS proxy in front of the tests' PostgreSQL server, which is built without TLS."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ _SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate that signs itself, so that it is its own authority."""
+    """Self-signed certificate, which is its own authority."""
 
     file: Path
     key: Path
 
 
 def certificate(folder: Path, name: str) -> Certificate:
-    """Make one for a host's name."""
-    made = Certificate(folder / f"{name}.crt", folder / f"{name}.key")
+    """Create a certificate for a host name."""
+    created = Certificate(folder / f"{name}.crt", folder / f"{name}.key")
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "2", "-keyout", str(made.key), "-out", str(made.file),
+            "-days", "2", "-keyout", str(created.key), "-out", str(created.file),
             "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
         ],
         check=True, capture_output=True,
     )  # fmt: skip
-    return made
+    return created
 
 
 @contextmanager
-def tls_in_front_of(host: str, port: int, shown: Certificate) -> Iterator[int]:
-    """The port of 127.0.0.1 where the server is to be had by TLS alone."""
+def tls_proxy(host: str, port: int, server_certificate: Certificate) -> Iterator[int]:
+    """Run a proxy that serves the server with TLS only, and yield its port on 127.0.0.1."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(shown.file, shown.key)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=_accept, args=[listening, context, (host, port)], daemon=True).start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
+    context.load_cert_chain(server_certificate.file, server_certificate.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_accept, args=[listener, context, (host, port)], daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
 
 
-def _accept(listening: socket.socket, context: ssl.SSLContext, server: tuple[str, int]) -> None:
+def _accept(listener: socket.socket, context: ssl.SSLContext, server: tuple[str, int]) -> None:
     with suppress(OSError):
         while True:
-            incoming, _ = listening.accept()
-            threading.Thread(target=_serve, args=[incoming, context, server], daemon=True).start()
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve, args=[connection, context, server], daemon=True).start()
 
 
-def _serve(incoming: socket.socket, context: ssl.SSLContext, server: tuple[str, int]) -> None:
-    with suppress(OSError), incoming:
-        if incoming.recv(len(_SSL_REQUEST)) != _SSL_REQUEST:
+def _serve(connection: socket.socket, context: ssl.SSLContext, server: tuple[str, int]) -> None:
+    with suppress(OSError), connection:
+        if connection.recv(len(_SSL_REQUEST)) != _SSL_REQUEST:
             return
-        incoming.sendall(b"S")
+        connection.sendall(b"S")
         with (
-            context.wrap_socket(incoming, server_side=True) as client,
-            socket.create_connection(server) as behind,
+            context.wrap_socket(connection, server_side=True) as client,
+            socket.create_connection(server) as backend,
         ):
-            # The two directions take turns in one thread: a TLS socket is not for two.
+            # One thread serves both directions, because a TLS socket must not be shared between threads.
             client.setblocking(False)
-            behind.setblocking(False)
-            _forward(client, behind)
+            backend.setblocking(False)
+            _forward(client, backend)
 
 
-def _forward(client: ssl.SSLSocket, behind: socket.socket) -> None:
-    # Not select: it knows no descriptor above 1023, and a run of all tests has more open.
-    waiting = selectors.DefaultSelector()
-    waiting.register(client, selectors.EVENT_READ)
-    waiting.register(behind, selectors.EVENT_READ)
+def _forward(client: ssl.SSLSocket, backend: socket.socket) -> None:
+    # Unlike `select`, a selector supports descriptors above 1023, which a run of all tests has.
+    selector = selectors.DefaultSelector()
+    selector.register(client, selectors.EVENT_READ)
+    selector.register(backend, selectors.EVENT_READ)
     while True:
         if not client.pending():
-            waiting.select()
-        for source, target in ((client, behind), (behind, client)):
+            selector.select()
+        for source, target in ((client, backend), (backend, client)):
             try:
                 data = source.recv(1 << 16)
             except (BlockingIOError, ssl.SSLWantReadError):

@@ -1,4 +1,4 @@
-"""What mypy says of the files in ``tests/typing``."""
+"""Errors that mypy reports, and those that are expected, in the files of ``tests/typing``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 FILES = [Path(__file__).parents[1] / "typing" / name for name in ("right.py", "wrong.py")]
 _ERROR = re.compile(r"^(?:.*/)?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", re.MULTILINE)
 _EXPECTED = re.compile(r"# E: ([\w, -]+)$")
-Found = set[tuple[str, int, str]]
-"""File, line and the error's code."""
+TypeErrors = set[tuple[str, int, str]]
+"""The file, line and code of each error."""
 
 
-def errors_of(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> Found:
-    """The errors that mypy finds.
+def errors_of(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> TypeErrors:
+    """Return the errors that mypy reports.
 
     Parameters
     ----------
@@ -25,15 +25,15 @@ def errors_of(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> Found
         The working directory.
     """
     command = [*mypy, "--show-error-codes", "--no-error-summary", *map(str, files)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    found = _ERROR.findall(done.stdout)
-    assert len(found) == done.stdout.count(": error: "), done.stdout
-    return {(file, int(line), code) for file, line, code in found}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode in (0, 1), result.stdout + result.stderr
+    reported = _ERROR.findall(result.stdout)
+    assert len(reported) == result.stdout.count(": error: "), result.stdout
+    return {(file, int(line), code) for file, line, code in reported}
 
 
-def expected_errors(files: Sequence[Path]) -> Found:
-    """The errors that the files say they have."""
+def expected_errors(files: Sequence[Path]) -> TypeErrors:
+    """Return the errors that the comments of the files expect."""
     return {
         (file.name, number, code)
         for file in files

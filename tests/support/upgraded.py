@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is upgraded to a later major version with pg_upgrade, behind one URL."""
+"""PostgreSQL server that a test upgrades to a later major version with pg_upgrade, behind one URL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 
 class UpgradedServer:
-    """A server of an earlier version, and what is left to do to upgrade it."""
+    """Server of an earlier version that can be upgraded."""
 
     def __init__(self, old: PostgresServer, proxy: Proxy, new_home: Path) -> None:
         self._old, self._proxy, self._new_home = old, proxy, new_home
@@ -47,22 +47,22 @@ class UpgradedServer:
             programs / "pg_upgrade", f"--old-bindir={old_programs}", f"--new-bindir={programs}",
             f"--old-datadir={folder / 'data'}", f"--new-datadir={data}", "--username=penstock",
             f"--socketdir={folder}", f"--old-port={port}", f"--new-port={port}", "--no-sync",
-            # With less it does not start, since it has a logical slot.
+            # The old server has a logical slot, so it does not start with a lower level.
             "--old-options=-c wal_level=logical",
         )  # fmt: skip
         options = [f"{name}={value}" for name, value in postgres.SETTINGS.items()]
-        words = [word for option in [*options, "fsync=off"] for word in ("-c", option)]
+        arguments = [argument for option in [*options, "fsync=off"] for argument in ("-c", option)]
         with (folder / "log").open("ab") as log:
             self._new = subprocess.Popen(
-                [str(programs / "postgres"), "-D", str(data), "-p", port, *words],
+                [str(programs / "postgres"), "-D", str(data), "-p", port, *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, **server_identity(),
             )  # fmt: skip
         url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}").geturl()
-        wait_until(lambda: answers(url), 60, "the upgraded server")
+        wait_until(lambda: answers(url), 60, "the upgraded server accepts connections")
         self._proxy.lead_to(url)
 
-    def _run(self, *words: str | Path) -> None:
-        postgres._run([str(word) for word in words], self._old.directory)
+    def _run(self, *arguments: str | Path) -> None:
+        postgres._run([str(argument) for argument in arguments], self._old.directory)
 
     def stop(self) -> None:
         if self._new is not None:
@@ -71,8 +71,8 @@ class UpgradedServer:
 
 
 @contextmanager
-def to_be_upgraded() -> Iterator[UpgradedServer]:
-    """A server of the oldest version that the package has, to be upgraded to its newest one."""
+def upgradable_server() -> Iterator[UpgradedServer]:
+    """Run a server of the oldest version in the package, which can be upgraded to the newest one."""
     homes = sorted(pgtools._package_home().parent.glob("pginstall*"))
     if len(homes) < 2:
         pytest.skip("the package has one version of PostgreSQL")

@@ -1,4 +1,4 @@
-"""Wait on a condition instead of sleeping for a guess."""
+"""Waits for conditions instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def wait_until(
     predicate: Callable[[], T], timeout: float = 30, message: str = "", *, interval: float = 0.02
 ) -> T:
-    """Poll `predicate` until it returns something true, and return that.
+    """Poll `predicate` until it returns a true value, and return that value.
 
     Raises AssertionError with `message` and the last value after `timeout` seconds.
     """
@@ -26,9 +26,9 @@ def wait_until(
 
 
 def readable(file: Any, seconds: float) -> bool:
-    """Whether there is something to read within some seconds.
+    """Return whether a file becomes readable within some seconds.
 
-    Its descriptor may have any number; ``select`` takes only 1,024.
+    Unlike ``select``, this supports descriptors above 1023.
     """
     poll = select.poll()
     poll.register(file, select.POLLIN)

@@ -1,13 +1,14 @@
-"""Python processes that Spark's driver starts one by one, forked from one that has imported what they need.
+"""Forks the Python processes that Spark's driver starts, from a process that has imported what they need.
 
-For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports
-PySpark, Arrow and Penstock: half a second of a core, a third of all that most tests cost. Here that Python
-hands itself over as soon as it starts (`tests.support.starting`): its command, environment, directory and
-files go to a process that forks one which goes on as it would have (`tests.support.forking`). It only waits
-for that one's end, and takes it along when it is ended itself.
+For each streaming query, and for each kind of work on a data source, the JVM starts a Python process that
+imports PySpark, Arrow and Penstock. That takes half a second of CPU time, a third of the cost of most tests.
+Here such a process delegates its work as soon as it starts (`tests.support.starting`): it sends its command,
+environment, directory and files to a server that forks a process which continues in its place
+(`tests.support.forking`). It then only waits for the forked process to exit, and kills it if it is itself
+killed.
 
-What it forks has its mark in the environment, and so belongs to the child process of a test that it was
-started by.
+A forked process has the mark of the starting process in its environment, so it belongs to the child process
+of the test that started it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.support import daemon
-from tests.support.forking import Forker
+from tests.support.forking import ForkServer
 from tests.support.starting import SOCKET
 
-USUAL = (
+PRELOADED = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.lookup_data_sources",
     "pyspark.sql.worker.plan_data_source_read",
@@ -29,16 +30,16 @@ USUAL = (
     "pyarrow.compute",
     "penstock.spark.data_source",
     "penstock.changes.data_source",
-    *daemon.USUAL,
+    *daemon.PRELOADED,
 )
 
 
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """The JVM that is started in this block has its Pythons forked, as long as this process lives."""
-    # What it forks are workers of Spark's, and what it imports beforehand is to know that.
-    forker = Forker(USUAL, os.environ | {"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"})
-    os.environ[SOCKET] = forker.where
+    """Fork the Python processes of a JVM that is started in this block, as long as this process lives."""
+    # The forked processes are Spark's workers, and the modules imported beforehand check this variable.
+    server = ForkServer(PRELOADED, os.environ | {"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"})
+    os.environ[SOCKET] = server.socket_path
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import penstock
 from penstock.errors import FeedUnavailableError, PenstockError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.store.postgres import connection as connections
-from tests.support.tls_proxy import certificate, tls_in_front_of
+from tests.support.tls_proxy import certificate, tls_proxy
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -88,7 +88,7 @@ def test_tls_options_are_passed_to_libpq(
     def at(port: int, **options: object) -> Callable[[], object]:
         return lambda: penstock.connect(url(port, schema="nowhere", **options), create=False, timeout=0)
 
-    with tls_in_front_of(server.hostname, server.port, mine) as port:
+    with tls_proxy(server.hostname, server.port, mine) as port:
         # A connection that reaches the store's schema was accepted by the server.
         for options in ({"sslmode": "verify-full", "sslrootcert": mine.file}, {"sslmode": "require"}):
             with pytest.raises(PenstockError, match="there is no store"):
@@ -105,7 +105,7 @@ def test_tls_options_are_passed_to_libpq(
         with pytest.raises(PenstockError, match="certificate verify failed"):
             feed.open().describe()
     with (
-        tls_in_front_of(server.hostname, server.port, other) as port,
+        tls_proxy(server.hostname, server.port, other) as port,
         pytest.raises(PenstockError, match="does not match host name"),
     ):
         at(port, sslmode="verify-full", sslrootcert=other.file)()

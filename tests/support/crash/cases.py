@@ -1,4 +1,4 @@
-"""A case: one query on one store with one guarantee, as the parent and its children know it."""
+"""Crash test cases: a query on a store with a guarantee, as the parent and its children describe it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """Its name is its consumer's and its sink's too."""
+    """Case of a crash test. Its name is also that of its consumer and its sink."""
 
     name: str
     url: str
@@ -29,7 +29,7 @@ class Case:
     options: Mapping[str, str] = field(default_factory=dict)
     sink_options: Mapping[str, str] = field(default_factory=dict)
     payloads: str | None = None
-    """Where the rows of its queues are, if not in the database."""
+    """The location of the payloads of its queues, if not the database."""
 
     @property
     def query(self) -> QueryKind:
@@ -52,7 +52,7 @@ class Case:
         return self.sink_url or self.url
 
     def write(self, stream: Stream) -> Pipeline:
-        """The query's transformed stream into its sink."""
+        """Return the pipeline that writes the transformed stream to the sink."""
         import penstock
 
         sink = penstock.QueueSink(self.name, url=self.target, options=dict(self.sink_options))
@@ -71,7 +71,7 @@ class Case:
         return penstock.connect(self.url), penstock.connect(self.target)
 
     def create(self) -> None:
-        """Its queues and its vital consumer."""
+        """Create the queues and the vital consumer."""
         source, sink = self.stores()
         consumer = source.create_consumer(self.name)
         for queue in self.sources:
@@ -82,17 +82,17 @@ class Case:
         self._close(source, sink)
 
     def append(self, number: int) -> None:
-        """One chunk into each source, over both partitions."""
+        """Append a chunk to each source, over both partitions."""
         source, sink = self.stores()
-        for place, queue in enumerate(self.sources):
-            rows = chunk(number, place)
+        for index, queue in enumerate(self.sources):
+            rows = chunk(number, index)
             half = len(rows) // 3
             source.queue(queue).append(rows[:half], partition=0)
             source.queue(queue).append(rows[half:], partition=1)
         self._close(source, sink)
 
     def rows(self) -> Counter[Row]:
-        """What is in the sink."""
+        """Return the rows in the sink."""
         source, sink = self.stores()
         queue = sink.queue(self.name)
         tables = [queue.read(partition, 0) for partition in range(queue.partitions)]
@@ -100,26 +100,26 @@ class Case:
         return Counter(tuple(row.values()) for table in tables for row in table.to_pylist())
 
     def beyond(self, chunks: int) -> Counter[Row]:
-        """Return the wrong rows in the sink, and the repeats where the guarantee forbids them."""
-        expected, found = self.query.expected(chunks), self.rows()
+        """Return wrong rows in the sink, and repeated rows if the guarantee forbids them."""
+        expected, rows = self.query.expected(chunks), self.rows()
         if self.guarantee == "at_least_once":
-            return Counter({row: count for row, count in found.items() if row not in expected})
-        return found - expected
+            return Counter({row: count for row, count in rows.items() if row not in expected})
+        return rows - expected
 
     def positions(self) -> list[tuple[int, int, int]]:
-        """(offset, safe offset, newest row) of every partition of every source."""
+        """Return the offset, the safe offset and the end of every partition of every source."""
         source, sink = self.stores()
-        found = []
+        positions = []
         for queue in self.sources:
             keys = source.consumer(self.name).registration(queue).keys
             ends = [part.next_index for part in source.queue(queue).info().partitions]
             rows = source.database.run(lambda tx, keys=keys: tx.all("read_positions", **keys), write=False)
-            found += [(row.next_index, row.safe_index, end) for row, end in zip(rows, ends, strict=True)]
+            positions += [(row.next_index, row.safe_index, end) for row, end in zip(rows, ends, strict=True)]
         self._close(source, sink)
-        return found
+        return positions
 
     def logged(self) -> list[tuple[int, ...]]:
-        """The end of each source in the newest micro-batch of the checkpoint's commit log."""
+        """Return the end offset of each source in the newest micro-batch of the commit log."""
         from penstock.commit.offsets import QueueOffset
         from penstock.spark.checkpoint import Checkpoint
 
@@ -135,7 +135,7 @@ class Case:
 
 
 def check_complete(case: Case, chunks: int) -> None:
-    """Every row, as often as the guarantee says; consumer, safe offset and checkpoint level."""
+    """Check that the sink has all rows, and that consumer, safe offset and checkpoint agree."""
     lost, beyond = case.query.expected(chunks) - case.rows(), case.beyond(chunks)
     assert (lost, beyond) == (Counter(), Counter()), case.name
     positions = case.positions()

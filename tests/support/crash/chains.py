@@ -1,4 +1,4 @@
-"""One checkpoint, killed after each state in turn."""
+"""Kills the query of a checkpoint after each state in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.crash.children import Children, Fault
 
 CHUNKS = 2
 APPEND = Fault("APPEND")
-"""The next chunk comes before the next child starts."""
+"""Append the next chunk before the next child starts."""
 
 
 def states(batch: int, *names: str) -> list[Fault]:
@@ -19,8 +19,8 @@ def states(batch: int, *names: str) -> list[Fault]:
 
 FIRST = states(0, "OWN", "PLANNED", "STAGED", "COMMITTED")
 LAST = ("LOGGED", "SAFE")
-# A watermark makes a micro-batch without new rows follow, in the same run: Spark makes none when it starts
-# again with the one before logged and nothing new.
+# With a watermark, a micro-batch without new rows follows in the same run. Spark does not run it after a
+# restart if the previous one is logged and there are no new rows.
 WITH_NO_DATA = [*states(0, "OWN", "PLANNED"), *states(1, "STAGED", "COMMITTED", *LAST)]
 WITHOUT = [*FIRST, *states(0, *LAST)]
 LONG_WITH_NO_DATA = [
@@ -34,17 +34,17 @@ LONG_WITHOUT = [*FIRST, *states(0, *LAST), APPEND, *states(1, "PLANNED", "STAGED
 
 
 def chain(case: Case) -> list[Fault]:
-    """Every state of the protocol."""
+    """Return every state of the protocol."""
     return WITH_NO_DATA if case.query.no_data else WITHOUT
 
 
 def in_short(case: Case) -> list[Fault]:
-    """With the rows staged, and between the sink's commit and Spark's."""
+    """Return two states: rows are staged, and the sink has committed but Spark has not."""
     return [Fault("STAGED", 0), Fault("COMMITTED", 1 if case.query.no_data else 0)]
 
 
 def at_length(case: Case) -> list[Fault]:
-    """Every state of each micro-batch, with its tasks interrupted too."""
+    """Return every state of each micro-batch, including interrupted tasks."""
     plan = []
     for fault in LONG_WITH_NO_DATA if case.query.no_data else LONG_WITHOUT:
         if fault.state == "STAGED":
@@ -54,24 +54,24 @@ def at_length(case: Case) -> list[Fault]:
 
 
 def steps(plan: Sequence[Fault]) -> list[tuple[bool, Fault]]:
-    """(whether a chunk is appended first, where to stop) for each child."""
+    """Return for each child whether a chunk is appended first, and where it stops."""
     before = [None, *plan]
     return [(last == APPEND, fault) for last, fault in zip(before, plan, strict=False) if fault != APPEND]
 
 
 def run_chain(children: Children, plans: Sequence[tuple[Case, Sequence[Fault]]], **options: Any) -> None:
-    """Kill children at the next step of every case, until all steps are done; then let one finish, and look.
+    """Kill children at the next step of every case until all steps are done, then let one finish.
 
-    All cases live in one child and stop at the same time, so that one kill serves them all.
+    All cases run in one child and stop at the same time, so one kill is enough for all of them.
     """
     cases = [case for case, _ in plans]
-    to_do = {case.name: steps(plan) for case, plan in plans}
+    steps_by_case = {case.name: steps(plan) for case, plan in plans}
     appended = set()
-    for number in range(max(map(len, to_do.values()))):
+    for number in range(max(map(len, steps_by_case.values()))):
         faults: dict[str, Fault] = {}
         for case in cases:
-            if number < len(to_do[case.name]):
-                appends, faults[case.name] = to_do[case.name][number]
+            if number < len(steps_by_case[case.name]):
+                appends, faults[case.name] = steps_by_case[case.name][number]
                 if appends:
                     case.append(1)
                     appended.add(case.name)

@@ -1,7 +1,7 @@
-"""Program: run the queries of some cases until they have read everything. Its parent usually kills it.
+"""Program that runs the queries of some cases until they have read all rows. Its parent usually kills it.
 
-Arguments: a folder for Spark, the master, and the cases as JSON. The variable SETTINGS has more settings of
-the session's.
+Arguments: a folder for Spark, the master, and the cases as JSON. The environment variable SETTINGS has
+additional settings of the session.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def start(spark: SparkSession, case: Case, trigger: penstock.Trigger) -> Any:
     )
 
 
-def run(spark: SparkSession, case: Case, began: float) -> None:
+def run(spark: SparkSession, case: Case, start_time: float) -> None:
     try:
         start(spark, case, penstock.Trigger.available_now()).awaitTermination()
     except Exception as error:
         print(f"FAILED {case.name} {error}", flush=True)
     else:
-        print(f"ENDED {case.name} after {time.monotonic() - began:.1f} s", flush=True)
+        print(f"ENDED {case.name} after {time.monotonic() - start_time:.1f} s", flush=True)
 
 
-def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None:
-    began = time.monotonic()
+def main(folder: str, master: str, *encoded_cases: str, kind: type[Case] = Case) -> None:
+    start_time = time.monotonic()
     settings = json.loads(os.environ.get("SETTINGS", "{}"))
     if master.startswith("spark:"):
         # Executors of such a cluster are not this process's children.
@@ -54,17 +54,17 @@ def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None
         spark = make_spark(
             Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
         )
-    print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
+    print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - start_time:.1f} s", flush=True)
     penstock.register(spark)
-    cases = [kind.from_json(text) for text in texts]
+    cases = [kind.from_json(encoded) for encoded in encoded_cases]
     if len(cases) == 1:
         # In the main thread, where SIGTERM is handled.
-        run(spark, cases[0], began)
+        run(spark, cases[0], start_time)
         return
-    # Each in its own thread: a fault may stop a query while it starts.
+    # Use a thread for each query, because a fault may stop a query while it starts.
     with ThreadPoolExecutor(len(cases)) as threads:
-        for done in [threads.submit(run, spark, case, began) for case in cases]:
-            done.result()
+        for future in [threads.submit(run, spark, case, start_time) for case in cases]:
+            future.result()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Children that run cases, and stop or die at a chosen state."""
+"""Child processes that run cases, and stop or fail at a chosen state."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
 FAULTS = Path(__file__).parent / "faults"
-PATIENCE = 240
+TIMEOUT = 240
 ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a child stops: after a state of a micro-batch (HALF: its first task has written).
+    """State of a micro-batch after which a child stops. HALF means that the first task has written its rows.
 
-    FULL_FOR_TASK and FULL_FOR_COMMIT do not stop it: from there on the disk is full for whoever writes.
+    FULL_FOR_TASK and FULL_FOR_COMMIT do not stop it. Instead, the disk is full for the writer from then on.
     """
 
     state: str
     batch: int = 0
     raises: bool = False
-    """Whether it fails there, once, instead."""
+    """Whether the child fails there once, instead of stopping."""
 
     def __str__(self) -> str:
         return f"{self.state}({self.batch})"
 
 
 class Children:
-    """Starter of one test's children, in sequence or in parallel."""
+    """Starts the children of a test, in sequence or in parallel."""
 
     def __init__(self, folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class Children:
         module: str = "tests.support.crash.child",
         env: Mapping[str, str] | None = None,
     ) -> ChildProcess:
-        """A child that runs the cases, with a fault for those that are named."""
+        """Start a child that runs the cases, with faults for the named ones."""
         self._count += 1
         self._faults = {name: str(fault) for name, fault in (faults or {}).items()}
         prepared = {
@@ -82,10 +82,10 @@ class Children:
         }
 
     def run(self, cases: Sequence[Case], **options: Any) -> ChildProcess:
-        """A child that comes to its end."""
+        """Run a child until it exits."""
         for _ in range(ATTEMPTS):
             child = self.start(cases, **options)
-            code = child.wait(PATIENCE)
+            code = child.wait(TIMEOUT)
             if not starved(child):
                 break
         assert code == 0, child.output
@@ -94,7 +94,7 @@ class Children:
         return child
 
     def kill_at(self, cases: Sequence[Case], faults: Mapping[str, Fault], **options: Any) -> ChildProcess:
-        """A child that is killed, with everything it has started, once all its faults have been reached."""
+        """Start a child, and kill it with all its processes when all its faults are reached."""
         for _ in range(ATTEMPTS):
             child = self.start(cases, faults, **options)
             if self.reached(child, [case for case in cases if case.name in faults]):
@@ -106,40 +106,42 @@ class Children:
         return child
 
     def reached(self, child: ChildProcess, cases: Sequence[Case]) -> bool:
-        """Wait until the child has stopped at the faults of those cases.
+        """Wait until the child has stopped at the faults of the cases.
 
-        False if the machine was too busy for Spark.
+        Return False if the machine was too busy for Spark.
         """
 
-        def look() -> str | None:
-            waiting = [case.name for case in cases if not os.path.exists(case.marker)]
-            if waiting and starved(child):
+        def check_markers() -> str | None:
+            pending = [case.name for case in cases if not os.path.exists(case.marker)]
+            if pending and starved(child):
                 return "starved"
-            gone = [
+            passed = [
                 name
-                for name in waiting
+                for name in pending
                 if f"ENDED {name}" in child.output or f"FAILED {name}" in child.output
             ]
             assert child.returncode is None, child.output
-            assert not gone, f"{gone} went past their fault of {self._faults}\n{child.output}"
-            # The file is there a moment before what is in it.
-            return None if waiting or not all(Path(case.marker).read_text() for case in cases) else "reached"
+            assert not passed, f"{passed} passed their fault of {self._faults}\n{child.output}"
+            # The file exists shortly before its content.
+            return None if pending or not all(Path(case.marker).read_text() for case in cases) else "reached"
 
         names = [case.name for case in cases]
-        return wait_until(look, PATIENCE, f"faults of {names} are reached", interval=0.05) == "reached"
+        return (
+            wait_until(check_markers, TIMEOUT, f"faults of {names} are reached", interval=0.05) == "reached"
+        )
 
 
 def failed_with(output: str, case: Case, *conditions: str) -> bool:
-    """Whether a child's output has the failure of a case, with one of the conditions."""
+    """Return whether a case failed with one of the conditions, according to the child's output."""
     error = output.partition(f"FAILED {case.name} ")[2].partition("\nFAILED ")[0]
     return any(condition in error for condition in conditions)
 
 
 def release(case: Case) -> None:
-    """Resume a child from where it stopped."""
+    """Resume a child that has stopped."""
     Path(f"{case.marker}.released").touch()
 
 
 def starved(child: ChildProcess) -> bool:
-    """Spark gives a Python process ten seconds to start, whatever else the machine has to do."""
+    """Return whether a Python worker did not start within Spark's timeout of ten seconds."""
     return "Python worker failed to connect back" in child.output

@@ -1,4 +1,4 @@
-"""The queries that are killed: their sources, transformations and expected rows."""
+"""Queries for crash tests: their sources, transformations and expected rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTITIONS = 2
 
 
 def chunk(number: int, source: int = 0) -> list[dict[str, Any]]:
-    """The rows of one append; later chunks have later times, a window apart."""
+    """Return the rows of one append. Later chunks have later times, in other windows."""
     first = number * CHUNK_ROWS
     return [
         {"id": i, "k": (i + source) % 3, "ts": START + timedelta(seconds=number * 3 * WINDOW + i % WINDOW)}
@@ -32,19 +32,19 @@ def chunk(number: int, source: int = 0) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class QueryKind:
-    """One query."""
+    """Kind of query."""
 
     name: str
     transform: Callable[[Sequence[DataFrame]], DataFrame]
     output: pa.Schema
     expected: Callable[[int], Counter[Row]]
-    """The rows that come out of so many chunks in each source."""
+    """Returns the output for a number of chunks in each source."""
     sources: int = 1
     no_data: bool = False
     """Whether a micro-batch without new rows follows each one with rows."""
     stateful: bool = True
     bounded: bool = True
-    """Whether the watermark ends its state; a query of which it does not has to be started unchecked."""
+    """Whether the watermark bounds its state. Other queries must be started without a check."""
 
 
 def _even(frames: Sequence[DataFrame]) -> DataFrame:
@@ -81,7 +81,7 @@ def _windows(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _window_rows(chunks: int) -> Counter[Row]:
-    """The windows that the last row's time has closed: all but the last chunk's."""
+    """Return the windows that are closed at the last row's time: all but those of the last chunk."""
     sums: dict[tuple[datetime, int], list[int]] = {}
     for n in range(chunks):
         for row in chunk(n):
@@ -92,7 +92,7 @@ def _window_rows(chunks: int) -> Counter[Row]:
 
 
 def _running(frames: Sequence[DataFrame]) -> DataFrame:
-    """Running totals: each micro-batch emits one row for each key, and state is kept for ever."""
+    """Compute running totals. Each micro-batch emits a row for each key, and state is never removed."""
     import pandas as pd
 
     def totals(key: Any, groups: Any, state: Any) -> Any:
@@ -109,16 +109,16 @@ def _running(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _running_rows(chunks: int) -> Counter[Row]:
-    found: Counter[Row] = Counter()
-    for upto in range(1, chunks + 1):
+    rows: Counter[Row] = Counter()
+    for chunk_count in range(1, chunks + 1):
         for k in range(3):
-            ids = [row["id"] for n in range(upto) for row in chunk(n) if row["k"] == k]
-            found[k, len(ids), sum(ids)] += 1
-    return found
+            ids = [row["id"] for n in range(chunk_count) for row in chunk(n) if row["k"] == k]
+            rows[k, len(ids), sum(ids)] += 1
+    return rows
 
 
 def _stream_join(frames: Sequence[DataFrame]) -> DataFrame:
-    """Half of each chunk joins rows of the chunk before, which only the state has by then."""
+    """Join half of each chunk with rows of the previous chunk, which are only in the state."""
     first, second = frames
     other = second.selectExpr(f"id - {CHUNK_ROWS // 2} as other", "k as v")
     return first.where("id % 2 = 0").join(other, first.id == other.other).selectExpr("id", "v * 10 as v")

@@ -1,4 +1,4 @@
-"""Every Python process of the tests runs this as it starts."""
+"""Run by every Python process of the tests when it starts."""
 
 from tests.support.starting import start
 

@@ -1,8 +1,8 @@
-"""Stop a Python process of a Spark application at a state of the commit protocol, for a test to kill it.
+"""Stops a Python process of a Spark application at a state of the commit protocol, for a test to kill it.
 
-Every Python that Spark starts imports this at its start, when this folder is on PYTHONPATH. The variable
-FAULTS holds, by the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at
-(or to fail at), the checkpoint, and the file that says that it has been reached.
+Each Python process of Spark imports this module when it starts, if this folder is on PYTHONPATH. The
+environment variable FAULTS maps the name of a case (that of its consumer and its sink) to the state and the
+micro-batch at which to stop or fail, the checkpoint, and the marker file that is created there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> No
         return
     marker = fault["marker"]
     try:
-        # One process of a case stops, the first one to get here.
+        # Only the first process of a case that reaches the state stops.
         file = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return
@@ -50,8 +50,8 @@ def fill_disk(case: str, state: str, batch_id: int) -> None:
     fault = FAULTS.get(case)
     if fault is not None and fault["state"] == state and fault["batch"] == batch_id:
         Path(fault["marker"]).touch()
-        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard_limit))
 
 
 def in_batch(batch_id: int) -> Callable[[dict[str, Any]], bool]:
@@ -75,21 +75,21 @@ def patch_owner(module: ModuleType) -> None:
     owner = module.Owner
     init, plan, observe = owner.__init__, owner.plan, owner.observe
 
-    def owning(self: Any, *arguments: Any, **named: Any) -> None:
-        init(self, *arguments, **named)
+    def init_and_stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
         stop(self.consumer, "OWN", lambda _: True)
 
-    def planning(self: Any, *arguments: Any) -> None:
-        plan(self, *arguments)
+    def plan_and_stop(self: Any, *args: Any) -> None:
+        plan(self, *args)
         stop(self.consumer, "PLANNED", planned)
 
-    def observing(self: Any, *arguments: Any) -> Any:
+    def observe_and_stop(self: Any, *args: Any) -> Any:
         stop(self.consumer, "LOGGED", logged)
-        found = observe(self, *arguments)
+        offset = observe(self, *args)
         stop(self.consumer, "SAFE", logged)
-        return found
+        return offset
 
-    owner.__init__, owner.plan, owner.observe = owning, planning, observing
+    owner.__init__, owner.plan, owner.observe = init_and_stop, plan_and_stop, observe_and_stop
 
 
 def patch_queue_writers(module: ModuleType) -> None:
@@ -101,51 +101,51 @@ def _patch_tasks(module: ModuleType) -> None:
     writer = module.TaskWriter
     stage, append_once, append = writer.stage, writer.append_once, writer.append
 
-    def staging(self: Any, app_id: str, batch_id: int, batches: Any) -> Any:
+    def stage_and_stop(self: Any, app_id: str, batch_id: int, batches: Any) -> Any:
         fill_disk(self._queue.name, "FULL_FOR_TASK", batch_id)
-        wrote = stage(self, app_id, batch_id, batches)
+        written = stage(self, app_id, batch_id, batches)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(batch_id))
-        return wrote
+        return written
 
-    def appending(self: Any, key: Any, *arguments: Any, **more: Any) -> Any:
+    def append_once_and_stop(self: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         fill_disk(self._queue.name, "FULL_FOR_TASK", key.batch_id)
-        wrote = append_once(self, key, *arguments, **more)
+        written = append_once(self, key, *args, **kwargs)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(key.batch_id))
-        return wrote
+        return written
 
-    def repeating(self: Any, batches: Any) -> Any:
+    def append_and_stop(self: Any, batches: Any) -> Any:
         from penstock.spark.queue_writers import StreamTask
 
-        wrote = append(self, batches)
+        written = append(self, batches)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(StreamTask.current().batch_id))
-        return wrote
+        return written
 
     write_objects = module.write_objects
 
-    def writing(options: Any, queue: Any, objects: Any, batches: Any) -> Any:
-        wrote = write_objects(options, queue, objects, batches)
-        if wrote.task == 0:
+    def write_and_stop(options: Any, queue: Any, objects: Any, batches: Any) -> Any:
+        written = write_objects(options, queue, objects, batches)
+        if written.task == 0:
             stop(queue.name, "HALF", in_batch(module.StreamTask.current().batch_id))
-        return wrote
+        return written
 
-    writer.stage, writer.append_once, writer.append = staging, appending, repeating
-    module.write_objects = writing
+    writer.stage, writer.append_once, writer.append = stage_and_stop, append_once_and_stop, append_and_stop
+    module.write_objects = write_and_stop
 
 
 def patch_batch(module: ModuleType) -> None:
     commit_batch = module.commit_batch
 
-    def committing(database: Any, batch: Any) -> Any:
+    def commit_and_stop(database: Any, batch: Any) -> Any:
         stop(batch.sink.name, "STAGED", in_batch(batch.batch_id))
         fill_disk(batch.sink.name, "FULL_FOR_COMMIT", batch.batch_id)
         appended = commit_batch(database, batch)
         stop(batch.sink.name, "COMMITTED", in_batch(batch.batch_id))
         return appended
 
-    module.commit_batch = committing
+    module.commit_batch = commit_and_stop
 
 
 def _patch_commit(module: ModuleType) -> None:
@@ -153,7 +153,7 @@ def _patch_commit(module: ModuleType) -> None:
     writer = module.QueueStreamWriter
     commit = writer.commit
 
-    def committing(self: Any, messages: Any, batch_id: int) -> None:
+    def commit_and_stop(self: Any, messages: Any, batch_id: int) -> None:
         uncommitted = self._options.guarantee == "at_least_once"
         if uncommitted:
             stop(self._queue.name, "STAGED", in_batch(batch_id))
@@ -161,212 +161,215 @@ def _patch_commit(module: ModuleType) -> None:
         if uncommitted:
             stop(self._queue.name, "COMMITTED", in_batch(batch_id))
 
-    writer.commit = committing
+    writer.commit = commit_and_stop
 
 
 def patch_table_tasks(module: ModuleType) -> None:
     task = module.StageTask
-    put = task.write_rows
+    write_rows = task.write_rows
 
-    def putting(self: Any, context: Any, batches: Any) -> Any:
-        staged = put(self, context, batches)
+    def write_and_stop(self: Any, context: Any, batches: Any) -> Any:
+        staged = write_rows(self, context, batches)
         if context.partitionId() == 0:
             stop(self.encoder.layout.name.table, "HALF", in_batch(self.stage.batch_id))
         return staged
 
-    task.write_rows = putting
+    task.write_rows = write_and_stop
 
 
 def patch_delta_tasks(module: ModuleType) -> None:
     task = module.DeltaStageTask
-    put = task.write_rows
+    write_rows = task.write_rows
 
-    def putting(self: Any, batches: Any) -> Any:
+    def write_and_stop(self: Any, batches: Any) -> Any:
         from pyspark import TaskContext
 
-        staged = put(self, batches)
+        staged = write_rows(self, batches)
         context = TaskContext.get()
         if context is not None and context.partitionId() == 0:
             stop(Path(self.stage.location.path).name, "HALF", in_batch(self.stage.batch_id))
         return staged
 
-    task.write_rows = putting
+    task.write_rows = write_and_stop
 
 
-COMMITTING: dict[str, int] = {}
-"""By the name of a case the micro-batch that its Delta table's driver commits."""
+COMMITTING_BATCHES: dict[str, int] = {}
+"""The micro-batch that the driver of a case's Delta table commits, by the name of the case."""
 
 
 def patch_delta_writer(module: ModuleType) -> None:
-    """Stop before and after the commit to the table's log, which takes the ledger's place."""
+    """Stop before and after the commit to the table's log, which replaces the ledger."""
     writer = module.DeltaWriter
     write, commit = writer.__call__, writer._commit
 
-    def committing(self: Any, stage: Any, *arguments: Any) -> None:
+    def commit_and_stop(self: Any, stage: Any, *args: Any) -> None:
         name = Path(self.location.path).name
-        COMMITTING[name] = stage.batch_id
+        COMMITTING_BATCHES[name] = stage.batch_id
         stop(name, "STAGED", in_batch(stage.batch_id))
-        commit(self, stage, *arguments)
+        commit(self, stage, *args)
         stop(name, "COMMITTED", in_batch(stage.batch_id))
 
-    def writing(self: Any, frame: Any, batch_id: int) -> None:
+    def write_and_stop(self: Any, frame: Any, batch_id: int) -> None:
         write(self, frame, batch_id)
         stop(Path(self.location.path).name, "COMMITTED", in_batch(batch_id))
 
-    writer._commit, writer.__call__ = committing, writing
+    writer._commit, writer.__call__ = commit_and_stop, write_and_stop
 
 
 def patch_copy_on_write(module: ModuleType) -> None:
-    """Between the tasks that rewrite stored files and the commit that names the new ones."""
+    """Stop between the tasks that rewrite stored files and the commit that adds the new ones."""
     copies = module.CopyOnWrite
     replacement = copies.replacement
 
-    def rewriting(self: Any, *arguments: Any) -> Any:
-        rewritten = replacement(self, *arguments)
+    def replace_and_stop(self: Any, *args: Any) -> Any:
+        rewritten = replacement(self, *args)
         stop(Path(self.stage.location.path).name, "REWRITTEN", in_batch(self.stage.batch_id))
         return rewritten
 
-    copies.replacement = rewriting
+    copies.replacement = replace_and_stop
 
 
 def patch_delta_applied(module: ModuleType) -> None:
-    """Between the commit of what is remembered and that of the table."""
+    """Stop between the commit of the applied keys and that of the table."""
     applied = module.AppliedTable
     record = applied.record
 
-    def remembering(self: Any, *arguments: Any) -> int:
-        version = record(self, *arguments)
+    def record_and_stop(self: Any, *args: Any) -> int:
+        version = record(self, *args)
         name = Path(self.location.path).parents[1].name
-        stop(name, "REMEMBERED", in_batch(COMMITTING[name]))
+        stop(name, "REMEMBERED", in_batch(COMMITTING_BATCHES[name]))
         return int(version)
 
-    applied.record = remembering
+    applied.record = record_and_stop
 
 
 def patch_iceberg_commits(module: ModuleType) -> None:
-    """Stop before and after the commit to the catalog, which takes the ledger's place, and between the tasks
-    that write files for it and the request to the catalog.
+    """Stop before and after the commit to the catalog, which replaces the ledger.
+
+    Also stop between the tasks that write files for it and the request to the catalog.
     """
     commit = module.Commit
     run, send = commit.run, commit._commit_changes
 
-    def running(self: Any) -> None:
+    def run_and_stop(self: Any) -> None:
         name = self.target.location.identifier[-1]
         stop(name, "STAGED", in_batch(self.batch_id))
         run(self)
         stop(name, "COMMITTED", in_batch(self.batch_id))
 
-    def sending(self: Any, *arguments: Any) -> Any:
+    def stop_and_send(self: Any, *args: Any) -> Any:
         stop(self.target.location.identifier[-1], "REWRITTEN", in_batch(self.batch_id))
-        return send(self, *arguments)
+        return send(self, *args)
 
-    commit.run, commit._commit_changes = running, sending
+    commit.run, commit._commit_changes = run_and_stop, stop_and_send
 
 
 def patch_iceberg_writer(module: ModuleType) -> None:
     writer = module.IcebergWriter
     write = writer.__call__
 
-    def writing(self: Any, frame: Any, batch_id: int) -> None:
+    def write_and_stop(self: Any, frame: Any, batch_id: int) -> None:
         write(self, frame, batch_id)
         stop(self.target.location.identifier[-1], "COMMITTED", in_batch(batch_id))
 
-    writer.__call__ = writing
+    writer.__call__ = write_and_stop
 
 
 def patch_iceberg_rewriting(module: ModuleType) -> None:
-    """In a task, when it has written what becomes of a stored file, with a delete file or without."""
+    """Stop in a task after it has written the replacement of a stored file, or its delete file."""
     _patch_results(module.RewriteTask, "EDITED")
 
 
 def patch_iceberg_moves(module: ModuleType) -> None:
-    """In a task, when it has written rows that another one has taken out of their files and staged."""
+    """Stop in a task after it has written rows that another task has moved out of their files and staged."""
     _patch_results(module.MoveRowsTask, "MOVED")
 
 
 def _patch_results(task: Any, state: str) -> None:
     result = task.result
 
-    def reporting(self: Any, number: int) -> Any:
+    def report_and_stop(self: Any, number: int) -> Any:
         report = result(self, number)
         stop(self.target.table.rpartition(".")[2], state, lambda _: True)
         return report
 
-    task.result = reporting
+    task.result = report_and_stop
 
 
 def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
-    """Match an epoch, or the first later one that gets as far."""
+    """Match an epoch, or the first later one that reaches the state."""
     return lambda fault: number >= fault["batch"]
 
 
 def patch_continuous_tasks(module: ModuleType) -> None:
-    """A case's source is a queue with its name and `` in``."""
-    reading, writing = module.ReadLoop, module.WriteLoop
-    end_reading, end_writing = reading._end_epoch, writing._end_epoch
+    """Stop tasks. The source of a case is a queue with its name and `` in``."""
+    reading, write_and_stop = module.ReadLoop, module.WriteLoop
+    end_reading, end_writing = reading._end_epoch, write_and_stop._end_epoch
 
-    def ending_reading(self: Any, number: int) -> Any:
+    def end_reading_and_stop(self: Any, number: int) -> Any:
         yield from end_reading(self, number)
         stop(self._source._source.queue.name.removesuffix(" in"), "MARKER", from_epoch(number))
 
-    def ending_writing(self: Any, number: int) -> None:
+    def end_writing_and_stop(self: Any, number: int) -> None:
         end_writing(self, number)
         stop(_case(self._writer._sink), "REPORTED", from_epoch(number))
 
-    reading._end_epoch, writing._end_epoch = ending_reading, ending_writing
+    reading._end_epoch, write_and_stop._end_epoch = end_reading_and_stop, end_writing_and_stop
 
 
 def _case(sink: Any) -> str:
-    """A case's sink is a queue or a table with its name."""
+    """Return the case of a sink, which is a queue or a table with its name."""
     encoder = getattr(sink, "_encoder", None)
     return str(sink._segments.queue.name if encoder is None else encoder.layout.name.table)
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
     for kind in (module.QueueStagingWriter, module.QueueWriter):
-        kind.end = _staged(kind.end)
-    _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
+        kind.end = _patch_end(kind.end)
+    _patch_driver_commit(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
 
 
 def patch_continuous_tables(module: ModuleType) -> None:
     for kind in (module.TableStagingWriter, module.TableInsertWriter):
-        kind.end = _staged(kind.end)
-    _committed(module.TableSinkDriver, lambda driver: str(driver._checked_encoder.layout.name.table))
+        kind.end = _patch_end(kind.end)
+    _patch_driver_commit(
+        module.TableSinkDriver, lambda driver: str(driver._checked_encoder.layout.name.table)
+    )
 
 
-def _staged(end: Any) -> Any:
-    def ending(self: Any, epoch: int) -> Any:
+def _patch_end(end: Any) -> Any:
+    def end_and_stop(self: Any, epoch: int) -> Any:
         staged = end(self, epoch)
         stop(_case(self), "STAGED", from_epoch(epoch))
         return staged
 
-    return ending
+    return end_and_stop
 
 
-def _committed(driver: Any, case: Callable[[Any], str]) -> None:
+def _patch_driver_commit(driver: Any, case: Callable[[Any], str]) -> None:
     commit = driver.commit
 
-    def committing(self: Any, sink: Any, epoch: Any, offset: Any) -> None:
+    def commit_and_stop(self: Any, sink: Any, epoch: Any, offset: Any) -> None:
         commit(self, sink, epoch, offset)
         stop(case(self), "COMMITTED", from_epoch(epoch.number))
 
-    driver.commit = committing
+    driver.commit = commit_and_stop
 
 
 def patch_continuous_logs(module: ModuleType) -> None:
-    """A case's checkpoint is a folder with its name."""
+    """Stop after log entries. The checkpoint of a case is a folder with its name."""
     logs = module.CheckpointLog
     write_offset, write_commit = logs.write_offset, logs.write_commit
 
-    def beginning(self: Any, number: int, *given: Any, **named: Any) -> None:
-        write_offset(self, number, *given, **named)
+    def write_offset_and_stop(self: Any, number: int, *args: Any, **kwargs: Any) -> None:
+        write_offset(self, number, *args, **kwargs)
         stop(Path(self.location).name, "OFFSET", from_epoch(number))
 
-    def logging(self: Any, number: int) -> None:
+    def write_commit_and_stop(self: Any, number: int) -> None:
         write_commit(self, number)
         stop(Path(self.location).name, "LOGGED", from_epoch(number))
 
-    logs.write_offset, logs.write_commit = beginning, logging
+    logs.write_offset, logs.write_commit = write_offset_and_stop, write_commit_and_stop
 
 
 PATCHES = {
