@@ -1,7 +1,6 @@
-"""Check that no modules of the package import one another in a circle, and that no package of tests borrows
-from another one: what they share is in ``tests/support``.
+"""Check that the package has no import cycles, and that test packages do not import from each other.
 
-Imports for types only, and those inside a function, count too.
+What test packages share is in ``tests/support``. Imports for types and imports inside functions count, too.
 """
 
 from __future__ import annotations
@@ -17,28 +16,30 @@ SRC, TESTS = ROOT / "src", ROOT / "tests"
 
 
 def main() -> int:
-    """Print the first circle and everything that is borrowed; return 1 when there is any."""
-    borrowed = [
-        f"{path.relative_to(ROOT)} borrows {name}" for path in TESTS.rglob("*.py") for name in _borrowed(path)
+    """Print the first cycle and all imports between test packages. Return 1 if there are any."""
+    violations = [
+        f"{path.relative_to(ROOT)} imports {name} from another test package"
+        for path in TESTS.rglob("*.py")
+        for name in _foreign_test_imports(path)
     ]
-    for line in borrowed:
+    for line in violations:
         print(line)
-    return 1 if borrowed or _circle() else 0
+    return 1 if violations or _has_cycle() else 0
 
 
-def _borrowed(path: Path) -> list[str]:
+def _foreign_test_imports(path: Path) -> list[str]:
     package = path.relative_to(TESTS).parts[0]
-    named = [name.split(".") for name in _named(path) if name.startswith("tests.")]
-    return [".".join(parts) for parts in named if parts[1] not in ("support", package)]
+    imported = [name.split(".") for name in _imported_names(path) if name.startswith("tests.")]
+    return [".".join(parts) for parts in imported if parts[1] not in ("support", package)]
 
 
-def _circle() -> bool:
+def _has_cycle() -> bool:
     modules = {_name(path): path for path in (SRC / "penstock").rglob("*.py")}
     graph = {name: _imports(path, modules) for name, path in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        print("import circle: " + " -> ".join(error.args[1]))
+        print("import cycle: " + " -> ".join(error.args[1]))
         return True
     return False
 
@@ -48,17 +49,17 @@ def _name(path: Path) -> str:
 
 
 def _imports(path: Path, modules: dict[str, Path]) -> set[str]:
-    """Return the modules that a file names in its imports.
+    """Return the modules that a file imports.
 
-    Those of a package's lazy attributes are strings, and do not count.
+    Lazy attributes of packages are strings, and do not count.
     """
-    imported = {name if name in modules else name.rpartition(".")[0] for name in _named(path)}
-    own = _name(path)
-    return {name for name in imported if name in modules and own != name and not _is_lazy(path)}
+    imported = {name if name in modules else name.rpartition(".")[0] for name in _imported_names(path)}
+    module = _name(path)
+    return {name for name in imported if name in modules and module != name and not _is_lazy(path)}
 
 
-def _named(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, and what it imports from them."""
+def _imported_names(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, and the names that it imports from them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -67,7 +68,7 @@ def _named(path: Path) -> Iterator[str]:
 
 
 def _is_lazy(path: Path) -> bool:
-    # A package's __init__ names what it loads on first use.
+    # The __init__ of a package lists the names that it loads on first use.
     return path.name == "__init__.py"
 
 

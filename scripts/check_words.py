@@ -1,4 +1,4 @@
-"""Check that texts do not use words which the project has better ones for.
+"""Check that texts do not use words for which the project has better ones.
 
 Source, documentation and commands speak the field's own terms: a consumer is caught up, a query resumes, a
 table is recreated. Each rule is a pattern and what to write in its place.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = (
+PATTERNS = (
     "src/penstock/**/*.py",
     "src/penstock/**/*.sql",
     "docs/**/*.md",
@@ -41,20 +41,20 @@ WORDS = {
     r"\btells? (?:\w+ ){0,2}rows apart\b": "identify rows",
     r"\bnot be able to\b.*\bany more\b": "can no longer",
 }
-_RULES = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in WORDS.items()]
+_RULES = [(re.compile(pattern, re.IGNORECASE), replacement) for pattern, replacement in WORDS.items()]
 
 
 def main() -> int:
-    """Print every use of such a word; return 1 if there is one."""
-    found = 0
-    paths = {path for place in PLACES for path in ROOT.glob(place)} - {Path(__file__).resolve()}
+    """Print every use of such a word. Return 1 if there is one."""
+    count = 0
+    paths = {path for pattern in PATTERNS for path in ROOT.glob(pattern)} - {Path(__file__).resolve()}
     for path in sorted(paths):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            for rule, better in _RULES:
+            for rule, replacement in _RULES:
                 if match := rule.search(line):
-                    print(f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: write {better!r}")
-                    found += 1
-    return 1 if found else 0
+                    print(f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: write {replacement!r}")
+                    count += 1
+    return 1 if count else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of the command line, from the commands themselves."""
+"""Generates the reference page of the command line from the commands."""
 
 from __future__ import annotations
 
@@ -37,43 +37,45 @@ _COMMON = {"url", "json", "debug", "verbose", "log_json"}
 
 
 def command_line_page() -> str:
-    """Every command: what it does, its arguments and options, and examples."""
+    """Return the page with the description, arguments, options and examples of every command."""
     root = get_command(app)
-    commands = list(_leaves(root, "penstock"))
-    common = [each for each in root.params if each.name in {*_COMMON, "version"}]
+    commands = list(_walk_commands(root, "penstock"))
+    common = [parameter for parameter in root.params if parameter.name in {*_COMMON, "version"}]
     lines = [_HEAD, *_options(common), "", _CODES, "", "## Commands", "", "| command | |", "|---|---|"]
     for path, command in commands:
         lines.append(f"| [`{path}`](#{path.replace(' ', '-')}) | {_one_line(_paragraphs(command.help)[0])} |")
     for path, command in commands:
-        lines += ["", f"## {path}", "", *_described(path, command)]
+        lines += ["", f"## {path}", "", *_describe(path, command)]
     text = "\n".join(lines).rstrip() + "\n"
     return re.sub(r"\|  (?=\|)", "| ", re.sub(r"\n{3,}", "\n\n", text))
 
 
-def _leaves(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _walk_commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if command.hidden:
             continue
         if hasattr(command, "commands"):
-            yield from _leaves(command, f"{path} {name}")
+            yield from _walk_commands(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command
 
 
-def _described(path: str, command: Any) -> Iterator[str]:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
+def _describe(path: str, command: Any) -> Iterator[str]:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [
-        each for each in command.params if each.param_type_name == "option" and each.name not in _COMMON
+        parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name not in _COMMON
     ]
-    options = [each for each in options if not each.hidden]
-    words = [f"{path} [OPTIONS]" if options else path, *(_argument(each) for each in arguments)]
-    yield from ("```text", " ".join(words), "```", "")
+    options = [option for option in options if not option.hidden]
+    usage = [f"{path} [OPTIONS]" if options else path, *(_argument(argument) for argument in arguments)]
+    yield from ("```text", " ".join(usage), "```", "")
     for paragraph in _paragraphs(command.help):
         yield from (paragraph, "")
     if arguments:
         yield from ("| argument | |", "|---|---|")
-        for each in arguments:
-            yield f"| `{_name(each)}` | {_one_line(each.help or '')} |"
+        for argument in arguments:
+            yield f"| `{_name(argument)}` | {_one_line(argument.help or '')} |"
         yield ""
     if options:
         yield from (*_options(options), "")
@@ -104,10 +106,10 @@ def _options(options: list[Any]) -> Iterator[str]:
 def _value(option: Any) -> str:
     if option.is_flag or option.count:
         return ""
-    kind = option.type_descriptor.annotation
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return ", ".join(f"`{each.value}`" for each in kind)
-    return f"`{option.metavar or getattr(kind, '__name__', 'text').upper()}`"
+    value_type = option.type_descriptor.annotation
+    if isinstance(value_type, type) and issubclass(value_type, Enum):
+        return ", ".join(f"`{member.value}`" for member in value_type)
+    return f"`{option.metavar or getattr(value_type, '__name__', 'text').upper()}`"
 
 
 def _default(option: Any) -> str:
@@ -120,8 +122,8 @@ def _default(option: Any) -> str:
 
 
 def _paragraphs(text: str | None) -> list[str]:
-    cleaned = re.sub(r"^\s*\x08$", "", text or "", flags=re.MULTILINE).replace("``", "`")
-    return [" ".join(each.split()) for each in cleaned.split("\n\n") if each.strip()]
+    plain_text = re.sub(r"^\s*\x08$", "", text or "", flags=re.MULTILINE).replace("``", "`")
+    return [" ".join(text.split()) for text in plain_text.split("\n\n") if text.strip()]
 
 
 def _one_line(text: str) -> str:

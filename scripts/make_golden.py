@@ -1,9 +1,8 @@
-"""Create the golden stores and checkpoints of this version in ``tests/golden/VERSION``: ``python
-scripts/make_golden.py``.
+"""Create the golden stores and checkpoints of this version in ``tests/golden/VERSION``.
 
-Run it once for each release. Tests open the golden set of a release with every later version, which must
-read it and continue its queries, so the set of a release is never made again; that of a version that is not
-released yet may be deleted and recreated. It takes a minute or two, and needs what the tests need.
+Run ``python scripts/make_golden.py`` once for each release. Tests open the golden set of a release with every
+later version, which must read it and continue its queries. So never recreate the set of a release. That of an
+unreleased version may be deleted and recreated. It takes one or two minutes, and has the tests' requirements.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-import penstock  # noqa: E402 - the tests' helpers are found by the line above
+import penstock  # noqa: E402 - the line above makes `tests` importable
 from penstock.store.database import Transaction  # noqa: E402
 from penstock.testing.stores import with_schema  # noqa: E402
 from tests.continuous.test_kills import Application, Copy  # noqa: E402
@@ -83,15 +82,16 @@ def make(folder: Path, target: Path, pg_url: str) -> None:
     kill_continuous(urls, folders, folder)
     begin_limits(urls, folders, folder)
     for dialect in DIALECTS:
-        keep(dialect, urls[dialect], folders[dialect], target / dialect)
-    server_version = query_server(pg_url)
+        save_golden(dialect, urls[dialect], folders[dialect], target / dialect)
+    server_version = server_version_of(pg_url)
     made_with = {"penstock": penstock.__version__, "spark": spark_version(), "postgresql": server_version}
     (target / "made_with.json").write_text(json.dumps(made_with, indent=1) + "\n")
 
 
 def kill_micro_batches(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query completes one chunk and is killed in the next: with rows staged, or in the sink and not in
-    Spark's log.
+    """Let each query complete a chunk, and kill it in the next one.
+
+    Then rows are staged, or they are in the sink and the micro-batch is not in Spark's log.
     """
     all_cases = [
         case for dialect in DIALECTS for case in cases(dialect, urls[dialect], str(folders[dialect]))
@@ -110,7 +110,7 @@ def kill_micro_batches(urls: dict[str, str], folders: dict[str, Path], folder: P
 
 
 def kill_continuous(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query ends once and is then killed after the commit of an epoch that its log does not have."""
+    """Stop each query once, and then kill it after the commit of an epoch, before the epoch is logged."""
     copies = [
         Copy(copy_name(dialect), urls[dialect], folders[dialect], "exactly_once") for dialect in DIALECTS
     ]
@@ -131,7 +131,7 @@ def kill_continuous(urls: dict[str, str], folders: dict[str, Path], folder: Path
 
 
 def begin_limits(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query has taken some of the rows of its limit."""
+    """Let each query process some of the rows of its limit."""
     spark = make_spark(folder / "spark")
     for dialect in DIALECTS:
         feed = Feed(spark, urls[dialect], folders[dialect])
@@ -151,7 +151,7 @@ def children_in(folder: Path) -> Callable[..., ChildProcess]:
     return run
 
 
-def keep(dialect: str, url: str, folder: Path, target: Path) -> None:
+def save_golden(dialect: str, url: str, folder: Path, target: Path) -> None:
     with penstock.connect(url) as store:
         contents = describe(store)
         store.database.run(lambda tx: move_checkpoints(tx, folder.parent))
@@ -167,7 +167,7 @@ def keep(dialect: str, url: str, folder: Path, target: Path) -> None:
         connection.close()
         (target / "store.db.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
     else:
-        (target / "store.sql").write_text(dumped(url))
+        (target / "store.sql").write_text(dump_schema(url))
 
 
 def move_checkpoints(tx: Transaction, folder: Path) -> None:
@@ -176,8 +176,8 @@ def move_checkpoints(tx: Transaction, folder: Path) -> None:
     tx.change(f"update {table} set checkpoint = replace(checkpoint, '{folder}', '/data')")
 
 
-def dumped(url: str) -> str:
-    """Dump the schema as SQL that any driver runs: without the lines for psql and the session."""
+def dump_schema(url: str) -> str:
+    """Dump the schema as SQL that any driver can run, without commands for psql and the session."""
     parts = urlsplit(url)
     command = [
         str(program("pg_dump")), f"--host={parts.hostname}", f"--port={parts.port}",
@@ -185,12 +185,12 @@ def dumped(url: str) -> str:
         "--inserts", "--no-owner", "--no-privileges",
     ]  # fmt: skip
     environment = {**os.environ, "PGPASSWORD": str(parts.password)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    lines: Sequence[str] = done.stdout.splitlines()
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines: Sequence[str] = result.stdout.splitlines()
     return "\n".join(line for line in lines if not SESSION_LINES.match(line)) + "\n"
 
 
-def query_server(url: str) -> str:
+def server_version_of(url: str) -> str:
     import psycopg
 
     with psycopg.connect(url) as connection:

@@ -1,6 +1,6 @@
-"""The tables of docs/options.md.
+"""Generates the tables of docs/options.md.
 
-Which options there are, where, and with which defaults, is read from the code.
+The options, where they apply, and their defaults are read from the code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from penstock.changes import data_source as changes
 from penstock.spark import options
 
-# Set by `stream.limit`, and by nobody else.
-INNER = {"limitRows", "limitUrl", "movedBySink"}
+# Only `stream.limit` sets these.
+INTERNAL = {"limitRows", "limitUrl", "movedBySink"}
 
 BOTH = {
     "url": "the store; hidden by Spark in plans and on its web page",
@@ -62,7 +62,7 @@ CHANGES = {
     "(feeds.md#how-complete-a-stream-is)",
 }
 
-# What a default that is no value means.
+# The meaning of defaults that are not values.
 _UNSET = {
     "consumer": "none",
     "startingOffsets": "`earliest`",
@@ -86,7 +86,7 @@ _FIELDS = {
 
 
 def tables() -> dict[str, list[str]]:
-    """The lines of each table, by the name of its place on the page."""
+    """Return the lines of each table, by its name on the page."""
     source, sink = _defaults(options.SourceOptions), _defaults(options.SinkOptions)
     feed = _defaults(changes.ReadOptions) | {
         "max_rows_per_trigger": None,
@@ -101,11 +101,11 @@ def tables() -> dict[str, list[str]]:
     }
 
 
-def known() -> dict[str, set[str]]:
-    """The options that the code knows and people set, by the same names."""
+def public_options() -> dict[str, set[str]]:
+    """Return the options that users can set according to the code, by the same names."""
     return {
         "both": set(options.COMMON),
-        "reading": set(options.ANY_SOURCE) - set(options.COMMON) - INNER,
+        "reading": set(options.ANY_SOURCE) - set(options.COMMON) - INTERNAL,
         "writing": set(options.STREAM_SINK) - set(options.COMMON),
         "changes": set(changes.STREAM),
     }
@@ -123,17 +123,17 @@ def _table(
     stream: Iterable[str] = (),
     unset: Mapping[str, str] = _UNSET,
 ) -> list[str]:
-    kinds = bool(batch)
-    head = ["option", *(["batch", "stream"] if kinds else []), "meaning", "default"]
+    has_modes = bool(batch)
+    head = ["option", *(["batch", "stream"] if has_modes else []), "meaning", "default"]
     lines = [_row(head), "|---" * len(head) + "|"]
     for name, meaning in meanings.items():
-        where = ["yes" if name in batch else "", "yes" if name in stream else ""] if kinds else []
-        lines.append(_row([f"`{name}`", *where, meaning, _default(name, defaults, unset)]))
+        availability = ["yes" if name in batch else "", "yes" if name in stream else ""] if has_modes else []
+        lines.append(_row([f"`{name}`", *availability, meaning, _default(name, defaults, unset)]))
     return lines
 
 
 def _default(name: str, defaults: Mapping[str, Any], unset: Mapping[str, str]) -> str:
-    field = _FIELDS.get(name) or re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", name)
+    field = _FIELDS.get(name) or re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", name)
     value = defaults.get(field, None)
     if name == "url":
         return "required"

@@ -1,7 +1,7 @@
-"""Whether the page that is shipped is what `frontend/` builds, told without Node.
+"""Checks without Node that the shipped page is built from the current `frontend/`.
 
-`make page` writes what it built from, and what came out, into `frontend/page.digest`;
-`python scripts/page_digest.py` says what has changed since.
+`make page` writes digests of the page and its source into `frontend/page.digest`. `python
+scripts/page_digest.py` reports which of them have changed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ RECORD = SOURCE / "page.digest"
 
 
 def source_files() -> Iterator[Path]:
-    """All that the build reads: tests and their samples are none of it."""
+    """Yield all files that the build reads. Tests and their samples are not included."""
     yield from (SOURCE / name for name in ("index.html", "package.json", "package-lock.json"))
     yield from (SOURCE / name for name in ("tsconfig.json", "vite.config.ts"))
     for folder in ("src", "public"):
-        yield from (path for path in (SOURCE / folder).rglob("*") if path.is_file() and not _of_tests(path))
+        yield from (
+            path for path in (SOURCE / folder).rglob("*") if path.is_file() and not _is_for_tests(path)
+        )
 
 
 def page_files() -> Iterator[Path]:
@@ -31,35 +33,35 @@ def page_files() -> Iterator[Path]:
 
 
 def digests() -> dict[str, str]:
-    """The digest of what the page is built from, and of what was built."""
+    """Return the digests of the page and of its source."""
     return {"page": _digest(page_files(), PAGE), "source": _digest(source_files(), SOURCE)}
 
 
-def recorded() -> dict[str, str]:
-    found: dict[str, str] = json.loads(RECORD.read_text())
-    return found
+def recorded_digests() -> dict[str, str]:
+    recorded: dict[str, str] = json.loads(RECORD.read_text())
+    return recorded
 
 
-def _of_tests(path: Path) -> bool:
+def _is_for_tests(path: Path) -> bool:
     return path.name.endswith(".test.ts") or path.name == "sample.ts"
 
 
 def _digest(paths: Iterator[Path], root: Path) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(paths):
         content = path.read_bytes().replace(b"\r\n", b"\n")
-        whole.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return whole.hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def main() -> int:
-    found = digests()
+    current = digests()
     if sys.argv[1:] == ["--write"]:
-        RECORD.write_text(json.dumps(found, indent=2) + "\n")
+        RECORD.write_text(json.dumps(current, indent=2) + "\n")
         return 0
-    changed = [name for name, digest in recorded().items() if found[name] != digest]
+    changed = [name for name, digest in recorded_digests().items() if current[name] != digest]
     for name in changed:
-        print(f"The page's {name} is not what `make page` left: run it, and commit what it makes")
+        print(f"The page's {name} has changed since the last `make page`: run it, and commit its output")
     return 1 if changed else 0
 
 

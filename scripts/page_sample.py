@@ -1,4 +1,4 @@
-"""A snapshot of a shop's store as `penstock ui` would give it, for the pictures of the docs.
+"""Sample snapshot of a shop's store in the format of `penstock ui`, for the screenshots of the documentation.
 
 It is the same at every call.
 """
@@ -20,19 +20,19 @@ Point = dict[str, Any]
 
 
 def iso(seconds_ago: float) -> str:
-    moment = NOW - timedelta(seconds=seconds_ago)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time = NOW - timedelta(seconds=seconds_ago)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def course(base: float, swing: float, seed: int, *, noise: float = 0.08) -> list[float]:
-    """Values about `base`, two waves long."""
-    dice = random.Random(seed)
+def wave_values(base: float, swing: float, seed: int, *, noise: float = 0.08) -> list[float]:
+    """Return values around `base` in two waves."""
+    rng = random.Random(seed)
     waves = (math.sin((i / POINTS) * 4 * math.pi + seed) for i in range(POINTS))
-    return [max(0.0, base * (1 + swing * wave + dice.gauss(0, noise))) for wave in waves]
+    return [max(0.0, base * (1 + swing * wave + rng.gauss(0, noise))) for wave in waves]
 
 
-def times(every: float = 3.0) -> list[str]:
-    return [iso((POINTS - 1 - i) * every) for i in range(POINTS)]
+def times(interval: float = 3.0) -> list[str]:
+    return [iso((POINTS - 1 - i) * interval) for i in range(POINTS)]
 
 
 def queue(
@@ -46,18 +46,18 @@ def queue(
     days: float | None = None,
     seed: int = 0,
 ) -> Point:
-    rates = course(rate, 0.25, seed)
-    held = 86_400 * (days or 41.3)
-    each = rows // partitions
-    trimmed = 0 if days is None else each * 3
+    rates = wave_values(rate, 0.25, seed)
+    age_seconds = 86_400 * (days or 41.3)
+    partition_rows = rows // partitions
+    trimmed = 0 if days is None else partition_rows * 3
     return {
         "name": name,
-        "rows": each * partitions,
-        "bytes": round(each * partitions * row_bytes),
+        "rows": partition_rows * partitions,
+        "bytes": round(partition_rows * partitions * row_bytes),
         "rows_per_second": round(rates[-1], 1),
         "bytes_per_second": round(rates[-1] * row_bytes, 1),
-        "oldest_at": iso(held),
-        "oldest_seconds": held,
+        "oldest_at": iso(age_seconds),
+        "oldest_seconds": age_seconds,
         "last_append_at": iso(0.2 if rate else 5_140),
         "key": list(key),
         "keeps": {"rows": None, "age_seconds": None if days is None else days * 86_400, "bytes": None},
@@ -65,11 +65,11 @@ def queue(
             {
                 "partition": i,
                 "first_index": trimmed + 977 * i,
-                "next_index": trimmed + 977 * i + each,
-                "rows": each,
-                "bytes": round(each * row_bytes),
+                "next_index": trimmed + 977 * i + partition_rows,
+                "rows": partition_rows,
+                "bytes": round(partition_rows * row_bytes),
                 "segments": 37 + 5 * i,
-                "oldest_at": iso(held - 61 * i),
+                "oldest_at": iso(age_seconds - 61 * i),
             }
             for i in range(partitions)
         ],
@@ -81,7 +81,7 @@ def queue(
 
 def consumer(
     name: str,
-    of: Point,
+    source: Point,
     lags: list[float],
     seconds: float,
     *,
@@ -91,13 +91,13 @@ def consumer(
     stuck: float | None = None,
 ) -> Point:
     lag = round(lags[-1])
-    share = -(-lag // len(of["partitions"]))
+    share = -(-lag // len(source["partitions"]))
     return {
         "consumer": name,
-        "queue": of["name"],
+        "queue": source["name"],
         "vital": vital,
         "lag_rows": lag,
-        "lag_bytes": round(lag * of["bytes"] / max(of["rows"], 1)),
+        "lag_bytes": round(lag * source["bytes"] / max(source["rows"], 1)),
         "lag_seconds": seconds if lag else 0.0,
         "owner": app and {"app_id": app, "query": OWNERS[app], "epoch": 4, "alive": alive},
         "stuck": stuck is not None,
@@ -110,15 +110,15 @@ def consumer(
                 "next_index": part["next_index"],
                 "lag_rows": share,
             }
-            for part in of["partitions"]
+            for part in source["partitions"]
         ],
         "history": [{"at": at, "lag_rows": round(value)} for at, value in zip(times(), lags, strict=True)],
     }
 
 
 def app_id(number: int) -> str:
-    dice = random.Random(number)
-    digits = "".join(dice.choices("0123456789abcdef", k=32))
+    rng = random.Random(number)
+    digits = "".join(rng.choices("0123456789abcdef", k=32))
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
@@ -132,7 +132,7 @@ OWNERS = {
 
 
 def query(
-    number: int, name: str, engine: str, state: str, batch: int, *, silent: float = 0.0, **more: Any
+    number: int, name: str, engine: str, state: str, batch: int, *, silent: float = 0.0, **fields: Any
 ) -> Point:
     return {
         "id": app_id(number),
@@ -160,45 +160,45 @@ def query(
         "started_at": iso(86_400 * 2.6 + number * 1_000),
         "updated_at": iso(0.4 + silent),
         "history": [],
-        **more,
+        **fields,
     }
 
 
 def points(
-    seed: int, rows: float, kept: float, duration: float, latency: float | None, state: float | None
+    seed: int, rows: float, output_share: float, duration: float, latency: float | None, state: float | None
 ) -> list[Point]:
-    rows_in = course(rows, 0.25, seed)
-    took = [round(value, 1) for value in course(duration, 0.12, seed + 1, noise=0.05)]
-    half = course(latency or 0, 0.06, seed + 2, noise=0.07)
-    most = course((latency or 0) * 2.7, 0.2, seed + 3, noise=0.09)
-    batches = percentiles(took) if latency is None else [dict[str, float]()] * POINTS
+    rows_in = wave_values(rows, 0.25, seed)
+    durations = [round(value, 1) for value in wave_values(duration, 0.12, seed + 1, noise=0.05)]
+    median_latencies = wave_values(latency or 0, 0.06, seed + 2, noise=0.07)
+    max_latencies = wave_values((latency or 0) * 2.7, 0.2, seed + 3, noise=0.09)
+    batches = percentiles(durations) if latency is None else [dict[str, float]()] * POINTS
     return [
         {
             "at": at,
             "rows_in": round(rows_in[i]),
-            "rows_out": round(rows_in[i] * kept),
-            "p50": latency and round(half[i], 2),
-            "p99": latency and round(max(most[i], half[i] * 1.2), 2),
+            "rows_out": round(rows_in[i] * output_share),
+            "p50": latency and round(median_latencies[i], 2),
+            "p99": latency and round(max(max_latencies[i], median_latencies[i] * 1.2), 2),
             "batch_p50": batches[i].get("p50"),
             "batch_p99": batches[i].get("p99"),
-            "duration_ms": took[i],
+            "duration_ms": durations[i],
             "state_rows": state and round(state * (0.86 + 0.14 * i / POINTS)),
         }
         for i, at in enumerate(times())
     ]
 
 
-def percentiles(took: list[float]) -> list[dict[str, float | None]]:
-    """Percentiles of the newest micro-batches' durations after each of them."""
-    recent, found = Percentiles(RECENT_BATCHES), []
-    for duration in took:
+def percentiles(durations: list[float]) -> list[dict[str, float | None]]:
+    """Return the percentiles of recent durations after each micro-batch."""
+    recent, summaries = Percentiles(RECENT_BATCHES), []
+    for duration in durations:
         recent.add(duration)
-        found.append(recent.summary())
-    return found
+        summaries.append(recent.summary())
+    return summaries
 
 
-def last(history: list[Point], every: float) -> Point:
-    """What a query reports about its last batch, as its newest point has it."""
+def last_batch(history: list[Point], every: float) -> Point:
+    """Return the fields that a query reports about its last batch, from the newest point."""
     newest = history[-1]
     p50, p99 = newest["p50"], newest["p99"]
     latency = p50 and {"p50": p50, "p90": round((p50 + p99) / 2, 2), "p99": p99, "max": round(p99 * 1.6, 2)}
@@ -216,7 +216,7 @@ def last(history: list[Point], every: float) -> Point:
     }
 
 
-def phases(whole: float) -> dict[str, float]:
+def phases(duration: float) -> dict[str, float]:
     shares = {
         "triggerExecution": 1,
         "addBatch": 0.71,
@@ -224,7 +224,7 @@ def phases(whole: float) -> dict[str, float]:
         "commitOffsets": 0.08,
         "queryPlanning": 0.06,
     }
-    return {name: round(whole * share) for name, share in shares.items()}
+    return {name: round(duration * share) for name, share in shares.items()}
 
 
 def queries() -> list[Point]:
@@ -260,7 +260,7 @@ def queries() -> list[Point]:
             sink="DeltaSink[/data/sessions]",
             watermark=iso(930),
             duration_ms=phases(640),
-            **last(sessions, 10),
+            **last_batch(sessions, 10),
         ),
         query(
             3,
@@ -272,7 +272,7 @@ def queries() -> list[Point]:
             sink="table 'customer_totals'",
             watermark=iso(603),
             duration_ms=phases(totals[-1]["duration_ms"]),
-            **last(totals, 5),
+            **last_batch(totals, 5),
         ),
         query(
             4,
@@ -283,7 +283,7 @@ def queries() -> list[Point]:
             source="queue 'payments'",
             sink="queue 'alerts'",
             duration_ms={"epoch": alerts[-1]["duration_ms"]},
-            **last(alerts, 1),
+            **last_batch(alerts, 1),
         ),
         query(
             5,
@@ -294,7 +294,7 @@ def queries() -> list[Point]:
             source="queue 'orders'",
             sink="queue 'large'",
             duration_ms=phases(large[-1]["duration_ms"]),
-            **last(large, 2),
+            **last_batch(large, 2),
         ),
         query(6, "nightly-export", "micro-batch", "stopped", 301, silent=37_800),
     ]
@@ -322,14 +322,14 @@ def ledger() -> list[Point]:
 
 
 def snapshot() -> Point:
-    """One snapshot, in the form that `/api/snapshot` has."""
+    """Return a snapshot in the format of `/api/snapshot`."""
     orders = queue("orders", 48_211_904, 41, 958, partitions=4, key=("customer",), days=30, seed=1)
     clicks = queue("clicks", 512_870_112, 22, 6_240, partitions=8, key=("session",), days=3, seed=2)
     payments = queue("payments", 20_118_340, 57, 391, partitions=2, key=("card",), days=30, seed=3)
     alerts = queue("alerts", 61_412, 88, 27, seed=4, days=90)
     large = queue("large", 14_902_118, 24, 296, seed=5)
     refused = queue("refused", 12, 410, 0)
-    standing = [max(0.0, 957 * 3 * (i - 14)) for i in range(POINTS)]
+    stuck_lags = [max(0.0, 957 * 3 * (i - 14)) for i in range(POINTS)]
     return {
         "version": "0.1.0",
         "taken_at": iso(0),
@@ -337,13 +337,15 @@ def snapshot() -> Point:
         "store": {"url": "postgresql://penstock@db.internal/shop", "kind": "postgresql", "error": None},
         "queues": [alerts, clicks, large, orders, payments, refused],
         "consumers": [
-            consumer("warehouse", orders, standing, 676, app=app_id(1), vital=True, alive=False, stuck=674.0),
             consumer(
-                "sessions", clicks, course(1_960_000, 0.3, 8, noise=0.02), 312, app=app_id(2), alive=True
+                "warehouse", orders, stuck_lags, 676, app=app_id(1), vital=True, alive=False, stuck=674.0
             ),
-            consumer("totals", orders, course(5_300, 0.3, 6), 5.1, app=app_id(3), vital=True),
-            consumer("large-orders", orders, course(1_800, 0.3, 7), 1.9, app=app_id(5), vital=True),
-            consumer("fraud", payments, course(19, 0.2, 9), 0.08, app=app_id(4), vital=True),
+            consumer(
+                "sessions", clicks, wave_values(1_960_000, 0.3, 8, noise=0.02), 312, app=app_id(2), alive=True
+            ),
+            consumer("totals", orders, wave_values(5_300, 0.3, 6), 5.1, app=app_id(3), vital=True),
+            consumer("large-orders", orders, wave_values(1_800, 0.3, 7), 1.9, app=app_id(5), vital=True),
+            consumer("fraud", payments, wave_values(19, 0.2, 9), 0.08, app=app_id(4), vital=True),
             consumer("pager", alerts, [0.0] * POINTS, 0, app=None),
         ],
         "queries": queries(),

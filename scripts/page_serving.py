@@ -1,4 +1,4 @@
-"""Serves the page that is built, with snapshots of one's own in place of a store's."""
+"""Serves the built page with given snapshots instead of those of a store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ KINDS = {
 }
 
 
-class _Served(BaseHTTPRequestHandler):
-    """The page's files, and a stream of snapshots."""
+class _PageHandler(BaseHTTPRequestHandler):
+    """Handler for the files of the page, and a stream of snapshots."""
 
-    def __init__(self, take: Callable[[], dict[str, Any]], every: float, over: Event, *args: Any) -> None:
-        self._take, self._every, self._over = take, every, over
+    def __init__(
+        self, take_snapshot: Callable[[], dict[str, Any]], interval: float, stopped: Event, *args: Any
+    ) -> None:
+        self._take_snapshot, self._interval, self._stopped = take_snapshot, interval, stopped
         super().__init__(*args)
 
     def do_GET(self) -> None:
@@ -38,12 +40,12 @@ class _Served(BaseHTTPRequestHandler):
     def _stream(self) -> None:
         try:
             while True:
-                self.wfile.write(f"event: snapshot\ndata: {json.dumps(self._take())}\n\n".encode())
+                self.wfile.write(f"event: snapshot\ndata: {json.dumps(self._take_snapshot())}\n\n".encode())
                 self.wfile.flush()
-                if self._over.wait(self._every):
+                if self._stopped.wait(self._interval):
                     return
         except OSError:
-            pass  # the viewer is gone
+            pass  # the client has disconnected
 
     def _answer(self, kind: str, body: bytes) -> None:
         self.send_response(200)
@@ -56,21 +58,21 @@ class _Served(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(take: Callable[[], dict[str, Any]], every: float = 1.0) -> Iterator[str]:
-    """The page's address.
+def serving(take_snapshot: Callable[[], dict[str, Any]], interval: float = 1.0) -> Iterator[str]:
+    """Serve the page, and yield its address.
 
     Parameters
     ----------
-    take
-        Gives a snapshot.
-    every
-        Seconds between two of them.
+    take_snapshot
+        Returns a snapshot.
+    interval
+        Seconds between two snapshots.
     """
-    over = Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Served, take, every, over))
+    stopped = Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_PageHandler, take_snapshot, interval, stopped))
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
-    over.set()
+    stopped.set()
     server.shutdown()
     server.server_close()

@@ -1,7 +1,7 @@
-"""Takes the pictures of the monitor page for the docs, of the page that is built, showing `page_sample`.
+"""Takes screenshots of the built monitor page with the data of `page_sample`, for the documentation.
 
-The page is set in the system's own fonts. What Linux has for them varies, so Inter stands in where it is
-installed (Debian: fonts-inter).
+The page uses system fonts, which vary between Linux systems. If Inter is installed (Debian: fonts-inter), it
+is used instead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FONTS = """<?xml version="1.0"?>
 
 
 @contextmanager
-def opened(browser: Browser, address: str, scheme: str, width: int, height: int) -> Iterator[Page]:
+def open_page(browser: Browser, address: str, scheme: str, width: int, height: int) -> Iterator[Page]:
     context = browser.new_context(
         viewport={"width": width, "height": height},
         device_scale_factor=1.5,
@@ -67,12 +67,12 @@ def opened(browser: Browser, address: str, scheme: str, width: int, height: int)
     context.close()
 
 
-def keep(page: Page, name: str) -> None:
-    """The page as it stands, in few colours: a third of the size, and nobody sees it."""
+def save_screenshot(page: Page, name: str) -> None:
+    """Save a screenshot with few colours, which has a third of the size and looks the same."""
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    few = image.quantize(160, kmeans=2, dither=Image.Dither.NONE)
+    quantized = image.quantize(160, kmeans=2, dither=Image.Dither.NONE)
     target = Path(sys.argv[1] if len(sys.argv) > 1 else DOCS) / name
-    few.save(target, optimize=True)
+    quantized.save(target, optimize=True)
     print(f"{target}: {target.stat().st_size / 1000:.0f} kB")
 
 
@@ -84,13 +84,13 @@ def main() -> None:
         settings: dict[str, str | float | bool] = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
         browser = engine.chromium.launch(executable_path=chromium, args=FLAGS, env=settings)
         for scheme in ("light", "dark"):
-            with opened(browser, address, scheme, 1360, 1000) as page:
-                keep(page, f"monitor-{scheme}.png")
+            with open_page(browser, address, scheme, 1360, 1000) as page:
+                save_screenshot(page, f"monitor-{scheme}.png")
                 for name in ("customer-totals", "fraud-alerts"):
                     page.locator("table.queries .expander", has_text=name).click()
                 page.locator("#queries").evaluate("found => window.scrollTo(0, found.offsetTop - 46)")
                 page.locator(".plot canvas").first.wait_for()
-                keep(page, f"monitor-queries-{scheme}.png")
+                save_screenshot(page, f"monitor-queries-{scheme}.png")
         browser.close()
 
 

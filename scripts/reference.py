@@ -1,7 +1,7 @@
-"""Writes the pages under docs/reference, and the tables in docs/options.md, from the code.
+"""Generates the pages under docs/reference and the tables in docs/options.md from the code.
 
-``make docs`` runs it. Griffe reads the source and its docstrings without importing anything; the options and
-the conditions of errors are taken from where the code has them.
+``make docs`` runs it. Griffe reads the source and its docstrings without importing them. Options and error
+conditions are read from the code that defines them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REFERENCE = ROOT / "docs/reference"
 OPTIONS = ROOT / "docs/options.md"
 PROBLEMS = ROOT / "docs/modes/problems"
 PAGE = "../problems.md"
-"""What each condition means, as the reference's pages see it."""
+"""The page that explains each condition, relative to the pages of the reference."""
 MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 
 GROUPS = {
@@ -49,10 +49,10 @@ GROUPS = {
     "Rows in a notebook": ("take", "take_sample", "TakeResult"),
     "Errors": ("PenstockError",),
 }  # fmt: skip
-"""The names of the package itself, by what they are for."""
+"""The public names of the package, by topic."""
 
-# Public for other layers of the package, and of no use to anybody else.
-INNER = {
+# Public only for other layers of the package.
+INTERNAL = {
     "Store": {"schedule_maintenance", "database"},
     "Queue": {
         "after_append",
@@ -77,152 +77,153 @@ INNER = {
     "Problem": {"at", "lines"},
     "MemoryStream": set(),
 }
-_FEED_INNER = {"from_url", "describe", "oldest", "newest", "commits", "tasks", "read", "logged"}
+_FEED_INTERNAL = {"from_url", "describe", "oldest", "newest", "commits", "tasks", "read", "logged"}
 _VERDICT = re.compile(r"^\*(.*?)\.\*\n.*?^\*\*Why\.\*\* (.*?\.)(?: |\n)", re.DOTALL | re.MULTILINE)
-"""The severity and modes of a problem, and the first sentence of why it is one."""
+"""The severity and modes of a problem, and the first sentence of its reason."""
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write all generated pages."""
     REFERENCE.mkdir(exist_ok=True)
     for path, text in pages().items():
         path.write_text(text)
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page, by its path."""
+    """Return every generated page by its path."""
     package = griffe.load(
         "penstock", search_paths=[str(SOURCE)], docstring_parser="numpy", resolve_aliases=True
     )
-    found = {REFERENCE / f"{name}.md": module_page(package[name], name) for name in MODULES}
-    found[REFERENCE / "penstock.md"] = package_page(package)
-    found[REFERENCE / "errors.md"] = errors_page(package["errors"])
-    found[REFERENCE / "problems.md"] = problems_page()
-    found[REFERENCE / "cli.md"] = command_line_page()
-    found[OPTIONS] = options_page(OPTIONS.read_text())
-    return found
+    pages_by_path = {REFERENCE / f"{name}.md": module_page(package[name], name) for name in MODULES}
+    pages_by_path[REFERENCE / "penstock.md"] = package_page(package)
+    pages_by_path[REFERENCE / "errors.md"] = errors_page(package["errors"])
+    pages_by_path[REFERENCE / "problems.md"] = problems_page()
+    pages_by_path[REFERENCE / "cli.md"] = command_line_page()
+    pages_by_path[OPTIONS] = options_page(OPTIONS.read_text())
+    return pages_by_path
 
 
 def package_page(package: Any) -> str:
-    """``import penstock``."""
+    """Return the page of ``import penstock``."""
     lines = [*_head("penstock", "`import penstock`. " + _summary(package)), "", *_contents(GROUPS)]
     for group, names in GROUPS.items():
         lines += ["", f"## {group}"]
         for name in names:
-            lines += ["", *described(_final(package[name]), name, "penstock.", level=3)]
+            lines += ["", *describe(_final(package[name]), name, "penstock.", level=3)]
     return _joined(lines)
 
 
 def module_page(module: Any, name: str) -> str:
-    """One of the public modules."""
+    """Return the page of a public module."""
     module = _final(module)
     prefix = "penstock.testing." if name == "testing" else f"penstock.{name}."
     lines = _head(f"penstock.{name}", _summary(module))
-    for each in _exported(module):
-        lines += ["", *described(_final(module[each]), each, prefix, level=2)]
+    for exported in _exported(module):
+        lines += ["", *describe(_final(module[exported]), exported, prefix, level=2)]
     return _joined(lines)
 
 
-def _final(thing: Any) -> Any:
-    """What a name stands for, wherever it was imported from."""
-    return thing.final_target if thing.is_alias else thing
+def _final(item: Any) -> Any:
+    """Resolve an alias to the object that was imported."""
+    return item.final_target if item.is_alias else item
 
 
-def described(thing: Any, name: str, prefix: str, *, level: int) -> Iterator[str]:
-    """A class, a function or a constant."""
+def describe(item: Any, name: str, prefix: str, *, level: int) -> Iterator[str]:
+    """Describe a class, a function or a constant."""
     yield f"{'#' * level} `{prefix}{name}`"
     yield ""
-    if thing.is_attribute:
-        yield from ("```python", f"{prefix}{name} = {thing.value}", "```", "")
-        yield from _sections(thing)
+    if item.is_attribute:
+        yield from ("```python", f"{prefix}{name} = {item.value}", "```", "")
+        yield from _sections(item)
         return
-    if not (thing.is_class and not _constructed(thing)):
-        yield from ("```python", _signature(thing, f"{prefix}{name}"), "```", "")
-    yield from _sections(thing)
-    if thing.is_class:
-        yield from _members(thing, name, level)
+    if not (item.is_class and not _is_constructed(item)):
+        yield from ("```python", _signature(item, f"{prefix}{name}"), "```", "")
+    yield from _sections(item)
+    if item.is_class:
+        yield from _members(item, name, level)
 
 
 def _members(owner: Any, name: str, level: int) -> Iterator[str]:
-    inner = INNER.get(name, set()) | (_FEED_INNER if name.endswith("Feed") else set())
+    internal = INTERNAL.get(name, set()) | (_FEED_INTERNAL if name.endswith("Feed") else set())
     members = {
-        each.name: each
-        for base in [*reversed(_penstocks_bases(owner)), owner]
-        for each in base.members.values()
-        if not each.name.startswith("_") and each.name not in inner and not each.is_alias
+        member.name: member
+        for base in [*reversed(_own_bases(owner)), owner]
+        for member in base.members.values()
+        if not member.name.startswith("_") and member.name not in internal and not member.is_alias
     }
     fields = [
-        each
-        for each in members.values()
-        if each.is_attribute and (_is_told(each, owner) or _is_field(owner, each))
+        member
+        for member in members.values()
+        if member.is_attribute and (_is_documented(member, owner) or _is_field(owner, member))
     ]
     if fields:
         yield from ("| attribute | type | |", "|---|---|---|")
-        for each in fields:
-            yield f"| `{each.name}` | {_type(each.annotation)} | {_one_line(_text(_told(each, owner)))} |"
+        for member in fields:
+            description = _one_line(_text(_documented(member, owner)))
+            yield f"| `{member.name}` | {_type(member.annotation)} | {description} |"
         yield ""
-    for each in members.values():
-        if each.is_function and _is_told(each, owner):
-            yield f"{'#' * (level + 1)} `{name}.{each.name}`"
+    for member in members.values():
+        if member.is_function and _is_documented(member, owner):
+            yield f"{'#' * (level + 1)} `{name}.{member.name}`"
             yield ""
-            yield from ("```python", _signature(each, each.name), "```", "")
-            yield from _sections(_told(each, owner))
+            yield from ("```python", _signature(member, member.name), "```", "")
+            yield from _sections(_documented(member, owner))
 
 
-def _penstocks_bases(owner: Any) -> list[Any]:
-    """The base classes that are Penstock's own, for the docstrings that a class takes over."""
-    found = []
+def _own_bases(owner: Any) -> list[Any]:
+    """Return the base classes that belong to Penstock, whose docstrings a class inherits."""
+    bases = []
     for base in owner.bases:
         path = getattr(base, "canonical_path", "")
         if path.startswith("penstock."):
             try:
-                found.append(owner.modules_collection[path])
+                bases.append(owner.modules_collection[path])
             except KeyError:
                 continue
-    return found
+    return bases
 
 
-def _told(each: Any, owner: Any) -> Any:
-    """Where a member's docstring is: with itself, or with the base's."""
-    if each.docstring is None:
-        for base in _penstocks_bases(owner):
-            there = base.members.get(each.name)
-            if there is not None and there.docstring is not None:
-                return there
-    return each
+def _documented(member: Any, owner: Any) -> Any:
+    """Return the member with the docstring: the given one, or that of a base class."""
+    if member.docstring is None:
+        for base in _own_bases(owner):
+            inherited = base.members.get(member.name)
+            if inherited is not None and inherited.docstring is not None:
+                return inherited
+    return member
 
 
-def _is_told(each: Any, owner: Any) -> bool:
-    return _told(each, owner).docstring is not None
+def _is_documented(member: Any, owner: Any) -> bool:
+    return _documented(member, owner).docstring is not None
 
 
-def _is_field(owner: Any, each: Any) -> bool:
+def _is_field(owner: Any, member: Any) -> bool:
     return (
         "dataclass" in _decorators(owner)
-        and each.annotation is not None
-        and "ClassVar" not in str(each.annotation)
+        and member.annotation is not None
+        and "ClassVar" not in str(member.annotation)
     )
 
 
-def _decorators(thing: Any) -> str:
-    return " ".join(str(decorator.value) for decorator in thing.decorators)
+def _decorators(item: Any) -> str:
+    return " ".join(str(decorator.value) for decorator in item.decorators)
 
 
-def _constructed(owner: Any) -> bool:
-    """Whether people make objects of the class themselves."""
+def _is_constructed(owner: Any) -> bool:
+    """Return whether users construct objects of the class."""
     text = "" if owner.docstring is None else owner.docstring.value
     return bool(owner.parameters) and "----" in text and not re.search(r"[Gg]et one from|[Mm]ade by", text)
 
 
-def _signature(thing: Any, name: str) -> str:
-    words, star = [], False
-    for parameter in thing.parameters:
+def _signature(item: Any, name: str) -> str:
+    parameters, star = [], False
+    for parameter in item.parameters:
         if parameter.name in ("self", "cls"):
             continue
         kind = parameter.kind.value
         if kind == "keyword-only" and not star:
-            words.append("*")
+            parameters.append("*")
             star = True
         star = star or kind == "variadic positional"
         lead = {"variadic positional": "*", "variadic keyword": "**"}.get(kind, "")
@@ -230,82 +231,82 @@ def _signature(thing: Any, name: str) -> str:
             f": {parameter.annotation}" if parameter.annotation is not None else ""
         )
         if parameter.default is not None and not lead:
-            text += (
-                f"{' = ' if parameter.annotation is not None else '='}{_default(thing, parameter.default)}"
-            )
-        words.append(text)
-    returned = getattr(thing, "returns", None)
-    arrow = f" -> {returned}" if returned is not None and not thing.is_class else ""
-    line = f"{name}({', '.join(words)}){arrow}"
+            text += f"{' = ' if parameter.annotation is not None else '='}{_default(item, parameter.default)}"
+        parameters.append(text)
+    returned = getattr(item, "returns", None)
+    arrow = f" -> {returned}" if returned is not None and not item.is_class else ""
+    line = f"{name}({', '.join(parameters)}){arrow}"
     if len(line) <= 100:
         return line
-    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){arrow}"
+    return f"{name}(\n" + "".join(f"    {text},\n" for text in parameters) + f"){arrow}"
 
 
-def _default(thing: Any, default: Any) -> str:
-    """A default, with the value of a constant in the place of its name."""
+def _default(item: Any, default: Any) -> str:
+    """Format a default. The name of a constant is replaced by its value."""
     text = str(default)
-    constant = thing.module.members.get(text) if re.fullmatch(r"_?[A-Z][A-Z_]+", text) else None
+    constant = item.module.members.get(text) if re.fullmatch(r"_?[A-Z][A-Z_]+", text) else None
     if constant is not None:
         constant = _final(constant)
         return str(constant.value)
     if "lambda" in text:
-        # The factory of a dataclass's field.
+        # The factory of a dataclass field.
         return "{}"
-    made = re.fullmatch(r"field\((.*)\)", text)
-    if made is None:
+    field_call = re.fullmatch(r"field\((.*)\)", text)
+    if field_call is None:
         return text
-    plain = re.search(r"default=([^,)]+)", made[1])
-    return plain[1] if plain else "{}"
+    default_value = re.search(r"default=([^,)]+)", field_call[1])
+    return default_value[1] if default_value else "{}"
 
 
-def _sections(thing: Any) -> Iterator[str]:
-    if thing.docstring is None:
+def _sections(item: Any) -> Iterator[str]:
+    if item.docstring is None:
         return
-    for section in thing.docstring.parsed:
+    for section in item.docstring.parsed:
         kind = section.kind.value
         if kind == "text":
             yield from (_text(section.value), "")
         elif kind == "parameters":
             yield from ("| parameter | |", "|---|---|")
-            # Names that share a line of the docstring come one by one, with the same description.
-            for description, together in groupby(section.value, key=lambda each: each.description):
-                names = ", ".join(f"`{each.name}`" for each in together)
+            # Names that share a line of the docstring are separate parameters with the same description.
+            for description, together in groupby(section.value, key=lambda parameter: parameter.description):
+                names = ", ".join(f"`{parameter.name}`" for parameter in together)
                 yield f"| {names} | {_one_line(_text(description))} |"
             yield ""
         elif kind == "raises":
-            yield "Raises: " + "; ".join(_raised(each) for each in section.value) + "."
+            yield "Raises: " + "; ".join(_describe_error(error) for error in section.value) + "."
             yield ""
         elif kind == "returns":
-            for each in section.value:
-                yield f"Returns {_type(each.annotation)}: {_one_line(_text(each.description))}"
+            for returned in section.value:
+                yield f"Returns {_type(returned.annotation)}: {_one_line(_text(returned.description))}"
             yield ""
 
 
-def _raised(each: Any) -> str:
-    names = ", ".join(f"`{name.strip()}`" for name in str(each.annotation).strip("()").split(","))
-    told = _one_line(_text(each.description or "")).rstrip(".")
-    if told and not told[:2].isupper():
-        told = told[0].lower() + told[1:]
-    return f"{names} ({told})" if told else names
+def _describe_error(error: Any) -> str:
+    names = ", ".join(f"`{name.strip()}`" for name in str(error.annotation).strip("()").split(","))
+    description = _one_line(_text(error.description or "")).rstrip(".")
+    if description and not description[:2].isupper():
+        description = description[0].lower() + description[1:]
+    return f"{names} ({description})" if description else names
 
 
-def _text(told: Any) -> str:
-    """A docstring's text as Markdown; of a thing, its summary paragraph by paragraph."""
-    if not isinstance(told, str):
-        if told.docstring is None:
+def _text(documented: Any) -> str:
+    """Return a text, or the text of an object's docstring, as Markdown."""
+    if not isinstance(documented, str):
+        if documented.docstring is None:
             return ""
-        told = "\n\n".join(section.value for section in told.docstring.parsed if section.kind.value == "text")
+        documented = "\n\n".join(
+            section.value for section in documented.docstring.parsed if section.kind.value == "text"
+        )
     text = "\n\n".join(
         _table(paragraph.splitlines()) if paragraph.startswith("===") else " ".join(paragraph.split())
-        for paragraph in told.split("\n\n")
+        for paragraph in documented.split("\n\n")
     )
-    return _ROLE.sub(lambda found: f"`{found[1].removeprefix('~')}`", text).replace("``", "`")
+    return _ROLE.sub(lambda match: f"`{match[1].removeprefix('~')}`", text).replace("``", "`")
 
 
 def _table(lines: list[str]) -> str:
-    """A simple table of reStructuredText as Markdown; a line with an empty first cell continues its row."""
-    columns = [found.span() for found in re.finditer("=+", lines[0])]
+    """Convert a simple reStructuredText table to Markdown. Lines with an empty first cell continue a row."""
+    columns = [match.span() for match in re.finditer("=+", lines[0])]
     columns[-1] = columns[-1][0], max(map(len, lines))
     rows: list[list[str]] = []
     for line in lines[1:]:
@@ -329,10 +330,10 @@ def _type(annotation: Any) -> str:
 
 
 def _exported(module: Any) -> list[str]:
-    """The names that a module gives out, as its source lists them."""
+    """Return the names that a module exports according to its source."""
     tree = ast.parse(Path(module.filepath).read_text())
-    homes = next((node for node in tree.body if _assigns(node, "_HOMES")), None)
-    listed = homes or next(node for node in tree.body if _assigns(node, "__all__"))
+    lazy_names = next((node for node in tree.body if _assigns(node, "_HOMES")), None)
+    listed = lazy_names or next(node for node in tree.body if _assigns(node, "__all__"))
     return sorted(ast.literal_eval(listed.value))  # type: ignore[attr-defined]  # an assignment
 
 
@@ -344,9 +345,9 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 
 def errors_page(module: Any) -> str:
-    """The tree of errors and their conditions."""
+    """Return the page with the tree of errors and their conditions."""
     module = _final(module)
-    classes = [each for each in module.members.values() if not each.is_alias and each.is_class]
+    classes = [error for error in module.members.values() if not error.is_alias and error.is_class]
     tree = re.search(r"::\n\n(.*?)\n\nEach", module.docstring.value, re.DOTALL)
     assert tree is not None
     lines = _head(
@@ -365,17 +366,17 @@ def errors_page(module: Any) -> str:
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
     lines += [f"[Errors, by code]({PAGE}) explains each condition and what to do.", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
-    found = conditions.raised()
-    parts = conditions.subconditions(found)
-    own = {str(each.members["condition"].value).strip("'\""): each for each in classes}
-    for condition, each in own.items():
-        told = _way(condition) if condition in {*found, *parts} else f"`{condition}`"
-        lines.append(f"| {told} | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
+    raised = conditions.raised_conditions()
+    parts = conditions.subconditions(raised)
+    class_conditions = {str(error.members["condition"].value).strip("'\""): error for error in classes}
+    for condition, error in class_conditions.items():
+        cell = _link(condition) if condition in {*raised, *parts} else f"`{condition}`"
+        lines.append(f"| {cell} | `{error.name}` | {_one_line(_text(error).partition('. ')[0])} |")
     lines += ["", "Other conditions, and the class of the error that has them:", ""]
     lines += ["| condition | error |", "|---|---|"]
-    for condition, names in found.items():
-        if condition not in own and "." not in condition:
-            lines.append(f"| {_way(condition)} | {', '.join(f'`{name}`' for name in sorted(names))} |")
+    for condition, names in raised.items():
+        if condition not in class_conditions and "." not in condition:
+            lines.append(f"| {_link(condition)} | {', '.join(f'`{name}`' for name in sorted(names))} |")
     lines += [
         "",
         "## Sub-conditions",
@@ -384,14 +385,14 @@ def errors_page(module: Any) -> str:
         "",
     ]
     lines += ["| condition | sub-conditions |", "|---|---|"]
-    for condition, under in parts.items():
-        lines.append(f"| {_way(condition)} | {', '.join(f'`{part}`' for part in under)} |")
+    for condition, subconditions in parts.items():
+        lines.append(f"| {_link(condition)} | {', '.join(f'`{part}`' for part in subconditions)} |")
     lines += ["", "The problems of output modes have [codes](problems.md), too."]
     return _joined(lines)
 
 
-def _way(condition: str) -> str:
-    """A link to what is said of a condition, and of those below it."""
+def _link(condition: str) -> str:
+    """Return a link to the description of a condition and its sub-conditions."""
     return f"[`{condition}`]({PAGE}#{condition.lower()})"
 
 
@@ -399,7 +400,7 @@ def _way(condition: str) -> str:
 
 
 def problems_page() -> str:
-    """The codes that `penstock.modes.check` reports, each with a link to its section."""
+    """Return the page with the codes that `penstock.modes.check` reports, each linked to its section."""
     lines = _head(
         "Problems of output modes",
         "What `penstock.modes.check` and `penstock modes check` may report about a query. **Refused**: Spark "
@@ -412,10 +413,10 @@ def problems_page() -> str:
         lines += ["", f"## [{title}](../modes/problems/{path.name})", "", "| code | | |", "|---|---|---|"]
         for section in sections:
             code = section.partition("\n")[0]
-            found = _VERDICT.search(section)
-            assert found is not None, code
-            way = f"../modes/problems/{path.name}#{code.lower().replace('.', '')}"
-            lines.append(f"| [`{code}`]({way}) | {found[1]} | {_one_line(found[2])} |")
+            verdict = _VERDICT.search(section)
+            assert verdict is not None, code
+            target = f"../modes/problems/{path.name}#{code.lower().replace('.', '')}"
+            lines.append(f"| [`{code}`]({target}) | {verdict[1]} | {_one_line(verdict[2])} |")
     return _joined(lines)
 
 
@@ -423,13 +424,13 @@ def problems_page() -> str:
 
 
 def options_page(text: str) -> str:
-    """The page of options, with its tables written between their marks."""
+    """Return the page of options with its tables replaced."""
     for name, lines in tables().items():
-        text = _between(text, name, lines)
+        text = _replace_table(text, name, lines)
     return text
 
 
-def _between(text: str, name: str, lines: list[str]) -> str:
+def _replace_table(text: str, name: str, lines: list[str]) -> str:
     begin, end = f"<!-- {name}: made by `make docs` -->", f"<!-- end of {name} -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
@@ -447,13 +448,13 @@ def _head(title: str, text: str) -> list[str]:
 def _contents(groups: dict[str, tuple[str, ...]]) -> list[str]:
     lines, seen = ["| | |", "|---|---|"], Counter[str]()
     for group, names in groups.items():
-        ways = []
+        links = []
         for name in names:
-            # GitHub numbers headings that differ in their case alone.
+            # GitHub numbers headings that differ only in case.
             number = seen[name.lower()]
-            ways.append(f"[`{name}`](#penstock{name.lower()}{f'-{number}' if number else ''})")
+            links.append(f"[`{name}`](#penstock{name.lower()}{f'-{number}' if number else ''})")
             seen[name.lower()] += 1
-        lines.append(f"| {group} | {', '.join(ways)} |")
+        lines.append(f"| {group} | {', '.join(links)} |")
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Runs the notebooks under examples from top to bottom, and writes nothing.
+"""Runs the notebooks under examples from top to bottom, without writing their outputs.
 
-With --strip it takes their outputs out instead.
+With --strip, it removes their outputs instead.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import nbformat
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "examples/notebooks").glob("*.ipynb"))
-SECONDS = 180
+CELL_TIMEOUT_SECONDS = 180
 
 
 def main() -> None:
-    """One notebook after the other; an error of a cell ends it."""
+    """Run or strip all notebooks. Running stops at the first error of a cell."""
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
         if "--strip" in sys.argv:
-            nbformat.write(stripped(notebook), path)
+            nbformat.write(strip_outputs(notebook), path)
             continue
         run(notebook)
         pictures = sum(
@@ -34,15 +34,18 @@ def main() -> None:
 
 
 def run(notebook: Any) -> None:
-    """Run it in a folder that goes afterwards."""
+    """Run a notebook in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="penstock-notebooks-") as folder:
         NotebookClient(
-            notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=CELL_TIMEOUT_SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
         ).execute()
 
 
-def stripped(notebook: Any) -> Any:
-    """The notebook without what running it has left."""
+def strip_outputs(notebook: Any) -> Any:
+    """Remove the outputs of a notebook."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: links out of ``docs/``, and anchors as a repository page has them."""
+"""Hooks of the documentation site for links out of ``docs/``, and for anchors like those on GitHub."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ _CODE_CELL = re.compile(r"^\| `(?P<code>[A-Z][A-Z_0-9.]+)` \|", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files outside the site, such as examples, to the repository."""
+    """Link files outside the site, such as examples, to the repository."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def target(match: re.Match[str]) -> str:
         path, mark, anchor = match[0].partition("#")
         if not path:
             return match[0]
-        place = posixpath.normpath(posixpath.join("docs", folder, path))
-        if place.startswith("docs/") and "." in posixpath.basename(place):
+        target_path = posixpath.normpath(posixpath.join("docs", folder, path))
+        if target_path.startswith("docs/") and "." in posixpath.basename(target_path):
             return match[0]
-        return f"{config.repo_url}/blob/main/{place}{mark}{anchor}"
+        return f"{config.repo_url}/blob/main/{target_path}{mark}{anchor}"
 
-    # Of two headings with one anchor, the second is counted by "_1" here and by "-1" on a repository page.
+    # The second heading with the same anchor gets the suffix "_1" here, and "-1" on GitHub.
     markdown = re.sub(r"(?<=\(#penstock)([a-z]+)-(\d+)(?=\))", r"\1_\2", _LINK.sub(target, markdown))
     return with_code_anchors(markdown) if page.file.src_uri == "problems.md" else markdown
 
 
 def with_code_anchors(markdown: str) -> str:
-    """Give each row of the tables of error codes an anchor, which ``PenstockError.help_url`` leads to.
+    """Add an anchor to each row of the tables of error codes, for ``PenstockError.help_url``.
 
-    A row whose code is also a heading needs none.
+    A row whose code is also a heading needs no anchor.
     """
 
-    def anchored(match: re.Match[str]) -> str:
+    def add_anchor(match: re.Match[str]) -> str:
         code = match["code"]
         anchor = code.lower().replace(".", "-")
         return match[0] if f"## {code}\n" in markdown else f'| <span id="{anchor}"></span>`{code}` |'
 
-    return _CODE_CELL.sub(anchored, markdown)
+    return _CODE_CELL.sub(add_anchor, markdown)
 
 
 def heading_id(text: str, separator: str) -> str:
-    """Return a heading's anchor as a repository page has it: lower case, without punctuation."""
+    """Return a heading's anchor as on GitHub: lower case, without punctuation."""
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", separator)

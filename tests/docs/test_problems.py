@@ -20,7 +20,7 @@ Raised = dict[str, set[str]]
 
 @pytest.fixture
 def raised() -> Raised:
-    return conditions.raised()
+    return conditions.raised_conditions()
 
 
 def rows(section: str) -> list[list[str]]:

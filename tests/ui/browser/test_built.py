@@ -17,7 +17,7 @@ from scripts.page_digest import PAGE, SOURCE
 
 def test_the_shipped_page_is_built_from_this_source() -> None:
     found = page_digest.digests()
-    assert found == page_digest.recorded(), "run `make page`, and commit what it makes"
+    assert found == page_digest.recorded_digests(), "run `make page`, and commit what it makes"
 
 
 @pytest.mark.soak
