@@ -103,10 +103,10 @@ def feed() -> Result:
             return session.read.format("plain_delta").load(str(path))
 
         assert ours().count() == peer().count() == rows
-        mine, other = pairs(lambda: run(ours()), lambda: run(peer()), 5)
-        ratio = other / mine
-        note = f"{rows / mine:,.0f} rows/s, peer {rows / other:,.0f}"
-        return Result("Delta feed through Spark", mine, other, ratio, ">= 0.8", ratio >= 0.8, note)
+        our_seconds, other = pairs(lambda: run(ours()), lambda: run(peer()), 5)
+        ratio = other / our_seconds
+        note = f"{rows / our_seconds:,.0f} rows/s, peer {rows / other:,.0f}"
+        return Result("Delta feed through Spark", our_seconds, other, ratio, ">= 0.8", ratio >= 0.8, note)
 
 
 if __name__ == "__main__":

@@ -42,17 +42,17 @@ def throughput(url: str, store_kind: str, *, rounds: int = 3) -> list[Result]:
                 speeds.append((seconds, _stop_pump(child)))
             return seconds
 
-        mine, peer = pairs(ours, lambda: receive(url, folder), rounds)
-        speed = ROWS / mine
+        our_seconds, peer = pairs(ours, lambda: receive(url, folder), rounds)
+        speed = ROWS / our_seconds
         cpu = min(cpu_seconds for _, cpu_seconds in speeds)
         return [
             Result(
                 f"pump into {store_kind}, 1,000,000 changes",
-                mine,
+                our_seconds,
                 peer,
-                peer / mine,
+                peer / our_seconds,
                 f">= {MIN_SPEED}",
-                peer / mine >= MIN_SPEED,
+                peer / our_seconds >= MIN_SPEED,
                 f"{speed:,.0f} rows/s, {cpu:.1f} s of CPU in the pump's process, with its start",
             )
         ]

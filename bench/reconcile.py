@@ -70,15 +70,15 @@ def _ours(feed: penstock.PostgresFeed, sink: penstock.TableSink) -> float:
 
 
 def _result(kind: str, times: tuple[float, float], least: float) -> Result:
-    mine, peer = times
+    our_seconds, peer = times
     return Result(
         f"reconcile with a copy in {kind}, 1,000,000 rows",
-        mine,
+        our_seconds,
         peer,
-        peer / mine,
+        peer / our_seconds,
         f">= {least}",
-        peer / mine >= least,
-        f"{ROWS / mine:,.0f} rows/s; the peer holds both tables in memory",
+        peer / our_seconds >= least,
+        f"{ROWS / our_seconds:,.0f} rows/s; the peer holds both tables in memory",
     )
 
 

@@ -126,21 +126,21 @@ def test_an_entry_of_another_driver_is_not_replaced_and_stops_this_driver(
     tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_log, "is_local", lambda files: storage == "local")
-    mine, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
-    assert mine.query_id() == other.query_id()
+    own, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
+    assert own.query_id() == other.query_id()
     other.write_offset(0, {"to": [2]}, 5)
     with pytest.raises(OwnerFencedError, match=r"offsets/0 of the checkpoint .* by another driver") as caught:
-        mine.write_offset(0, {"to": [1]})
+        own.write_offset(0, {"to": [1]})
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     other.write_commit(0)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(OwnerFencedError, match=r"commits/0 of the checkpoint .* by another driver") as caught:
-        mine.write_commit(0)
+        own.write_commit(0)
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert mine.single_offset(0) == {"to": [2]}
-    mine.write_offset(1, {"to": [3]})
-    assert mine.uncommitted() == 1, "the next epoch number is free"
+    assert own.single_offset(0) == {"to": [2]}
+    own.write_offset(1, {"to": [3]})
+    assert own.uncommitted() == 1, "the next epoch number is free"
 
 
 @storages
