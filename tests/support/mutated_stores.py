@@ -23,6 +23,7 @@ from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.int_columns import pack_columns
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.records.staged import NONE
 from tests.support.mutated_values import mutate_value
 from tests.support.postgres import start_postgres
 from tests.support.raw_sql import bytes_literal
@@ -39,6 +40,7 @@ _MORE_ROWS = (
         values ('pump', 'owner', 1, 5, 7, 6, 8, 2, '{{"feed": "f", "queues": {{"t": "q"}}}}')""",
     """insert into {staged} select 'app', 4, 'attempt', 0, 0, queue_id, 1, 10, {segment_list}, 5
         from {queue} where name = 'q'""",
+    "insert into {staged_object} values (7, 'app', 4, 'attempt', 0)",
 )
 """Rows for the tables that only streaming queries and feeds fill."""
 
@@ -216,7 +218,8 @@ class _Placeholders(dict[str, str]):
     """Qualified names of tables, and an encoded list of one staged segment."""
 
     def __init__(self, dialect: str) -> None:
-        super().__init__(segment_list=bytes_literal(dialect, pack_columns([[0], [1], [10], [4096]])))
+        segment = [0, 1, 10, 0, 4096, NONE, NONE, NONE]
+        super().__init__(segment_list=bytes_literal(dialect, pack_columns([[number] for number in segment])))
         self._prefix = "penstock_" if dialect == "sqlite" else "penstock."
 
     def __missing__(self, name: str) -> str:
