@@ -55,6 +55,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("function_in_update_counted", "update"),
         Cell("function_in_append_counted", "update"),
     ),
+    "PENSTOCK_ROWS_BESIDE_GROUPS": (
+        Cell("windows_and_events_united", "complete"),
+        Cell("windows_and_events_united", "update"),
+    ),
     "PENSTOCK_INTERSECT": (Cell("intersected", "append"), Cell("semi_joined_in_a_range", "append")),
     "PENSTOCK_JOIN_MODE": (
         Cell("left_joined_in_a_range", "update"),

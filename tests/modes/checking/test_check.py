@@ -16,6 +16,7 @@ from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.query_start import check_output_mode
+from tests.modes.cells import Cell, refusal_of
 from tests.modes.frames import FRAMES, Frame, Inputs, inputs, settings_of
 
 
@@ -107,6 +108,23 @@ def test_a_check_that_is_turned_off_in_spark_gives_a_warning_only(
         spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
     assert report["append"].allowed
     assert not report["append"].safe
+
+
+def test_append_mode_needs_a_watermark_even_if_the_check_is_turned_off(
+    spark: SparkSession, streams: Inputs, tmp_path: Path
+) -> None:
+    """Spark's planner refuses the first micro-batch."""
+    spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
+    try:
+        df = streams.events.groupBy("k").count()
+        report = penstock.modes.check(df)
+        refusals = {mode: refusal_of(Cell("count_by_key", mode), df, tmp_path) for mode in MODES}
+    finally:
+        spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
+    assert [problem.code for problem in report["append"].problems] == [
+        "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK"
+    ]
+    assert {mode: report[mode].allowed for mode in MODES} == {mode: refusals[mode] is None for mode in MODES}
 
 
 @pytest.mark.parametrize("trigger", [{"once": True}, None])

@@ -23,6 +23,7 @@ from penstock.modes.checking.emits import (
     FINISHED,
     FOREVER,
     FUNCTION,
+    INPUTS,
     MATCHED,
     NEW_ROWS,
     NO_STATE,
@@ -133,6 +134,7 @@ _ROWS: dict[str, _Holds] = {
     MATCHED: _matched,
     ONLY_MATCHED: lambda found, emits: _once(found, emits) and not any(_lonely(found)),
     FUNCTION: lambda found, _: any(_batches(found)),
+    INPUTS: lambda found, _: _from_the_first(found),
 }
 
 

@@ -246,3 +246,37 @@ def sessions_by_another_name(t: Inputs) -> DataFrame:
 @says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
 def count_by_a_column_called_session_window(t: Inputs) -> DataFrame:
     return t.events.groupBy(F.col("k").alias("session_window")).count()
+
+
+@says(
+    append=WITHOUT_WATERMARK,
+    update=EACH_KEY,
+    complete=(*FOR_EVER, *EACH_KEY),
+)
+def windows_and_counts_united(t: Inputs) -> DataFrame:
+    return t.windows.select("k", "count").union(t.events.groupBy("k").count())
+
+
+_POLICY = ("PENSTOCK_WATERMARK_POLICY_MIN",)
+
+
+@says(
+    append=_POLICY,
+    update=(*_POLICY, "PENSTOCK_SESSION_WINDOW_IN_UPDATE"),
+    complete=(*_POLICY, *FOR_EVER, *FOR_EVER),
+)
+def windows_and_sessions_united(t: Inputs) -> DataFrame:
+    sessions = t.timed.groupBy(F.session_window("ts", "1 minute"), "k").count()
+    return t.windows.select("window.start", "k", "count").union(
+        sessions.select("session_window.end", "k", "count")
+    )
+
+
+@says(complete=("PENSTOCK_ROWS_BESIDE_GROUPS", *FOR_EVER))
+def windows_and_events_united(t: Inputs) -> DataFrame:
+    return t.windows.select("window.start", "k", "count").union(t.events.select("ts", "k", "value"))
+
+
+@says(append=_NO_DELAY, update=_NO_DELAY, complete=(*_NO_DELAY, *NO_AGGREGATION))
+def deduplicated_within_a_lost_watermark(t: Inputs) -> DataFrame:
+    return t.timed.select("k", "value").dropDuplicatesWithinWatermark(["k"])

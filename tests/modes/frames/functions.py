@@ -18,6 +18,8 @@ from tests.modes.frames.frame import (
     says,
 )
 
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
 
 def _pandas(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
     import pandas
@@ -82,6 +84,16 @@ def function_with_a_timeout_after_the_event_time_is_dropped(t: Inputs) -> DataFr
     return _with_state(t.timed.drop("ts"), "append", "EventTimeTimeout")
 
 
+@says(
+    append=(*CHAIN, *FOR_EVER),
+    update=(*CHAIN, "PENSTOCK_FUNCTION_MODE", "PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
+    complete=(*CHAIN, *NO_AGGREGATION, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+)
+def function_with_a_timeout_transformed(t: Inputs) -> DataFrame:
+    return _transformed(_with_state(t.timed, "append", "EventTimeTimeout"), "append")
+
+
 _AFTER = ("PENSTOCK_FUNCTION_AFTER_AGGREGATION",)
 
 
@@ -118,7 +130,6 @@ def two_functions(t: Inputs) -> DataFrame:
     return _with_state(_with_state(t.events, "append"), "append")
 
 
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _NEEDS = ("PENSTOCK_FUNCTION_NEEDS_ROCKSDB",)
 
 

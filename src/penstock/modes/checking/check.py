@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import predict_emits
-from penstock.modes.checking.plan import Plan
+from penstock.modes.checking.plan import CHECK_SETTING, Plan
 from penstock.modes.checking.report import (
     MODES,
     REFUSED,
@@ -22,13 +22,19 @@ from penstock.modes.checking.report import (
     spark_reports,
 )
 from penstock.modes.checking.rules.joins import joins
-from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
+from penstock.modes.checking.rules.operators import (
+    operators,
+    rows_beside_groups,
+    sorts_and_limits,
+    stateful_chains,
+)
 from penstock.modes.checking.rules.planner import MULTIPLE, planning
 from penstock.modes.checking.rules.stateful import (
     aggregates,
     deduplications,
     functions,
     missing_requirements,
+    planned_aggregates,
     unfinished_groups,
     watermarks,
 )
@@ -49,13 +55,13 @@ from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
-    operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, watermarks,
+    operators, aggregates, rows_beside_groups, sorts_and_limits, functions, joins, stateful_chains,
+    deduplications, watermarks,
 )  # fmt: skip
 _TRIGGER_RULES: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
 _WORST_FIRST = (REFUSED, UNSAFE, WARNING)
-_CHECK_SETTING = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
-    _CHECK_SETTING,
+    CHECK_SETTING,
     "spark.sql.streaming.noDataMicroBatches.enabled",
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
@@ -147,14 +153,14 @@ def _check_mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += unfinished_groups(plan, mode, trigger)
     if is_classic(df):
-        if plan.settings.get(_CHECK_SETTING) == "false":
+        if plan.settings.get(CHECK_SETTING) == "false":
             problems = [
                 replace(reported, severity=UNSAFE) if _is_refused(reported) else reported
                 for reported in problems
             ]
         else:
             problems = _with_spark_verdict(problems, check_output_mode(df, mode, trigger))
-    problems += [*missing_requirements(plan), *planning(plan, mode)]
+    problems += [*missing_requirements(plan), *planned_aggregates(plan, mode), *planning(plan, mode)]
     if trigger == "continuous":
         problems += spark_continuous_sources(plan)
     elif trigger == "real time":

@@ -15,6 +15,7 @@ from penstock.spark.internals.plan_text import Node
 
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
 MATCHED, ONLY_MATCHED, FUNCTION = "matched rows", "matched rows alone", "the function's rows"
+INPUTS = "the rows of each input"
 AT_ONCE, AFTER_WATERMARK = "at once", "after the watermark"
 NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOREVER, UNTIL_REMOVED = (
     "none",
@@ -27,6 +28,7 @@ NO_STATE, COUNT, UNTIL_WATERMARK, SUBTOTALS, ONE_SIDE, FOREVER, UNTIL_REMOVED = 
 )
 ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
 
+_MOST_FIRST = (REPLACE_ALL, REPLACE_BY_KEY, ADD)
 _WORST_FIRST = (FOREVER, ONE_SIDE, SUBTOTALS, UNTIL_REMOVED, UNTIL_WATERMARK, COUNT, NO_STATE)
 
 _ROWS_TEXT = {
@@ -39,6 +41,7 @@ _ROWS_TEXT = {
     ONLY_MATCHED: "rows with a match are emitted once, in the micro-batch that reads the later of the two, "
     "and rows without one are never emitted if they are kept forever",
     FUNCTION: "the rows that the stateful function returns are emitted",
+    INPUTS: "the rows of each input of the union are emitted as they would be without the union",
 }
 _WHEN_TEXT = {
     AT_ONCE: "in the micro-batch that reads it",
@@ -87,13 +90,16 @@ class Emits:
 
 def predict_emits(plan: Plan, mode: str) -> Emits:
     """Predict the output of the stateful operator nearest to the sink; a query without one passes rows on."""
-    lifetimes = {_state_lifetime(node, mode) for node in plan.stateful} | {NO_STATE}
-    state = next(lifetime for lifetime in _WORST_FIRST if lifetime in lifetimes)
+    state = _worst_lifetime({_state_lifetime(node, mode) for node in plan.stateful})
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
         # A deduplication emits each group once, and the next micro-batch replaces it in the sink.
         rows = NEW_ROWS if top is not None and Trait.DEDUPLICATION in traits_of(top.name) else ALL
         return Emits(rows, AT_ONCE, FOREVER, REPLACE_ALL)
+    union = _top_union(plan)
+    if union is not None:
+        inputs = [Plan(child, plan.settings) for child in union.children]
+        return _emits_of_union([predict_emits(each, mode) for each in inputs])
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
     if top in plan.aggregates or top in plan.excepts:
@@ -109,6 +115,32 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
     # Rows that pass this operator immediately may come from an aggregation below that holds them back.
     is_delayed = mode == "append" and any(node in plan.aggregates for node in top.descendants())
     return Emits(NEW_ROWS, AFTER_WATERMARK if is_delayed else AT_ONCE, state, ADD)
+
+
+def _top_union(plan: Plan) -> Node | None:
+    """Return the union that passes its rows to the sink, without a stateful operator in between."""
+    node: Node | None = plan.root
+    while node is not None and node.name != "Union":
+        streams = [child for child in node.children if child.streaming]
+        node = streams[0] if streams and node not in plan.stateful else None
+    return node
+
+
+def _emits_of_union(inputs: list[Emits]) -> Emits:
+    """Combine the output of a union's inputs; none of their columns identifies the rows of all inputs."""
+    first, alike = inputs[0], len({(each.rows, each.when) for each in inputs}) == 1
+    delayed = all(each.when == AFTER_WATERMARK for each in inputs)
+    sinks = {each.sink for each in inputs}
+    return Emits(
+        first.rows if alike else INPUTS,
+        AFTER_WATERMARK if delayed else AT_ONCE,
+        _worst_lifetime({each.state for each in inputs}),
+        next(sink for sink in _MOST_FIRST if sink in sinks),
+    )
+
+
+def _worst_lifetime(lifetimes: set[str]) -> str:
+    return next((lifetime for lifetime in _WORST_FIRST if lifetime in lifetimes), NO_STATE)
 
 
 def _state_lifetime(node: Node, mode: str) -> str:

@@ -14,6 +14,8 @@ from penstock.spark.internals.plan_text import Node, has_watermark, optimized_tr
 from penstock.spark.internals.plans import python_aggregates
 from penstock.spark.internals.sessions import is_classic
 
+CHECK_SETTING = "spark.sql.streaming.unsupportedOperationCheck"
+
 
 @dataclass(frozen=True)
 class Watermark:
@@ -64,6 +66,12 @@ class Plan:
     @cached_property
     def aggregates(self) -> list[Node]:
         return self.streaming_with(Trait.AGGREGATION)
+
+    @cached_property
+    def checked_aggregate(self) -> Node | None:
+        """The only aggregation that Spark's checker requires to suit the output mode: the topmost one."""
+        is_checked = self.settings.get(CHECK_SETTING, "true") == "true"
+        return self.aggregates[0] if is_checked and self.aggregates else None
 
     @cached_property
     def functions(self) -> list[Node]:

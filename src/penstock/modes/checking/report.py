@@ -54,6 +54,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_EXCEPT_STREAM": "Except on",
         "PENSTOCK_EXCEPT_BATCH": None,
         "PENSTOCK_INTERSECT": "Intersect of",
+        "PENSTOCK_ROWS_BESIDE_GROUPS": None,
     },
     "sorting-and-limits": {
         "PENSTOCK_SORT": "Sorting is not",

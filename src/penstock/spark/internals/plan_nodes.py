@@ -18,6 +18,7 @@ _GROUPED = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?(\.start|\.end)?")
 _OVERLAPPING = re.compile(r"window#(\d+)(?:-T\d+ms)?")
 _WINDOW, _SESSION = "window", "session_window"
 _NO_TIME = ("NoTimeout", "NoTime")
+_EVENT_TIME_TIMEOUT = "EventTimeTimeout"
 # The options of a relation that reads a queue.
 _QUEUE = re.compile(r", penstock, .*\[(?:[^\]]*, )?queue=([\w.-]+)[,\]]")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
@@ -184,6 +185,11 @@ def function_output_mode(node: Node) -> str | None:
 def lacks_expiry(node: Node) -> bool:
     """Whether a stateful function has no timeout, timer or time to live, so only it can remove its state."""
     return any(argument in _NO_TIME for argument in node.arguments)
+
+
+def times_out_by_event_time(node: Node) -> bool:
+    """Whether a stateful function's state times out when the watermark passes it."""
+    return _EVENT_TIME_TIMEOUT in node.arguments
 
 
 def is_map_groups(node: Node) -> bool:

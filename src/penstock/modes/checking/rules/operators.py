@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.modes.checking.plan import Plan, above_aggregation, expires
-from penstock.modes.checking.report import Problem
+from penstock.modes.checking.report import UNSAFE, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_nodes import times_out_by_event_time
 from penstock.spark.internals.plan_text import ANALYSIS_FAILED, Node
 
 _CHECK_SETTING = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
@@ -37,6 +38,7 @@ _REFUSED_OPERATORS = {
     "Tail": Problem("PENSTOCK_TAIL", "a stream has no end to take rows from"),
 }
 """The problems of operators that no output mode supports."""
+_BOTH = {True, False}
 _EXPRESSION = re.compile(r"\b(monotonically_increasing_id)\(\)")
 
 
@@ -85,6 +87,38 @@ def _set_operations(node: Node) -> Iterator[Problem]:
         )
 
 
+def rows_beside_groups(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report a union in complete mode that has groups of one input and single rows of another."""
+    if mode != "complete":
+        return
+    for node in _above_aggregations(plan.root):
+        if (
+            node.name == "Union"
+            and {_has_aggregation(child) for child in node.children if child.streaming} == _BOTH
+        ):
+            yield Problem.at(
+                node,
+                "PENSTOCK_ROWS_BESIDE_GROUPS",
+                "complete mode replaces all rows in the sink in each micro-batch, and an input of the union "
+                "without an aggregation emits a row only in one micro-batch: the next one removes it",
+                UNSAFE,
+                fix="outputMode('update') with a sink that replaces by key; or two queries",
+            )
+            return
+
+
+def _above_aggregations(node: Node) -> Iterator[Node]:
+    """Return the operators whose rows reach the sink without an aggregation, from the top."""
+    if node.streaming and Trait.AGGREGATION not in traits_of(node.name):
+        yield node
+        for child in node.children:
+            yield from _above_aggregations(child)
+
+
+def _has_aggregation(node: Node) -> bool:
+    return Trait.AGGREGATION in traits_of(node.name) or above_aggregation(node)
+
+
 def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report sorts, which require the whole result, and limits in update mode."""
     for node in plan.streaming("Sort"):
@@ -109,24 +143,37 @@ def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
     """Apply Spark's check (4.2, 4.3) for operators that emit rows which the next operator drops as late."""
-    if mode == "append" or plan.settings.get(_CHECK_SETTING, "true") != "true":
+    if plan.settings.get(_CHECK_SETTING, "true") != "true":
         return
     for node in plan.stateful:
         if not _drops_late_rows(node):
             continue
         below = next(
-            (child for child in node.descendants() if child in plan.stateful and _emits_late_rows(child)),
+            (
+                child
+                for child in node.descendants()
+                if child in plan.stateful and _emits_late_rows(child, mode)
+            ),
             None,
         )
         if below is not None:
-            yield Problem.at(
-                node,
-                "PENSTOCK_STATEFUL_AFTER_STATEFUL",
-                f"in {mode} mode {below.name} emits rows again, or rows behind the watermark, which the "
-                f"{node.name} above it would drop as late",
-                fix="outputMode('append'); or two queries with a queue between them",
-            )
+            yield _late_rows(node, below, mode)
             return
+
+
+def _late_rows(node: Node, below: Node, mode: str) -> Problem:
+    if times_out_by_event_time(below):
+        reason = f"with an event-time timeout {below.name} may emit rows behind the watermark"
+        fix = "transformWithState; or two queries with a queue between them"
+    else:
+        reason = f"in {mode} mode {below.name} emits rows again, or rows behind the watermark"
+        fix = "outputMode('append'); or two queries with a queue between them"
+    return Problem.at(
+        node,
+        "PENSTOCK_STATEFUL_AFTER_STATEFUL",
+        f"{reason}, which the {node.name} above it would drop as late",
+        fix=fix,
+    )
 
 
 def _drops_late_rows(node: Node) -> bool:
@@ -135,7 +182,9 @@ def _drops_late_rows(node: Node) -> bool:
     return Trait.DROPS_LATE in properties or (Trait.DROPS_LATE_BY_KEY in properties and expires(node))
 
 
-def _emits_late_rows(node: Node) -> bool:
+def _emits_late_rows(node: Node, mode: str) -> bool:
+    if times_out_by_event_time(node):
+        return True
     if node.name == "Join":
-        return bool(unmatched_sides(node))
-    return Trait.AGGREGATION in traits_of(node.name)
+        return mode != "append" and bool(unmatched_sides(node))
+    return mode != "append" and Trait.AGGREGATION in traits_of(node.name)

@@ -5,6 +5,7 @@ watermarks: what Spark refuses, and state that grows forever.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, operators_between
@@ -19,15 +20,16 @@ from penstock.spark.internals.plan_nodes import (
     is_map_groups,
     lacks_expiry,
     output_columns,
+    times_out_by_event_time,
 )
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
+_NO_WATERMARK = "UNSUPPORTED_STREAMING_OPERATOR_WITHOUT_WATERMARK"
 _STATE_FOREVER = "PENSTOCK_STATE_FOR_EVER"
 _STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-_EVENT_TIME = "EventTimeTimeout"
 _NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 _DISTINCT_IN_SQL = (
     "df.dropDuplicates() in place of SQL's DISTINCT or UNION, which are aggregations: it emits each row "
@@ -45,18 +47,8 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
             condition=MODE_CONDITION,
         )
     for node in plan.aggregates:
-        if mode == "append" and not expires(node):
-            yield _without_watermark(plan, node)
-        if mode == "update" and groups_by_session(node):
-            yield Problem.at(
-                node,
-                "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
-                "a session window's bounds change while the session grows, so update mode cannot identify "
-                "the row to replace",
-                fix="use outputMode('append') with withWatermark(...), which emits each session once, when "
-                "it is closed; or outputMode('complete')",
-                condition=MODE_CONDITION,
-            )
+        if node is plan.checked_aggregate:
+            yield from _unknown_results(plan, node, mode)
         if "(distinct " in node.text:
             yield Problem.at(
                 node,
@@ -68,6 +60,30 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
         if mode != "complete" and has_subtotals_over_time(node):
             yield _subtotals_over_time(node, mode)
         yield from _groups_kept_forever(node, mode)
+
+
+def planned_aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Apply the same rules to aggregations that only Spark's planner checks (4.2, 4.3)."""
+    for node in plan.aggregates:
+        if node is not plan.checked_aggregate:
+            for problem in _unknown_results(plan, node, mode):
+                yield replace(problem, condition=_NO_WATERMARK) if mode == "append" else problem
+
+
+def _unknown_results(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
+    """Report an aggregation without final groups in append mode, or without stable groups in update mode."""
+    if mode == "append" and not expires(node):
+        yield _without_watermark(plan, node)
+    elif mode == "update" and groups_by_session(node):
+        yield Problem.at(
+            node,
+            "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
+            "a session window's bounds change while the session grows, so update mode cannot identify "
+            "the row to replace",
+            fix="use outputMode('append') with withWatermark(...), which emits each session once, when "
+            "it is closed; or outputMode('complete')",
+            condition=MODE_CONDITION,
+        )
 
 
 def _groups_kept_forever(node: Node, mode: str) -> Iterator[Problem]:
@@ -165,12 +181,12 @@ def _drops_watermark(step: Node) -> bool:
 def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report deduplications without a watermark, or of rows that are emitted again."""
     for node in plan.deduplications:
-        if node.name == "DeduplicateWithinWatermark" and not plan.watermarks:
+        if node.name == "DeduplicateWithinWatermark" and not _input_has_watermark(node):
             yield Problem.at(
                 node,
                 "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK",
-                "dropDuplicatesWithinWatermark keeps a key for the watermark's delay, and the query has no "
-                "watermark",
+                "dropDuplicatesWithinWatermark keeps a key for the watermark's delay, and none of its input "
+                "columns has a watermark",
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...])",
             )
         elif node.name != "DeduplicateWithinWatermark" and not expires(node):
@@ -191,6 +207,10 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
                 UNSAFE,
                 fix="deduplicate before the aggregation; or outputMode('append')",
             )
+
+
+def _input_has_watermark(node: Node) -> bool:
+    return any(map(has_watermark, output_columns(node.children[0])))
 
 
 def functions(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -264,7 +284,7 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
 
 def _group_state_function(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     function_mode = function_output_mode(node)
-    if _EVENT_TIME in node.arguments and not any(map(has_watermark, output_columns(node.children[0]))):
+    if times_out_by_event_time(node) and not _input_has_watermark(node):
         yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_TIMEOUT_WITHOUT_WATERMARK",
