@@ -55,6 +55,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("function_in_update_counted", "update"),
         Cell("function_in_append_counted", "update"),
     ),
+    "PENSTOCK_SESSIONS_OF_ALL_ROWS": (
+        Cell("sessions_of_all_rows", "append"),
+        Cell("sessions", "append"),
+    ),
     "PENSTOCK_ROWS_BESIDE_GROUPS": (
         Cell("windows_and_events_united", "complete"),
         Cell("windows_and_events_united", "update"),

@@ -70,6 +70,32 @@ def sessions(t: Inputs) -> DataFrame:
     return t.timed.groupBy(F.session_window("ts", "1 minute"), "k").count()
 
 
+_OF_ALL_ROWS = ("PENSTOCK_SESSIONS_OF_ALL_ROWS",)
+
+
+@says(
+    append=_OF_ALL_ROWS,
+    update=("PENSTOCK_SESSION_WINDOW_IN_UPDATE", *_OF_ALL_ROWS),
+    complete=(*_OF_ALL_ROWS, *FOR_EVER),
+)
+def sessions_of_all_rows(t: Inputs) -> DataFrame:
+    return t.timed.groupBy(F.session_window("ts", "1 minute")).count()
+
+
+@says(
+    append=_OF_ALL_ROWS,
+    update=("PENSTOCK_SESSION_WINDOW_IN_UPDATE", *_OF_ALL_ROWS),
+    complete=(*_OF_ALL_ROWS, *FOR_EVER),
+)
+def sessions_by_a_literal(t: Inputs) -> DataFrame:
+    return t.timed.groupBy(F.session_window("ts", "1 minute"), F.lit(1)).count()
+
+
+@says(update=("PENSTOCK_SESSION_WINDOW_IN_UPDATE",), complete=FOR_EVER)
+def sessions_by_a_constant_column(t: Inputs) -> DataFrame:
+    return t.timed.withColumn("all", F.lit(1)).groupBy(F.session_window("ts", "1 minute"), "all").count()
+
+
 @says(
     append=("PENSTOCK_DISTINCT_AGGREGATE", *WITHOUT_WATERMARK),
     update=("PENSTOCK_DISTINCT_AGGREGATE", *EACH_KEY),

@@ -19,6 +19,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_WATERMARK_NOT_IN_GROUPING": "aggregations without watermark",
         "PENSTOCK_EVENT_TIME_LOST": "aggregations without watermark",
         "PENSTOCK_SESSION_WINDOW_IN_UPDATE": "session window",
+        "PENSTOCK_SESSIONS_OF_ALL_ROWS": None,
         "PENSTOCK_DISTINCT_AGGREGATE": "Distinct aggregations",
         "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": "no streaming aggregations",
         "PENSTOCK_STATEFUL_AFTER_STATEFUL": "Detected pattern",

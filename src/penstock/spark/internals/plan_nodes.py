@@ -105,11 +105,20 @@ def grouping_expressions(node: Node) -> list[str]:
 
 def groups_by_session(node: Node) -> bool:
     """Return whether an aggregate groups by session windows, under any name."""
+    return any(_are_sessions(node))
+
+
+def groups_by_session_alone(node: Node) -> bool:
+    """Return whether an aggregate groups by session windows, and by nothing else."""
+    sessions = _are_sessions(node)
+    return bool(sessions) and all(sessions)
+
+
+def _are_sessions(node: Node) -> list[bool]:
+    """Return for each grouping expression whether it is a session window."""
     windows = _time_windows(node)
-    columns = [
-        match[1] for match in map(_GROUPED.fullmatch, grouping_expressions(node)) if match and not match[2]
-    ]
-    return any(windows.get(column) == _SESSION for column in columns)
+    matches = map(_GROUPED.fullmatch, grouping_expressions(node))
+    return [match is not None and not match[2] and windows.get(match[1]) == _SESSION for match in matches]
 
 
 def groups_by_time(node: Node) -> bool:

@@ -12,6 +12,7 @@ from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import (
     grouping_expressions,
     groups_by_session,
+    groups_by_session_alone,
     join_type,
     output_columns,
     python_aggregate,
@@ -29,6 +30,7 @@ def planning(plan: Plan, mode: str) -> Iterator[Problem]:
     yield from _joins_without_equality(plan)
     yield from _subtracted_batches(plan, mode)
     yield from _python_aggregates(plan)
+    yield from _sessions_of_all_rows(plan)
     yield from _subqueries(plan, mode)
 
 
@@ -141,6 +143,20 @@ def _python_aggregates(plan: Plan) -> Iterator[Problem]:
                 f"{name} aggregates in Python, and streams only support Spark's own aggregate functions",
                 fix="agg(f(collect_list('<column>'))) with a function of a list; or applyInPandasWithState",
             )
+
+
+def _sessions_of_all_rows(plan: Plan) -> Iterator[Problem]:
+    """Report aggregations by session windows alone, after Spark's optimizer has removed literals."""
+    by_session = [node for node in plan.aggregates if groups_by_session(node)]
+    planned = (plan.optimized or plan).aggregates if by_session else []
+    if any(map(groups_by_session_alone, planned)):
+        yield Problem.at(
+            next(filter(groups_by_session_alone, by_session), by_session[0]),
+            "PENSTOCK_SESSIONS_OF_ALL_ROWS",
+            "Spark keeps session windows by key, and the aggregation has no key besides the window",
+            fix="groupBy(session_window('<event time>', ...), '<key>'); or, for sessions of all rows, with "
+            "withColumn('<key>', lit(1)) before it",
+        )
 
 
 def _subtracted_batches(plan: Plan, mode: str) -> Iterator[Problem]:
