@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd
@@ -23,6 +24,7 @@ _BATCHES = {
 }
 _Build = Callable[[Inputs], DataFrame]
 _REDEFINED, _NO_EQUALITY = "PENSTOCK_WATERMARK_REDEFINED", "PENSTOCK_JOIN_WITHOUT_EQUALITY"
+_CHAIN = "PENSTOCK_STATEFUL_AFTER_STATEFUL"
 _EXCEPT, _SUBQUERY = "PENSTOCK_EXCEPT_BATCH", "PENSTOCK_CORRELATED_SUBQUERY"
 _RANGE = "ts between ts2 and ts2 + interval 1 minute"
 
@@ -118,6 +120,52 @@ def test_a_watermark_above_an_aggregation_holds_back_all_rows_in_append_mode(spa
     assert problem.severity == "unsafe"
     assert "nothing is ever emitted" in problem.message
     assert not any(batch.emitted.num_rows for batch in shown["append"].batches)
+
+
+@contextmanager
+def _turned_off(spark: SparkSession, setting: str) -> Iterator[None]:
+    name = f"spark.sql.streaming.statefulOperator.{setting}"
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
+
+
+def _windows_of_windows(t: Inputs) -> DataFrame:
+    return t.windows.groupBy(F.window("window", "5 minutes")).count()
+
+
+def _windows_of_left_joined(t: Inputs) -> DataFrame:
+    joined = t.timed.join(t.timed_others, F.expr(f"k = k2 + 1 and {_RANGE}"), "left").drop("ts2")
+    return joined.groupBy(F.window("ts", "1 minute")).count()
+
+
+@pytest.mark.parametrize("build", [_windows_of_windows, _windows_of_left_joined])
+def test_rows_between_operators_that_share_a_watermark_are_lost(build: _Build, spark: SparkSession) -> None:
+    """The other problem of PENSTOCK_STATEFUL_AFTER_STATEFUL, and its fix."""
+    report, shown = _compared(spark, build, "append")
+    assert report["append"].safe
+    assert not any(batch.dropped_rows for batch in shown["append"].batches)
+    with _turned_off(spark, "allowMultiple"):
+        report, shown = _compared(spark, build, "append")
+    assert [each.severity for each in report["append"].problems if each.code == _CHAIN] == ["unsafe"]
+    assert sum(batch.dropped_rows for batch in shown["append"].batches) > 0
+
+
+def test_one_operator_may_have_the_only_watermark(spark: SparkSession) -> None:
+    with _turned_off(spark, "allowMultiple"):
+        report, shown = _compared(spark, lambda t: t.windows, "append")
+    assert report["append"].problems == ()
+    assert not any(batch.dropped_rows for batch in shown["append"].batches)
+
+
+def test_a_chain_that_spark_does_not_check_is_unsafe(spark: SparkSession) -> None:
+    with _turned_off(spark, "checkCorrectness.enabled"):
+        report, shown = _compared(spark, lambda t: t.windows.groupBy("k").count(), "update")
+    assert report["update"].allowed
+    assert [each.severity for each in report["update"].problems if each.code == _CHAIN] == ["unsafe"]
+    assert shown["update"].allowed
 
 
 def test_a_filter_above_a_join_is_part_of_its_condition(spark: SparkSession) -> None:

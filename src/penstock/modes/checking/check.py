@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import predict_emits
-from penstock.modes.checking.plan import CHECK_SETTING, Plan
+from penstock.modes.checking.plan import CHECK_SETTING, MULTIPLE_SETTING, Plan
 from penstock.modes.checking.report import (
     MODES,
     REFUSED,
@@ -28,7 +28,7 @@ from penstock.modes.checking.rules.operators import (
     sorts_and_limits,
     stateful_chains,
 )
-from penstock.modes.checking.rules.planner import MULTIPLE, planning
+from penstock.modes.checking.rules.planner import planning
 from penstock.modes.checking.rules.stateful import (
     aggregates,
     deduplications,
@@ -66,7 +66,7 @@ _SETTINGS = (
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
     "spark.sql.streaming.stateStore.providerClass",
-    MULTIPLE,
+    MULTIPLE_SETTING,
     ALLOW_LIST,
 )
 _TRIGGERS = {

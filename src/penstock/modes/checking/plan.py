@@ -15,6 +15,8 @@ from penstock.spark.internals.plans import python_aggregates
 from penstock.spark.internals.sessions import is_classic
 
 CHECK_SETTING = "spark.sql.streaming.unsupportedOperationCheck"
+MULTIPLE_SETTING = "spark.sql.streaming.statefulOperator.allowMultiple"
+"""Whether each operator has a watermark of its own, rather than one for the whole query."""
 
 
 @dataclass(frozen=True)

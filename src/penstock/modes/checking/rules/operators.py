@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.modes.checking.plan import Plan, above_aggregation, expires
-from penstock.modes.checking.report import UNSAFE, Problem
+from penstock.modes.checking.plan import MULTIPLE_SETTING, Plan, above_aggregation, expires
+from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import times_out_by_event_time
-from penstock.spark.internals.plan_text import ANALYSIS_FAILED, Node
+from penstock.spark.internals.plan_nodes import output_columns, times_out_by_event_time
+from penstock.spark.internals.plan_text import ANALYSIS_FAILED, Node, has_watermark
 
 _CHECK_SETTING = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 _WINDOW = "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING"
@@ -142,26 +142,23 @@ def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
 
 
 def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply Spark's check (4.2, 4.3) for operators that emit rows which the next operator drops as late."""
-    if plan.settings.get(_CHECK_SETTING, "true") != "true":
-        return
-    for node in plan.stateful:
-        if not _drops_late_rows(node):
-            continue
-        below = next(
-            (
-                child
-                for child in node.descendants()
-                if child in plan.stateful and _emits_late_rows(child, mode)
-            ),
-            None,
-        )
-        if below is not None:
-            yield _late_rows(node, below, mode)
+    """Report operators that emit rows which the next operator drops as late, or counts twice.
+
+    Spark refuses such chains (4.2, 4.3), unless its check is turned off. If all operators share one
+    watermark, it refuses too few of them.
+    """
+    is_checked = plan.settings.get(_CHECK_SETTING, "true") == "true"
+    for node in filter(_drops_late_rows, plan.stateful):
+        below = [child for child in node.descendants() if child in plan.stateful]
+        late = next((child for child in below if _emits_late_rows(child, mode)), None)
+        if late is not None:
+            yield _late_rows(node, late, mode, REFUSED if is_checked else UNSAFE)
             return
+    if plan.settings.get(MULTIPLE_SETTING, "true") != "true":
+        yield from _chains_with_one_watermark(plan)
 
 
-def _late_rows(node: Node, below: Node, mode: str) -> Problem:
+def _late_rows(node: Node, below: Node, mode: str, severity: str) -> Problem:
     if times_out_by_event_time(below):
         reason = f"with an event-time timeout {below.name} may emit rows behind the watermark"
         fix = "transformWithState; or two queries with a queue between them"
@@ -172,8 +169,26 @@ def _late_rows(node: Node, below: Node, mode: str) -> Problem:
         node,
         "PENSTOCK_STATEFUL_AFTER_STATEFUL",
         f"{reason}, which the {node.name} above it would drop as late",
+        severity,
         fix=fix,
     )
+
+
+def _chains_with_one_watermark(plan: Plan) -> Iterator[Problem]:
+    """Report operators that emit rows behind the watermark of the query, below one that drops such rows."""
+    for node in filter(_drops_late_rows, plan.stateful):
+        columns = [column for child in node.children for column in output_columns(child)]
+        below = [child for child in node.descendants() if child in (*plan.aggregates, *plan.joins)]
+        if below and any(map(has_watermark, columns)):
+            yield Problem.at(
+                node,
+                "PENSTOCK_STATEFUL_AFTER_STATEFUL",
+                f"{MULTIPLE_SETTING} is false, so all operators share one watermark: {below[0].name} emits "
+                f"rows behind it, and the {node.name} above it drops them as late",
+                UNSAFE,
+                fix=f"spark.conf.set('{MULTIPLE_SETTING}', 'true')",
+            )
+            return
 
 
 def _drops_late_rows(node: Node) -> bool:

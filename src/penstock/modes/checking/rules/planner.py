@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.plan import Plan, expires, keys_of
+from penstock.modes.checking.plan import MULTIPLE_SETTING, Plan, expires, keys_of
 from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
 from penstock.spark.internals.join_bounds import may_have_equality, unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
@@ -20,7 +20,6 @@ from penstock.spark.internals.plan_nodes import (
 from penstock.spark.internals.plan_text import Node, has_watermark, without_ids
 
 _CORRELATED = re.compile(r"-subquery#\d+ \[")
-MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 
 def planning(plan: Plan, mode: str) -> Iterator[Problem]:
@@ -36,7 +35,7 @@ def planning(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def _second_watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report a watermark above another watermark, even if its column is dropped in between."""
-    if plan.settings.get(MULTIPLE, "true") != "true":
+    if plan.settings.get(MULTIPLE_SETTING, "true") != "true":
         return
     columns = {watermark.node: watermark.column for watermark in plan.watermarks}
     for node, column in columns.items():
@@ -76,7 +75,7 @@ def _several_event_times(plan: Plan, mode: str) -> Iterator[Problem]:
     Spark requires exactly one column that decides whether rows are late, after its optimizer has removed
     unused columns.
     """
-    if plan.settings.get(MULTIPLE, "true") != "true" or not plan.watermarks:
+    if plan.settings.get(MULTIPLE_SETTING, "true") != "true" or not plan.watermarks:
         return
     candidates = [node for node in plan.stateful if _drops_late_rows(plan, node, mode) and _event_times(node)]
     if not candidates or plan.optimized is None:
