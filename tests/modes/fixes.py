@@ -59,6 +59,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("sessions_of_all_rows", "append"),
         Cell("sessions", "append"),
     ),
+    "PENSTOCK_ROCKSDB_CHAIN": (
+        Cell("windows_deduplicated_in_rocksdb", "append"),
+        Cell("windows_repartitioned_and_deduplicated_in_rocksdb", "append"),
+    ),
     "PENSTOCK_ROWS_BESIDE_GROUPS": (
         Cell("windows_and_events_united", "complete"),
         Cell("windows_and_events_united", "update"),

@@ -15,6 +15,7 @@ import penstock
 from penstock.modes.checking.emits import CHANGED, FINISHED, ONE_SIDE, UNTIL_WATERMARK
 from penstock.modes.previewing.micro_batches import DATA
 from tests.modes.frames import Inputs
+from tests.modes.frames.frame import ROCKSDB
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _TIMES = [_START + timedelta(hours=hour) for hour in range(3)]
@@ -158,6 +159,25 @@ def test_one_operator_may_have_the_only_watermark(spark: SparkSession) -> None:
         report, shown = _compared(spark, lambda t: t.windows, "append")
     assert report["append"].problems == ()
     assert not any(batch.dropped_rows for batch in shown["append"].batches)
+
+
+def test_groups_in_rocksdb_are_limited_unless_there_is_one_partition(spark: SparkSession) -> None:
+    """A preview has two partitions."""
+    reports: dict[str, penstock.modes.Report] = {}
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    partitions = str(spark.conf.get("spark.sql.shuffle.partitions"))
+    try:
+        report, shown = _compared(spark, lambda t: t.windows.limit(1), "append")
+        for number in ("1", "2"):
+            spark.conf.set("spark.sql.shuffle.partitions", number)
+            stream = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
+            reports[number] = penstock.modes.check(stream.groupBy("timestamp").count().limit(1))
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    assert report["append"].problems == reports["2"]["append"].problems == ()
+    assert [each.code for each in reports["1"]["append"].problems] == ["PENSTOCK_ROCKSDB_CHAIN"]
+    assert sum(batch.emitted.num_rows for batch in shown["append"].batches) == 1
 
 
 def test_a_chain_that_spark_does_not_check_is_unsafe(spark: SparkSession) -> None:

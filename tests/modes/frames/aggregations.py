@@ -11,6 +11,7 @@ from tests.modes.frames.frame import (
     EACH_KEY,
     FOR_EVER,
     NO_AGGREGATION,
+    ROCKSDB,
     WITHOUT_WATERMARK,
     Inputs,
     says,
@@ -306,3 +307,25 @@ def windows_and_events_united(t: Inputs) -> DataFrame:
 @says(append=_NO_DELAY, update=_NO_DELAY, complete=(*_NO_DELAY, *NO_AGGREGATION))
 def deduplicated_within_a_lost_watermark(t: Inputs) -> DataFrame:
     return t.timed.select("k", "value").dropDuplicatesWithinWatermark(["k"])
+
+
+_OF_RESULTS = ("PENSTOCK_DEDUPLICATION_OF_RESULTS", *CHAIN)
+
+
+@says(
+    append=("PENSTOCK_ROCKSDB_CHAIN",),
+    update=_OF_RESULTS,
+    complete=(*_OF_RESULTS, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
+)
+def windows_deduplicated_in_rocksdb(t: Inputs) -> DataFrame:
+    return t.windows.toDF("minute", "who", "count").dropDuplicatesWithinWatermark(["minute", "who"])
+
+
+@says(
+    update=_OF_RESULTS,
+    complete=(*_OF_RESULTS, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
+)
+def windows_repartitioned_and_deduplicated_in_rocksdb(t: Inputs) -> DataFrame:
+    return t.windows.repartition(2).dropDuplicates(["window", "k"])

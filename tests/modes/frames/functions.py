@@ -13,12 +13,11 @@ from tests.modes.frames.frame import (
     EACH_KEY,
     FOR_EVER,
     NO_AGGREGATION,
+    ROCKSDB,
     WITHOUT_WATERMARK,
     Inputs,
     says,
 )
-
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def _pandas(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
@@ -88,7 +87,7 @@ def function_with_a_timeout_after_the_event_time_is_dropped(t: Inputs) -> DataFr
     append=(*CHAIN, *FOR_EVER),
     update=(*CHAIN, "PENSTOCK_FUNCTION_MODE", "PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
     complete=(*CHAIN, *NO_AGGREGATION, *FOR_EVER),
-    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
 )
 def function_with_a_timeout_transformed(t: Inputs) -> DataFrame:
     return _transformed(_with_state(t.timed, "append", "EventTimeTimeout"), "append")
@@ -146,7 +145,7 @@ def transformed_without_rocksdb(t: Inputs) -> DataFrame:
     append=FOR_EVER,
     update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
     complete=(*NO_AGGREGATION, *FOR_EVER),
-    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
 )
 def transformed_with_state(t: Inputs) -> DataFrame:
     return _transformed(t.events, "append")
@@ -161,7 +160,7 @@ def function_in_append_counted(t: Inputs) -> DataFrame:
     append=("PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
     update=FOR_EVER,
     complete=(*NO_AGGREGATION, *FOR_EVER),
-    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
 )
 def transformed_in_update(t: Inputs) -> DataFrame:
     return _transformed(t.events, "update")
@@ -175,7 +174,7 @@ _TWICE = ("PENSTOCK_FUNCTION_MODE_DIFFERS", "PENSTOCK_FUNCTION_MODE_DIFFERS")
     append=_BOTH,
     update=(*_TWICE, *_BOTH),
     complete=(*NO_AGGREGATION, *_BOTH),
-    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
 )
 def transformed_twice(t: Inputs) -> DataFrame:
     return _transformed(_transformed(t.events, "append"), "append")
@@ -185,7 +184,21 @@ def transformed_twice(t: Inputs) -> DataFrame:
     append=FOR_EVER,
     update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *CHAIN, *FOR_EVER),
     complete=(*CHAIN, *FOR_EVER, *FOR_EVER),
-    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
 )
 def transformed_after_windows(t: Inputs) -> DataFrame:
     return _transformed(t.windows.drop("window"), "append")
+
+
+_IN_ONE_STAGE = ("PENSTOCK_ROCKSDB_CHAIN",)
+
+
+@says(
+    append=(*_IN_ONE_STAGE, *FOR_EVER),
+    update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *CHAIN, *FOR_EVER),
+    complete=(*CHAIN, *FOR_EVER, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=ROCKSDB,
+)
+def times_transformed(t: Inputs) -> DataFrame:
+    counts = t.timed.groupBy("ts").count()
+    return counts.groupBy("ts").transformWithStateInPandas(_Processor(), "k timestamp", "append", "none")

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import predict_emits
-from penstock.modes.checking.plan import CHECK_SETTING, MULTIPLE_SETTING, Plan
+from penstock.modes.checking.plan import CHECK_SETTING, MULTIPLE_SETTING, PROVIDER_SETTING, Plan
 from penstock.modes.checking.report import (
     MODES,
     REFUSED,
@@ -65,7 +65,7 @@ _SETTINGS = (
     "spark.sql.streaming.noDataMicroBatches.enabled",
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
-    "spark.sql.streaming.stateStore.providerClass",
+    PROVIDER_SETTING,
     MULTIPLE_SETTING,
     ALLOW_LIST,
 )

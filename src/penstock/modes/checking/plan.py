@@ -10,13 +10,14 @@ from pyspark.sql import DataFrame
 
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_nodes import grouping_expressions, source_below, watermark_of
-from penstock.spark.internals.plan_text import Node, has_watermark, optimized_tree, without_ids
+from penstock.spark.internals.plan_text import Node, has_watermark, optimized_tree, physical_tree, without_ids
 from penstock.spark.internals.plans import python_aggregates
 from penstock.spark.internals.sessions import is_classic
 
 CHECK_SETTING = "spark.sql.streaming.unsupportedOperationCheck"
 MULTIPLE_SETTING = "spark.sql.streaming.statefulOperator.allowMultiple"
 """Whether each operator has a watermark of its own, rather than one for the whole query."""
+PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,20 @@ class Plan:
         return None if root is None else Plan(root, self.settings)
 
     @cached_property
+    def physical(self) -> Node | None:
+        """The physical plan in append mode; None if it is unknown."""
+        return None if self.frame is None else physical_tree(self.frame)
+
+    @cached_property
     def python_aggregates(self) -> frozenset[str] | None:
         """The printed calls of Python aggregate functions; None if only the printed plan is available."""
         if self.frame is None or not is_classic(self.frame):
             return None
         return python_aggregates(self.frame)
+
+    @property
+    def keeps_state_in_rocksdb(self) -> bool:
+        return self.settings.get(PROVIDER_SETTING, "").endswith("RocksDBStateStoreProvider")
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -26,6 +26,7 @@ _CODES: dict[str, dict[str, str | None]] = {
         "PENSTOCK_LAST_GROUP_STAYS": None,
         "PENSTOCK_PYTHON_AGGREGATE": None,
         "PENSTOCK_SUBTOTALS_OVER_TIME": None,
+        "PENSTOCK_ROCKSDB_CHAIN": None,
         "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING": "NON_TIME_WINDOW",
     },
     "state-and-watermarks": {

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, refusal, refused_arguments
 from penstock.errors import InvalidInputError
+from penstock.modes.checking.plan import PROVIDER_SETTING
 from penstock.modes.checking.report import MODES
 from penstock.modes.previewing.inputs import Input, input_of
 from penstock.modes.previewing.result import Preview
@@ -45,7 +46,8 @@ def preview(
     Parameters
     ----------
     spark
-        A classic session; its settings apply, except ``spark.sql.shuffle.partitions``, which is 1.
+        A classic session; its settings apply, except ``spark.sql.shuffle.partitions``, which is 1, or 2 with
+        state in RocksDB.
     transform
         A function that takes a streaming DataFrame and returns another. If ``batches`` has several inputs, it
         takes one DataFrame for each by name.
@@ -178,7 +180,9 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
 def _preview_session(spark: SparkSession, folder: str | Path | None) -> SparkSession:
     """Clone a session with its views, functions and settings, and change some of the clone's settings."""
     clone = clone_session(spark)
-    clone.conf.set("spark.sql.shuffle.partitions", "1")
+    # With state in RocksDB, tasks fail that run an aggregation and then a limit, as they do in one partition.
+    is_rocksdb = str(clone.conf.get(PROVIDER_SETTING)).endswith("RocksDBStateStoreProvider")
+    clone.conf.set("spark.sql.shuffle.partitions", "2" if is_rocksdb else "1")
     clone.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
     if folder is None:
         clone.conf.set("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_FILE_MANAGER)

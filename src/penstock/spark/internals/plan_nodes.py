@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.spark.internals.operators import Trait, traits_of
@@ -28,6 +28,17 @@ _EVENT_TIME = re.compile(r"(?:[0-9a-f-]{36}, )?.+?#(\d+)L?(?:-T\d+ms)?(?:: |, )"
 _INDICES = re.compile(r"\[\d+(, \d+)*\]")
 _WATERMARK_SUFFIX = re.compile(r"-T\d+ms$")
 _PYTHON_CALL = re.compile(r"([\w<>.]+)\(([^()]*)\)#\d+")
+_RESTORES = ("StateStoreRestore", "SessionWindowStateStoreRestore")
+_WRITES = (
+    "StreamingDeduplicate",
+    "StreamingDeduplicateWithinWatermark",
+    "StreamingGlobalLimit",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+)
+"""Physical operators that open their state for writing before they read their input."""
 _BY_ALL_COLUMNS = ("Distinct", "Except")
 """Operators that Spark plans as aggregations by all their columns."""
 _OWN_COLUMNS = ("Project", "Aggregate", "Expand")
@@ -267,3 +278,22 @@ def _output_column(expression: str, columns: list[str]) -> str | None:
         if column.startswith(f"{expression} AS "):
             return column[len(expression) + len(" AS ") :]
     return None
+
+
+def has_aggregation_in_stage(physical: Node) -> bool:
+    """Return whether a physical plan has an aggregation, and above it another operator that writes state, in
+    one stage: with no exchange of rows in between.
+    """
+    return any(
+        below.name in _RESTORES
+        for node in physical.walk()
+        if node.name in _WRITES
+        for below in _below_in_stage(node)
+    )
+
+
+def _below_in_stage(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        if child.name != "Exchange":
+            yield child
+            yield from _below_in_stage(child)

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plans import analysed, children, node_name, optimized
+from penstock.spark.internals.plans import analysed, children, explained, node_name, optimized
 from penstock.spark.internals.sessions import JvmException, is_classic
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ ANALYSIS_FAILED = "NotPlanned"
 _MAX_FIELDS = 2**31 - 1
 _OPTIMIZED = re.compile(r"== Optimized Logical Plan ==\n(.*?)\n?\n== Physical", re.DOTALL)
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*?\n(.*?)\n?\n== Optimized", re.DOTALL)
+# A physical operator, after the mark of generated code; its arguments may follow without a space.
+_PHYSICAL = re.compile(r"^([:| +-]*)(?:\*(?:\(\d+\))? )?([A-Z]\w*)", re.MULTILINE)
 # A printed attribute ends with its id, an L for a bigint, and the watermark's delay.
 _WATERMARKED = re.compile(r"#\d+L?-T\d+ms$")
 _ID = re.compile(r"#\d+L?(-T\d+ms)?")
@@ -97,6 +99,20 @@ def optimized_tree(frame: DataFrame) -> Node | None:
             return None
         text = "" if match is None else match.group(1)
     return parse(text) if text else None
+
+
+def physical_tree(frame: DataFrame) -> Node | None:
+    """Return the physical plan of a streaming DataFrame in append mode; None if Spark cannot plan it."""
+    try:
+        text = (
+            explained(frame)
+            if is_classic(frame)
+            else cast("ConnectDataFrame", frame)._explain_string(extended=False)
+        )
+    except (JvmException, PySparkException):
+        # Other rules report why.
+        return None
+    return parse(_PHYSICAL.sub(r"\1\2 ", text.partition("\n")[2]))
 
 
 def _connect_tree(frame: ConnectDataFrame) -> Node:

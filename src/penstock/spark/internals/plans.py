@@ -68,6 +68,12 @@ def optimized(frame: DataFrame) -> JavaObject:
     return dataset.sparkSession().sessionState().optimizer().execute(dataset.queryExecution().analyzed())
 
 
+def explained(frame: DataFrame) -> str:
+    """Return the printed physical plan of a classic DataFrame. A streaming one is planned in append mode."""
+    modes = jvm_of(frame.sparkSession).org.apache.spark.sql.execution.ExplainMode
+    return str(java_frame(frame).queryExecution().explainString(modes.fromString("simple")))
+
+
 def python_aggregates(frame: DataFrame) -> frozenset[str]:
     """Return the printed calls of Python aggregate functions in a classic DataFrame."""
     aggregates = (node for node in walk(analysed(frame)) if node_name(node) == "Aggregate")

@@ -24,6 +24,7 @@ CHECKPOINT_FILE_MANAGER = (
 
 Spark's default runs a process for each possible symbolic link, about 30 per micro-batch.
 """
+HDFS_PROVIDER = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 """The state store that transformWithState needs."""
 SUPPORTED = ((4, 2), (4, 3))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.plan import MULTIPLE_SETTING, Plan, expires, keys_of
+from penstock.modes.checking.plan import (
+    MULTIPLE_SETTING,
+    PROVIDER_SETTING,
+    Plan,
+    above_aggregation,
+    expires,
+    keys_of,
+)
 from penstock.modes.checking.report import REFUSED, UNSAFE, Problem
 from penstock.spark.internals.join_bounds import may_have_equality, unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
@@ -13,11 +20,13 @@ from penstock.spark.internals.plan_nodes import (
     grouping_expressions,
     groups_by_session,
     groups_by_session_alone,
+    has_aggregation_in_stage,
     join_type,
     output_columns,
     python_aggregate,
 )
 from penstock.spark.internals.plan_text import Node, has_watermark, without_ids
+from penstock.spark.internals.sessions import HDFS_PROVIDER
 
 _CORRELATED = re.compile(r"-subquery#\d+ \[")
 
@@ -30,6 +39,7 @@ def planning(plan: Plan, mode: str) -> Iterator[Problem]:
     yield from _subtracted_batches(plan, mode)
     yield from _python_aggregates(plan)
     yield from _sessions_of_all_rows(plan)
+    yield from _rocksdb_chains(plan, mode)
     yield from _subqueries(plan, mode)
 
 
@@ -155,6 +165,22 @@ def _sessions_of_all_rows(plan: Plan) -> Iterator[Problem]:
             "Spark keeps session windows by key, and the aggregation has no key besides the window",
             fix="groupBy(session_window('<event time>', ...), '<key>'); or, for sessions of all rows, with "
             "withColumn('<key>', lit(1)) before it",
+        )
+
+
+def _rocksdb_chains(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report an aggregation and another operator with state in one stage, whose tasks fail with RocksDB."""
+    if mode != "append" or not plan.keeps_state_in_rocksdb:
+        return
+    above = [node for node in plan.stateful if node not in plan.aggregates and above_aggregation(node)]
+    if above and plan.physical is not None and has_aggregation_in_stage(plan.physical):
+        yield Problem.at(
+            above[0],
+            "PENSTOCK_ROCKSDB_CHAIN",
+            "with state in RocksDB, Spark's tasks fail if they run an aggregation and then another operator "
+            "with state, as they do if both have the same keys, or there is one partition",
+            fix="repartition(...) between the two; or "
+            f"spark.conf.set('{PROVIDER_SETTING}', '{HDFS_PROVIDER}')",
         )
 
 

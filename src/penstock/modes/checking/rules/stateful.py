@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 
-from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, operators_between
+from penstock.modes.checking.plan import (
+    PROVIDER_SETTING,
+    Plan,
+    above_aggregation,
+    expires,
+    keys_of,
+    operators_between,
+)
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
@@ -28,7 +35,6 @@ from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 _NO_WATERMARK = "UNSUPPORTED_STREAMING_OPERATOR_WITHOUT_WATERMARK"
 _STATE_FOREVER = "PENSTOCK_STATE_FOR_EVER"
-_STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 _DISTINCT_IN_SQL = (
@@ -265,12 +271,12 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
     transforms = [node for node in plan.functions if Trait.TRANSFORM in traits_of(node.name)]
     if not transforms:
         return
-    if not plan.settings.get(_STATE_STORE_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
+    if not plan.keeps_state_in_rocksdb:
         yield Problem.at(
             transforms[0],
             "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
             "transformWithState needs the RocksDB state store, and the session has another one",
-            fix=f"spark.conf.set('{_STATE_STORE_PROVIDER}', '{ROCKSDB_PROVIDER}')",
+            fix=f"spark.conf.set('{PROVIDER_SETTING}', '{ROCKSDB_PROVIDER}')",
         )
     has_protobuf = find_spec("google") is not None and find_spec("google.protobuf") is not None
     if Trait.PYTHON_STATE in traits_of(transforms[0].name) and not has_protobuf:
