@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +36,7 @@ from penstock.store.records.queue_columns import FIRST_COLUMNS
 from penstock.testing.stores import drop_schema, with_schema
 
 _NAME = "bench_executors"
+_measurements = count()
 _SCHEMA = pa.schema([("data", pa.binary())])
 _MEDIAN, _P99 = 0.1, 0.4
 _COMMITS, _WARM_UP = 60, 5
@@ -120,7 +122,9 @@ def _curve(pg_url: str, name: str, parameter: str, loads: Sequence[Load]) -> Cur
 
 def measure(pg_url: str, load: Load, *, commits: int = _COMMITS) -> Cost:
     """Commit micro-batches, and trim all of their rows."""
-    url = with_schema(pg_url, _NAME)
+    # A process does not take another store in the same schema for the one that it had open.
+    name = f"{_NAME}_{next(_measurements)}"
+    url = with_schema(pg_url, name)
     with scratch() as folder, penstock.connect(url) as store, closing(_Server(pg_url)) as server:
         writer = _Query(store, url, folder, load)
         commit_seconds: list[float] = []
@@ -131,7 +135,7 @@ def measure(pg_url: str, load: Load, *, commits: int = _COMMITS) -> Cost:
         writer.trim()
         wal, cpu = (after - before_value for after, before_value in zip(server.usage(), before, strict=True))
         cost = Cost(commit_seconds[_WARM_UP:], wal / commits, cpu / commits)
-    drop_schema(pg_url, _NAME)
+    drop_schema(pg_url, name)
     return cost
 
 
